@@ -218,7 +218,7 @@ class Scheduler:
         gone = set(event.items)
         for number, attempt in list(self.state.attempts.items()):
             # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
-            if event.stop and gone.issuperset(attempt.items):
+            if event.stop and number in self.state.attempts and gone.issuperset(attempt.items):
                 self._stop(number, out)
 
     # --- workers
