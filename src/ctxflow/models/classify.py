@@ -12,7 +12,16 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ctxflow.models.memory import Workload
-from ctxflow.models.prompts import Message, Tokens, check_texts, render_chat, room, tokenize, truncate
+from ctxflow.models.prompts import (
+    Message,
+    Tokens,
+    check_texts,
+    context_length,
+    render_chat,
+    room,
+    tokenize,
+    truncate,
+)
 from ctxflow.models.results import Classification
 from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model, right_padded
 
@@ -95,13 +104,17 @@ class LabelClassifier:
         """Free the model's memory now; the classifier cannot be used afterwards."""
         self.loaded.close()
 
-    def _run(self, texts: list[str], encoded: list[list[int]], labels: Iterable[str] | None) -> list[Classification]:
+    def _run(
+        self, texts: list[str], encoded: list[list[int]], labels: Iterable[str] | None
+    ) -> list[Classification]:
         chosen = self.labels if labels is None else _check_labels(labels)
         if chosen is None:
-            raise ValueError("there are no labels to choose among: give labels=[...] here or to the classifier")
+            raise ValueError(
+                "there are no labels to choose among: give labels=[...] here or to the classifier"
+            )
         label_ids = {joint: self._label_ids(chosen, joint) for joint in (" ", "")}
         longest = max(len(ids) for variant in label_ids.values() for ids in variant)
-        limit = room(self.loaded.model.config, longest, self.max_input_tokens)
+        limit = room(context_length(self.loaded.model.config), longest, self.max_input_tokens)
         special = self.loaded.tokenizer.all_special_ids
         rows = [
             _Row(truncate(ids, limit, special), label_ids["" if text.endswith("\n") or not text else " "])
@@ -112,7 +125,8 @@ class LabelClassifier:
             batch = [rows[number] for number in numbers]
             scores = self._score_shared(batch) if self._shares_cache else self._score_whole(batch)
             return [
-                self._answer(row, chosen, row_scores) for row, row_scores in zip(batch, scores.tolist(), strict=True)
+                self._answer(row, chosen, row_scores)
+                for row, row_scores in zip(batch, scores.tolist(), strict=True)
             ]
 
         return self._workload.run([len(row.prompt.ids) + longest for row in rows], score)
@@ -159,7 +173,9 @@ class LabelClassifier:
                     **inputs,
                 )
                 cache.crop(-more)
-                column = column + (logs.gather(2, label_ids[:, 1:, None])[:, :, 0] * label_mask[:, 1:]).sum(dim=1)
+                column = column + (logs.gather(2, label_ids[:, 1:, None])[:, :, 0] * label_mask[:, 1:]).sum(
+                    dim=1
+                )
             columns.append(column)
         return torch.stack(columns, dim=1)
 

@@ -75,7 +75,8 @@ class SentenceEncoder:
         rows = self._tokenize(check_texts(texts, "texts"), prompt)
         skipped = self._prompt_tokens(prompt) if prompt and not self._recipe.include_prompt else 0
         vectors = self._workload.run(
-            [len(row) for row in rows], lambda numbers: self._encode([rows[number] for number in numbers], skipped)
+            [len(row) for row in rows],
+            lambda numbers: self._encode([rows[number] for number in numbers], skipped),
         )
         dtype = np.float64 if self.loaded.dtype == torch.float64 else np.float32
         return np.stack(vectors) if vectors else np.zeros((0, self.dimension), dtype=dtype)

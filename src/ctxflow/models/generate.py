@@ -10,7 +10,16 @@ import torch
 import transformers
 
 from ctxflow.models.memory import Workload
-from ctxflow.models.prompts import FALLBACK_STOP, Message, Tokens, check_texts, render_chat, room, tokenize, truncate
+from ctxflow.models.prompts import (
+    Message,
+    Tokens,
+    check_texts,
+    context_length,
+    encode_chat,
+    room,
+    tokenize,
+    truncate,
+)
 from ctxflow.models.results import Generation
 from ctxflow.models.sampling import Sampling, per_row, uniforms
 from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model
@@ -82,26 +91,25 @@ class TextGenerator:
         :param parameters: as `generate`.
         """
         tokenizer = self.loaded.tokenizer
-        texts = render_chat(tokenizer, conversations, template_options)
-        has_template = bool(getattr(tokenizer, "chat_template", None))
-        rows = per_row(len(texts), **parameters)
-        if not has_template:
-            rows = [with_stop(row, FALLBACK_STOP) for row in rows]
-        return self._run(tokenize(tokenizer, texts, add_special_tokens=not has_template), rows)
+        encoded, stops = encode_chat(tokenizer, conversations, template_options)
+        return self._run(encoded, [row.stopping_at(stops) for row in per_row(len(encoded), **parameters)])
 
     def close(self) -> None:
         """Free the model's memory now; the generator cannot be used afterwards."""
         self.loaded.close()
 
     def _run(self, encoded: list[list[int]], sampling: list[Sampling]) -> list[Generation]:
-        config, special = self.loaded.model.config, self.loaded.tokenizer.all_special_ids
+        length, special = context_length(self.loaded.model.config), self.loaded.tokenizer.all_special_ids
         prompts = [
-            truncate(ids, room(config, row.max_new_tokens, self.max_input_tokens), special)
+            truncate(ids, room(length, row.max_new_tokens, self.max_input_tokens), special)
             for ids, row in zip(encoded, sampling, strict=True)
         ]
-        lengths = [len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, sampling, strict=True)]
+        lengths = [
+            len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, sampling, strict=True)
+        ]
         return self._workload.run(
-            lengths, lambda rows: self._generate([prompts[row] for row in rows], [sampling[row] for row in rows])
+            lengths,
+            lambda rows: self._generate([prompts[row] for row in rows], [sampling[row] for row in rows]),
         )
 
     def _generate(self, prompts: list[Tokens], sampling: list[Sampling]) -> list[Generation]:
@@ -145,11 +153,6 @@ class TextGenerator:
         )
 
 
-def with_stop(sampling: Sampling, stop: str) -> Sampling:
-    """The same parameters with one more stop string."""
-    return Sampling(**{**vars(sampling), "stop": (*sampling.stop, stop)})
-
-
 def _end_tokens(loaded: LoadedModel) -> list[int]:
     """The tokens that end a text: as the model's generation settings say, else its tokenizer."""
     ends = loaded.model.generation_config.eos_token_id
@@ -166,7 +169,9 @@ class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
     :ivar stopped_at: for each row the number of new tokens at which a stop string was complete, or None.
     """
 
-    def __init__(self, tokenizer: Any, sampling: Sequence[Sampling], width: int, device: torch.device) -> None:
+    def __init__(
+        self, tokenizer: Any, sampling: Sequence[Sampling], width: int, device: torch.device
+    ) -> None:
         limits = [row.max_new_tokens for row in sampling]
         self._tokenizer = tokenizer
         self._width = width
@@ -233,7 +238,9 @@ class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
             probabilities = probabilities * self._kept(probabilities)
         sums = probabilities.cumsum(dim=-1)
         drawn = torch.searchsorted(sums, self._draws[:, step : step + 1] * sums[:, -1:], right=True)
-        chosen = torch.full_like(scores, float("-inf")).scatter_(1, drawn.clamp_(max=scores.shape[1] - 1), 0.0)
+        chosen = torch.full_like(scores, float("-inf")).scatter_(
+            1, drawn.clamp_(max=scores.shape[1] - 1), 0.0
+        )
         return torch.where(self._greedy, scores, chosen)
 
     def _kept(self, probabilities: torch.Tensor) -> torch.Tensor:

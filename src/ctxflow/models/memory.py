@@ -29,11 +29,18 @@ class Workload:
     """
 
     def __init__(
-        self, loaded: LoadedModel, max_batch_tokens: int | None, max_batch_size: int | None, *, keeps_cache: bool
+        self,
+        loaded: LoadedModel,
+        max_batch_tokens: int | None,
+        max_batch_size: int | None,
+        *,
+        keeps_cache: bool,
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r} is out of range: give a whole number of 1 or more, or None")
+                raise ValueError(
+                    f"{name}={value!r} is out of range: give a whole number of 1 or more, or None"
+                )
         self._loaded = loaded
         self._chosen = max_batch_tokens
         self._max_rows = max_batch_size

@@ -67,7 +67,12 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool =
         verbose=False,
     )["input_ids"]
     start = next(
-        (i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) if i is not None), 0
+        (
+            i
+            for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+            if i is not None
+        ),
+        0,
     )
     return [list(ids) or [start] for ids in encoded]
 
@@ -87,12 +92,16 @@ def truncate(ids: list[int], limit: int | None, special_ids: Sequence[int] = ())
     return Tokens(ids[len(ids) - limit :], True)
 
 
-def room(config: Any, max_new_tokens: int, max_input_tokens: int | None) -> int | None:
+def room(length: int | None, max_new_tokens: int, max_input_tokens: int | None) -> int | None:
     """How many prompt tokens fit before `max_new_tokens` new ones, None for any number.
 
+    :param length: tokens that the model reads and writes together, None if there is no limit.
+    :param max_input_tokens: what the user allows, None for what fits.
     :raises ValueError: if nothing fits.
+
+    >>> room(512, 100, None), room(512, 100, 64)
+    (412, 64)
     """
-    length = context_length(config)
     if length is None:
         return max_input_tokens
     if length <= max_new_tokens:
@@ -140,9 +149,28 @@ def render_chat(
     return check_texts(texts, "conversations")
 
 
+def encode_chat(
+    tokenizer: Any, conversations: Iterable[Sequence[Message]], options: Mapping[str, Any] | None = None
+) -> tuple[list[list[int]], tuple[str, ...]]:
+    """Each conversation as token ids, and the strings at which an answer ends beside the model's own tokens.
+
+    Parameters and errors as `render_chat`. A template writes the special tokens itself, so none are added.
+    """
+    texts = render_chat(tokenizer, conversations, options)
+    if getattr(tokenizer, "chat_template", None):
+        return tokenize(tokenizer, texts, add_special_tokens=False), ()
+    return tokenize(tokenizer, texts), (FALLBACK_STOP,)
+
+
 def _messages(conversation: Any, place: str) -> list[dict[str, Any]]:
-    if isinstance(conversation, (str, bytes, Mapping)) or not isinstance(conversation, Sequence) or not conversation:
-        raise TypeError(f"{place} is no conversation: give a list of messages like {{'role': 'user', 'content': '...'}}")
+    if (
+        isinstance(conversation, (str, bytes, Mapping))
+        or not isinstance(conversation, Sequence)
+        or not conversation
+    ):
+        raise TypeError(
+            f"{place} is no conversation: give a list of messages like {{'role': 'user', 'content': '...'}}"
+        )
     messages = []
     for number, message in enumerate(conversation):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

@@ -22,6 +22,7 @@ except ImportError as _error:
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
+
 @dataclasses.dataclass(eq=False)
 class LoadedModel:
     """A model and its tokenizer on one device. Dropping the last reference frees both; `close()` does it now.
@@ -147,7 +148,11 @@ def resolve_dtype(dtype: str, saved: torch.dtype, device: torch.device) -> torch
         return resolved
     if device.type == "cpu" and saved in (torch.float16, torch.bfloat16):
         return torch.float32
-    if device.type == "cuda" and saved == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+    if (
+        device.type == "cuda"
+        and saved == torch.bfloat16
+        and torch.cuda.get_device_capability(device) < (8, 0)
+    ):
         return torch.float16
     return saved
 
