@@ -39,8 +39,8 @@ def run_batches(
 ) -> list[Result]:
     """Run every row in internal batches of similar lengths, so that little is padded.
 
-    Longest first, so that what does not fit is found at once; then `max_tokens` becomes half of what was tried,
-    for this and all later groups.
+    Longest first, so that what does not fit is found at once; then `max_tokens` becomes half of what was
+    tried, for this and all later groups.
 
     :param lengths: tokens of each row.
     :param run: takes rows' numbers, gives a result for each.

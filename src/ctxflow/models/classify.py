@@ -1,4 +1,4 @@
-"""Classification by label likelihood: which of some texts a causal language model finds likeliest after a prompt."""
+"""Classification by label likelihood: which label a causal language model finds likeliest after a prompt."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ from ctxflow.models.transformers import LoadedModel, left_padded, load_language_
 class LabelClassifier:
     """A causal language model that chooses among labels by how likely it is to write each after the prompt.
 
-    A label's log-probability is that of exactly its tokens after the prompt's, in natural logs. Between prompt
-    and label stands one space, unless the prompt ends in a line break or with the generation prompt of a chat
-    template; spaces at the prompt's end are dropped. The prompt goes through the model once for all labels.
+    A label's log-probability is that of exactly its tokens after the prompt's, in natural logs. Between
+    prompt and label stands one space, unless the prompt ends in a line break or with the generation prompt of
+    a chat template; spaces at the prompt's end are dropped. The prompt goes through the model once for all
+    labels.
 
     :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.locate`), or a model already loaded.
     :param labels: the labels to choose among, unless `classify` is given others.
     :param length_normalised: choose by the log-probability per token, so that long labels are not at a
         disadvantage for their length.
-    :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free memory.
+    :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free
+        memory.
     :param max_batch_size: rows of an internal batch at most.
     :param max_input_tokens: longer prompts lose their beginning; at most what the model reads.
-    :param loading: `dtype`, `device`, `revision`, `options` of `ctxflow.models.transformers.load_language_model`.
+    :param loading: `dtype`, `device`, `revision`, `options` of
+        `ctxflow.models.transformers.load_language_model`.
     :raises ValueError: for labels that are empty or not distinct.
 
     >>> import tempfile
@@ -137,14 +140,14 @@ class LabelClassifier:
         texts = [before, *(before + joint + label for label in labels), *(joint + label for label in labels)]
         stem, *encoded = tokenize(self.loaded.tokenizer, texts, add_special_tokens=False)
         after, alone = encoded[: len(labels)], encoded[len(labels) :]
-        # A tokenizer that merges the text's end into the label leaves nothing to cut off; then the label alone.
+        # If the tokenizer merges the text's end into the label, nothing can be cut off: then the label alone.
         return [
             ids[len(stem) :] if ids[: len(stem)] == stem and len(ids) > len(stem) else other
             for ids, other in zip(after, alone, strict=True)
         ]
 
     def _forward(self, keep: int, **inputs: Any) -> Any:
-        """The log-probabilities of the next token at the last `keep` places, shape (rows, keep, vocabulary)."""
+        """Log-probabilities of the next token at the last `keep` places, shape (rows, keep, vocabulary)."""
         known = {name: value for name, value in inputs.items() if name in self._accepted}
         if "logits_to_keep" in self._accepted:
             known["logits_to_keep"] = keep
@@ -152,7 +155,7 @@ class LabelClassifier:
         return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
     def _score_shared(self, rows: Sequence[_Row]) -> Any:
-        """Every row's labels' log-probabilities, shape (rows, labels): the prompts once, then each label after them."""
+        """The labels' log-probabilities, shape (rows, labels): the prompts once, then each label after."""
         loaded = self.loaded
         ids, mask = left_padded([row.prompt.ids for row in rows], loaded.pad_id, loaded.device)
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
@@ -180,7 +183,7 @@ class LabelClassifier:
         return torch.stack(columns, dim=1)
 
     def _score_whole(self, rows: Sequence[_Row]) -> Any:
-        """The same for a model whose state cannot be wound back: prompt and label together, once for each label."""
+        """The same for a model whose state cannot be wound back: prompt and label together for each label."""
         loaded = self.loaded
         columns = []
         for label in zip(*(row.label_ids for row in rows), strict=True):

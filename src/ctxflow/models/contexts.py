@@ -1,4 +1,4 @@
-"""The ready-made contexts: functions decorated with `@context`, which give recipes and build on the worker."""
+"""The ready-made contexts: functions decorated with `@context`, which give recipes."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ def generator(model: str, **settings: Any) -> TextGenerator:
     :param model: a folder, `package:NAME` or a hub id, found where the context is built.
     :param settings: `dtype`, `device`, `max_batch_tokens` and the other parameters of `TextGenerator`.
     """
-    from ctxflow.models.generate import TextGenerator
+    from ctxflow.models import TextGenerator
 
     return TextGenerator(model, **settings)
 
 
 @context
 def classifier(model: str, **settings: Any) -> LabelClassifier:
-    """A causal language model that chooses among labels: builds a `LabelClassifier`; parameters as `generator`."""
-    from ctxflow.models.classify import LabelClassifier
+    """A causal language model that chooses among labels: builds a `LabelClassifier`, like `generator`."""
+    from ctxflow.models import LabelClassifier
 
     return LabelClassifier(model, **settings)
 
 
 @context
 def encoder(model: str, **settings: Any) -> SentenceEncoder:
-    """A model that turns texts into vectors: builds a `SentenceEncoder`; parameters as `generator`."""
-    from ctxflow.models.encode import SentenceEncoder
+    """A model that turns texts into vectors: builds a `SentenceEncoder`, like `generator`."""
+    from ctxflow.models import SentenceEncoder
 
     return SentenceEncoder(model, **settings)
 
 
 @context(gpus=1)
 def vllm_generator(model: str, **settings: Any) -> VLLMGenerator:
-    """A causal language model in vLLM: builds a `VLLMGenerator`; parameters as `generator`.
+    """A causal language model in vLLM: builds a `VLLMGenerator`, like `generator`.
 
     It asks for one GPU; for more, `vllm_generator.options(gpus=4)(..., tensor_parallel_size=4)`.
     """
-    from ctxflow.models.vllm import VLLMGenerator
+    from ctxflow.models import VLLMGenerator
 
     return VLLMGenerator(model, **settings)

@@ -19,21 +19,24 @@ from ctxflow.models.sentence_parts import Recipe, read_recipe
 from ctxflow.models.transformers import load_encoder_model, right_padded
 
 LONGEST = 1_000_000
-"""The greatest length where nothing sets one: tokenizers that know none say 10**30, more than they can take."""
+"""The greatest length where nothing sets one; a tokenizer that knows none says 10**30, but takes less."""
 
 
 class SentenceEncoder:
     """A model that turns each text into one vector, as its sentence-transformers configuration says.
 
-    Read from the model's folder: the pooling, the greatest length, lower-casing, dense layers, whether vectors are
-    scaled to length 1, and the prompts that go before texts. A folder without such a configuration gets mean
-    pooling. The vectors equal those of the sentence-transformers library, which is not needed.
+    Read from the model's folder: the pooling, the greatest length, lower-casing, dense layers, whether
+    vectors are scaled to length 1, and the prompts that go before texts. A folder without such a
+    configuration gets mean pooling. The vectors equal those of the sentence-transformers library, which is
+    not needed.
 
     :param model: a folder, `package:NAME`, or a hub id; see `ctxflow.models.locate`.
-    :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free memory.
+    :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free
+        memory.
     :param max_batch_size: rows of an internal batch at most.
     :param max_input_tokens: longer texts lose their end; at most what the model's configuration says.
-    :param loading: `dtype`, `device`, `revision`, `options` of `ctxflow.models.transformers.load_encoder_model`.
+    :param loading: `dtype`, `device`, `revision`, `options` of
+        `ctxflow.models.transformers.load_encoder_model`.
     :ivar dimension: how many numbers a vector has.
     :raises ValueError: for a model made of parts that are unknown here, naming them.
 
@@ -65,8 +68,8 @@ class SentenceEncoder:
     def encode(self, texts: Iterable[str], *, prompt_name: str | None = None) -> NDArray[np.floating[Any]]:
         """Turn each text into a vector.
 
-        :param prompt_name: which of the model's prompts goes before each text, such as "query"; by default the one
-            that the model's configuration names, mostly none.
+        :param prompt_name: which of the model's prompts goes before each text, such as "query"; by default
+            the one that the model's configuration names, mostly none.
         :returns: shape (texts, dimension), in the texts' order; float32, or float64 for a model loaded so.
         :raises TypeError, ValueError: for what is no text, saying which, or a prompt that the model lacks.
         :raises OutOfMemoryError: if one text alone does not fit in the device's memory.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from ctxflow.errors import CtxflowError
 
-class ModelNotFoundError(LookupError):
+
+class ModelNotFoundError(CtxflowError, LookupError):
     """No model is reachable under the name that was given; the message says what to do."""
 
 
-class MissingPackageError(ImportError):
+class MissingPackageError(CtxflowError, ImportError):
     """A library that a model needs is not installed; the message says how to install it.
 
-    >>> MissingPackageError.about("torch and transformers", extra="transformers").args[0]
-    "torch and transformers must be installed where this context is built: pip install 'ctxflow[transformers]'"
+    >>> print(MissingPackageError.about("torch", extra="transformers"))
+    torch must be installed where this context is built: pip install 'ctxflow[transformers]'
     """
 
     @classmethod
@@ -22,5 +24,5 @@ class MissingPackageError(ImportError):
         )
 
 
-class OutOfMemoryError(MemoryError):
+class OutOfMemoryError(CtxflowError, MemoryError):
     """One row alone does not fit in the device's memory."""

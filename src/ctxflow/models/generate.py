@@ -30,16 +30,17 @@ LARGEST_BELOW_ONE = 1 - 2**-22
 class TextGenerator:
     """A causal language model that continues prompts and answers conversations, many at a time.
 
-    What a row gets depends neither on the rows beside it nor on their order: rows are padded on the left, masked
-    and counted from their own first token, and each draws its own random numbers. (Floating-point rounding
-    differs a little with the size of an internal batch; in float64 it decides nothing.)
+    What a row gets depends neither on the rows beside it nor on their order: rows are padded on the left,
+    masked and counted from their own first token, and each draws its own random numbers. (Floating-point
+    rounding differs a little with the size of an internal batch; in float64 it decides nothing.)
 
     :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.locate`), or a model already loaded.
     :param max_batch_tokens: tokens of an internal batch, prompts, new tokens and padding together; by default
         what fits in free memory. Halved when the GPU's memory did not suffice after all.
     :param max_batch_size: rows of an internal batch at most.
     :param max_input_tokens: longer prompts lose their beginning; at most what the model reads.
-    :param loading: `dtype`, `device`, `revision`, `options` of `ctxflow.models.transformers.load_language_model`.
+    :param loading: `dtype`, `device`, `revision`, `options` of
+        `ctxflow.models.transformers.load_language_model`.
 
     >>> import tempfile
     >>> from ctxflow.testing.models import make_causal_lm
@@ -85,8 +86,8 @@ class TextGenerator:
     ) -> list[Generation]:
         """Answer each conversation, written out by the model's chat template.
 
-        :param conversations: lists of messages like {"role": "user", "content": "..."}. If the tokenizer has no
-            template, turns are written out as "User: ..." and the answer ends where the next would begin.
+        :param conversations: lists of messages like {"role": "user", "content": "..."}. If the tokenizer has
+            no template, turns are written out as "User: ..." and the answer ends where the next would begin.
         :param template_options: further variables for the template, such as `tools`.
         :param parameters: as `generate`.
         """
@@ -210,8 +211,9 @@ def _samplers(
 class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
     """Draws each row's next token and leaves it as the only one possible; greedy rows keep their logits.
 
-    Inverse-transform sampling over the tokens in the vocabulary's order: a row's number u picks the token at which
-    the running sum of probabilities passes u. It needs one number per row and step, known before the first.
+    Inverse-transform sampling over the tokens in the vocabulary's order: a row's number u picks the token at
+    which the running sum of probabilities passes u. It needs one number per row and step, known before the
+    first.
     """
 
     def __init__(

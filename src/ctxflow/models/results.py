@@ -1,4 +1,4 @@
-"""What the models answer, as plain data: nothing here imports a model library, so that a driver can read results."""
+"""What the models answer, as plain data: no model library is imported, so that a driver can read results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Classification:
 
     :ivar label: the label with the highest score.
     :ivar scores: label -> its score: the log-probability, per token if the classifier is length-normalised.
-    :ivar log_probabilities: label -> natural log of the probability that exactly its tokens follow the prompt.
+    :ivar log_probabilities: label -> natural log of the probability that exactly its tokens follow the
+        prompt.
     :ivar prompt_tokens: tokens that the model read.
     :ivar truncated: whether the prompt was too long and its beginning was left out.
     """
@@ -49,7 +50,8 @@ class Classification:
     def probabilities(self) -> dict[str, float]:
         """The scores as probabilities that sum to one over the labels (softmax).
 
-        >>> answer = Classification("yes", {"yes": -1.0, "no": -1.0}, {"yes": -1.0, "no": -1.0}, prompt_tokens=3)
+        >>> logs = {"yes": -1.0, "no": -1.0}
+        >>> answer = Classification("yes", scores=logs, log_probabilities=logs, prompt_tokens=3)
         >>> answer.probabilities
         {'yes': 0.5, 'no': 0.5}
         """

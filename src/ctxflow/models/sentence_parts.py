@@ -130,8 +130,8 @@ def read_recipe(loaded: LoadedModel) -> Recipe:
             steps.append(_normalise)
         else:
             raise ValueError(
-                f"{loaded.name} has the part {part['type']} as its number {number}, which is unknown here: use the "
-                "sentence-transformers library in a context of your own"
+                f"{loaded.name} has the part {part['type']} as its number {number}, which is unknown here: "
+                "use the sentence-transformers library in a context of your own"
             )
     return Recipe(modes, tuple(steps), dimension, include_prompt=include_prompt, **_settings(folder))
 

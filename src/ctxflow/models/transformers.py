@@ -1,5 +1,8 @@
-"""Loading a model and its tokenizer with the transformers library: dtype and device. What is done with them lives in
-generate.py, classify.py and encode.py, what fits in memory in memory.py. Importing this module imports torch."""
+"""Loading a model and its tokenizer with the transformers library: dtype, device, padding.
+
+What is done with them lives in generate.py, classify.py and encode.py; how much goes through at once, in
+memory.py. Importing this module imports torch.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.models.errors import MissingPackageError
-from ctxflow.models.locate import locate
+import torch
+import transformers
 
-try:
-    import torch
-    import transformers
-except ImportError as _error:
-    raise MissingPackageError.about(f"torch and transformers ({_error})", extra="transformers") from _error
+from ctxflow.models.locate import locate_model
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
@@ -67,8 +66,9 @@ def load_language_model(
     """Load a causal language model with its head.
 
     :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.locate`.
-    :param dtype: of the weights: "float32", "float64", "float16", "bfloat16", or "auto": as they were saved, but
-        float32 in place of a half type on a CPU, and float16 in place of bfloat16 on a GPU too old for it.
+    :param dtype: of the weights: "float32", "float64", "float16", "bfloat16", or "auto": as they were saved,
+        but float32 in place of a half type on a CPU, and float16 in place of bfloat16 on a GPU too old for
+        it.
     :param device: "cuda", "cuda:1", "cpu", "mps", or "auto": the first GPU if there is one, else the CPU.
     :param options: further arguments of transformers' `from_pretrained`, such as `attn_implementation`.
     :raises ModelNotFoundError: if the model is not reachable from here.
@@ -100,7 +100,7 @@ def _load(
     place = resolve_device(device)
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown: give one of {', '.join(DTYPES)}")
-    folder = locate(model, revision=revision)
+    folder = locate_model(model, revision=revision)
     options = dict(options or {})
     trusted = {key: options[key] for key in ("trust_remote_code",) if key in options}
     try:
@@ -171,7 +171,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Any, Any]:
-    """Rows of token ids as one matrix, filled up on the left, and its attention mask; shape (rows, longest row)."""
+    """Rows of token ids as a matrix filled up on the left, and its mask; both of shape (rows, longest)."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])

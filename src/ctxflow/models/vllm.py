@@ -1,4 +1,4 @@
-"""Text generation with vLLM, where it is installed: the same calls and answers as generate.py's `TextGenerator`.
+"""Text generation with vLLM, where it is installed: calls and answers as of generate.py's `TextGenerator`.
 
 vLLM batches by itself and pages its cache, so nothing of batches.py and memory.py is used here.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.models.errors import MissingPackageError
-from ctxflow.models.locate import locate
+from ctxflow.models.locate import locate_model
 from ctxflow.models.prompts import (
     Message,
     check_texts,
@@ -24,11 +24,6 @@ from ctxflow.models.prompts import (
 from ctxflow.models.results import Generation
 from ctxflow.models.sampling import Sampling, per_row
 
-try:
-    import vllm
-except ImportError as _error:
-    raise MissingPackageError.about(f"vLLM ({_error})", extra="vllm") from _error
-
 
 class VLLMGenerator:
     """A causal language model in vLLM that continues prompts and answers conversations.
@@ -36,11 +31,13 @@ class VLLMGenerator:
     :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.locate`.
     :param dtype: "auto" (as the weights were saved), "float16", "bfloat16" or "float32".
     :param tensor_parallel_size: GPUs to spread the model over.
-    :param gpu_memory_utilization: the share of each GPU's memory to take, in (0, 1]. vLLM takes it at once and
-        keeps it: give less where several contexts share a GPU.
+    :param gpu_memory_utilization: the share of each GPU's memory to take, in (0, 1]. vLLM takes it at once
+        and keeps it: give less where several contexts share a GPU.
     :param max_model_len: tokens to read and write together at most; by default as the model says.
     :param max_input_tokens: longer prompts lose their beginning.
     :param options: further arguments of `vllm.LLM`.
+    :raises MissingPackageError: where vLLM is not installed.
+    :raises ModelNotFoundError: if the model is not reachable from here.
     """
 
     def __init__(
@@ -55,9 +52,12 @@ class VLLMGenerator:
         revision: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        from transformers import AutoConfig, AutoTokenizer
-
-        folder = locate(model, revision=revision)
+        try:
+            import vllm
+            from transformers import AutoConfig, AutoTokenizer
+        except ImportError as error:
+            raise MissingPackageError.about(f"vLLM ({error})", extra="vllm") from error
+        folder = locate_model(model, revision=revision)
         trusted = {key: value for key, value in (options or {}).items() if key == "trust_remote_code"}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
         length = context_length(AutoConfig.from_pretrained(folder, **trusted))
@@ -122,6 +122,8 @@ class VLLMGenerator:
 
 
 def _vllm_parameters(sampling: Sampling) -> Any:
+    import vllm
+
     top_k = {"top_k": sampling.top_k} if sampling.top_k else {}
     return vllm.SamplingParams(
         max_tokens=sampling.max_new_tokens,

@@ -1,7 +1,7 @@
 """Small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
 
-For tests of what happens around a model (batching, padding, resuming): its text is noise, but the same noise each
-time. Needs `ctxflow[transformers]`.
+For tests of what happens around a model (batching, padding, resuming): its text is noise, but the same noise
+each time. Needs `ctxflow[transformers]`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import Any
 START, END = "<|im_start|>", "<|im_end|>"
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 _TEXT = """
-The library keeps the context of a model on the worker, so that the next batch finds it warm. A worker may be taken
-away at any time; then another worker takes the batch, and nothing is lost. Which worker should take which batch?
-The policy decides: it sees what each worker holds, how fast it was, and how much work is left over. When the answer
-to a question is true, write SUPPORTED; when it is false, write REFUTED; when nobody can tell from the evidence,
-write NOT ENOUGH INFO. Rivers carry water from the mountains to the sea. The river that flows through the city is
-longer than the one that flows around it. Numbers such as 0, 1, 2, 3, 10, 12, 100, 1850, 1999 and 2024 appear in
-claims about people, places and things. This was the first time that there had been more than one of them here.
+The library keeps the context of a model on the worker, so that the next batch finds it warm. A worker may be
+taken away at any time; then another worker takes the batch, and nothing is lost. Which worker should take
+which batch? The policy decides: it sees what each worker holds, how fast it was, and how much work is left
+over. When the answer to a question is true, write SUPPORTED; when it is false, write REFUTED; when nobody can
+tell from the evidence, write NOT ENOUGH INFO. Rivers carry water from the mountains to the sea. The river
+that flows through the city is longer than the one that flows around it. Numbers such as 0, 1, 2, 3, 10, 12,
+100, 1850, 1999 and 2024 appear in claims about people, places and things. This was the first time that there
+had been more than one of them here.
 """
 
 
@@ -40,13 +42,15 @@ def make_causal_lm(
 ) -> Path:
     """Make a causal language model of random weights with a working tokenizer, and save it to a folder.
 
-    The architecture is SmolLM2's (Llama with rotary positions). The weights are random but the same for the same
-    parameters and version of torch, and large enough for the text to vary with the whole prompt. The tokenizer is
-    a byte-level BPE of 512 tokens, with a chat template, start, end and padding tokens, that takes any text.
+    The architecture is SmolLM2's (Llama with rotary positions). The weights are random but the same for the
+    same parameters and version of torch, and large enough for the text to vary with the whole prompt. The
+    tokenizer is a byte-level BPE of 512 tokens, with a chat template, start, end and padding tokens, that
+    takes any text.
 
     :param hidden_size: of the small model, a multiple of 16; it has a head for each 16.
     :param layers: of the small model.
-    :param full_size: SmolLM2-1.7B's dimensions instead: 24 layers of 2048, 49,152 tokens, 1.7 billion weights.
+    :param full_size: SmolLM2-1.7B's dimensions instead: 24 layers of 2048, 49,152 tokens, 1.7 billion
+        weights.
     :param device: where the weights are made before they are saved; on a GPU that is quicker.
     :returns: the folder.
     :raises ValueError: for a hidden size that is no multiple of 16.
@@ -82,7 +86,7 @@ def make_causal_lm(
         max_position_embeddings=8192 if full_size else 512,
         rope_theta=130_000.0 if full_size else 10_000.0,
         rms_norm_eps=1e-5,
-        # Tied embeddings of random weights repeat the last token for ever; the small model is to be sensitive.
+        # With random weights tied embeddings repeat the last token; the small model is to be sensitive.
         tie_word_embeddings=full_size,
         initializer_range=0.02 if full_size else 0.3,
         **special,
