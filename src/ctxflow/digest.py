@@ -1,0 +1,267 @@
+"""Identity of Python code and values by content: the same in any process and on any day.
+
+What lives here: `digest`, which walks functions (their bytecode, constants, closures and the helpers they
+name), classes, plain data and files; `digest_path` for files and folders.
+What does not: what a recipe is made of (context.py), or how it travels.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+_SIZE = 16
+_LIBRARY_PATHS = tuple(
+    {os.path.realpath(p) + os.sep for p in (sysconfig.get_paths().get(k) for k in ("stdlib", "platstdlib")) if p}
+)
+
+
+def is_library_module(name: str | None) -> bool:
+    """Whether a module belongs to the installation (standard library, site-packages, ctxflow), not to the user.
+
+    Library code is identified by name; a user's code by its content.
+
+    >>> is_library_module("json"), is_library_module("numpy.linalg"), is_library_module("__main__")
+    (True, True, False)
+    """
+    if not name or name == "__main__":
+        return False
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "ctxflow":
+        return True
+    module = sys.modules.get(name) or sys.modules.get(top)
+    origin = getattr(module, "__file__", None) if module else _origin(name)
+    return origin is not None and _is_library_file(origin)
+
+
+def _is_library_file(origin: str) -> bool:
+    path = os.path.realpath(origin)
+    return "site-packages" in path or "dist-packages" in path or path.startswith(_LIBRARY_PATHS)
+
+
+def _origin(name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return spec.origin if spec else None
+
+
+def digest(value: object) -> str:
+    """The content digest (32 hex digits) of a Python value.
+
+    Equal code and equal inputs give equal digests in every process of one Python minor version, whatever the
+    hash seed, the file's place or the line numbers; a changed helper function of the user's gives another.
+
+    :param value: plain data, arrays, functions, classes, dataclasses, or anything that pickles by parts.
+    :raises TypeError: for an object with no content to digest (a lock, an open file), naming where it is.
+
+    >>> digest({"a": 1, "b": {2, 3}}) == digest({"b": {3, 2}, "a": 1})
+    True
+    >>> digest(lambda x: x + 1) == digest(lambda x: x + 2)
+    False
+    """
+    return _Walker().hex(value)
+
+
+class _Walker:
+    """One walk over a value: remembers what it is inside of, so that cycles end."""
+
+    def __init__(self) -> None:
+        self.inside: dict[int, int] = {}
+        self.trail: list[str] = []
+
+    def hex(self, value: object, step: str = "") -> str:
+        seen = self.inside.get(id(value))
+        if seen is not None:
+            return f"cycle-{len(self.inside) - seen}"
+        self.inside[id(value)] = len(self.inside)
+        self.trail.append(step)
+        hasher = hashlib.blake2b(digest_size=_SIZE)
+        for part in self.parts(value):
+            hasher.update(len(part).to_bytes(8, "big"))
+            hasher.update(part)
+        self.trail.pop()
+        del self.inside[id(value)]
+        return hasher.hexdigest()
+
+    def parts(self, value: object) -> Iterator[bytes]:
+        own = getattr(value, "__ctxflow_digest__", None)
+        if own is not None and not isinstance(value, type):
+            yield b"own"
+            yield str(own()).encode()
+        elif value is None or isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins":
+            yield type(value).__name__.encode()
+            yield repr(value).encode("utf-8", "surrogatepass")
+        elif isinstance(value, (bytes, bytearray, memoryview)):
+            yield b"bytes"
+            yield bytes(value)
+        elif isinstance(value, types.ModuleType):
+            yield from self.module(value)
+        elif isinstance(value, types.CodeType):
+            yield from self.code(value)
+        elif isinstance(value, types.FunctionType):
+            yield from self.function(value)
+        elif isinstance(value, type):
+            yield from self.class_(value)
+        else:
+            yield from self.data(value)
+
+    def data(self, value: Any) -> Iterator[bytes]:
+        if type(value) in (list, tuple):
+            yield type(value).__name__.encode()
+            for n, item in enumerate(value):
+                yield self.hex(item, f"[{n}]").encode()
+        elif type(value) is dict:
+            yield b"dict"
+            for pair in sorted((self.hex(k), self.hex(v, f"[{k!r}]")) for k, v in value.items()):
+                yield "".join(pair).encode()
+        elif type(value) in (set, frozenset):
+            yield type(value).__name__.encode()
+            yield from (h.encode() for h in sorted(self.hex(item) for item in value))
+        elif isinstance(value, PurePath):
+            yield b"path"
+            yield str(value).encode()
+        elif isinstance(value, (types.MethodType, functools.partial)):
+            yield type(value).__name__.encode()
+            yield self.hex(value.__func__ if isinstance(value, types.MethodType) else value.func).encode()
+            inner = value.__self__ if isinstance(value, types.MethodType) else (value.args, value.keywords)
+            yield self.hex(inner).encode()
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield type(value).__name__.encode()
+            yield self.hex(value.__func__).encode()
+        elif isinstance(value, property):
+            yield b"property"
+            yield self.hex((value.fget, value.fset, value.fdel)).encode()
+        elif isinstance(value, (types.BuiltinFunctionType, types.BuiltinMethodType)) and (
+            value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+        ):
+            yield f"builtin {value.__module__}.{value.__qualname__}".encode()
+        elif hasattr(value, "dtype") and hasattr(value, "tobytes") and hasattr(value, "shape"):
+            yield f"array {value.dtype} {tuple(value.shape)}".encode()
+            yield value.tobytes()
+        else:
+            yield from self.reduced(value)
+
+    def reduced(self, value: Any) -> Iterator[bytes]:
+        """Any other object, by the parts that pickle would take."""
+        reducer = copyreg.dispatch_table.get(type(value))  # type: ignore[attr-defined]
+        try:
+            reduced = reducer(value) if reducer else value.__reduce_ex__(4)
+        except Exception as error:
+            place = "".join(self.trail) or "the value itself"
+            raise TypeError(
+                f"cannot identify {place}: a {type(value).__module__}.{type(value).__qualname__} has no content to "
+                f"compare ({error}); create it inside the function instead of passing or capturing it"
+            ) from None
+        if isinstance(reduced, str):
+            yield f"global {type(value).__module__}.{reduced}".encode()
+            return
+        yield b"object"
+        for n, part in enumerate(reduced[:3]):
+            yield self.hex(part, "" if n == 0 else ".state").encode()
+        for iterator in reduced[3:5]:
+            yield self.hex(list(iterator) if iterator is not None else None).encode()
+
+    def module(self, module: types.ModuleType) -> Iterator[bytes]:
+        yield f"module {module.__name__}".encode()
+
+    def function(self, function: types.FunctionType) -> Iterator[bytes]:
+        if is_library_module(function.__module__) and "<locals>" not in function.__qualname__:
+            yield f"library {function.__module__}.{function.__qualname__}".encode()
+            return
+        name = function.__name__
+        yield f"function {name}".encode()
+        yield self.hex(function.__code__, f"{name}()").encode()
+        yield self.hex((function.__defaults__, function.__kwdefaults__), f"{name}() defaults").encode()
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            yield self.hex(content, f"{name}() closure variable {variable}").encode()
+        yield from self.globals_of(function.__code__, function.__globals__, name)
+
+    def globals_of(self, code: types.CodeType, namespace: dict[str, Any], function: str) -> Iterator[bytes]:
+        """What the code's global names mean: the helpers by content, libraries by name."""
+        names = sorted(_names(code))
+        for name in names:
+            value = namespace.get(name, namespace)
+            if value is not namespace:
+                yield name.encode()
+                yield self.hex(value, f"{function}() global {name}").encode()
+                if isinstance(value, types.ModuleType) and not is_library_module(value.__name__):
+                    for attribute in names:
+                        if attribute in vars(value):
+                            yield f"{name}.{attribute}".encode()
+                            yield self.hex(vars(value)[attribute], f"{name}.{attribute}").encode()
+            elif not is_library_module(name) and (origin := _origin(name)) and origin.endswith(".py"):
+                # A module of the user's that the function imports when it runs: its whole text counts.
+                yield f"import {name} {digest_path(origin)}".encode()
+
+    def code(self, code: types.CodeType) -> Iterator[bytes]:
+        yield code.co_code
+        yield repr((code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags)).encode()
+        yield repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
+        for constant in code.co_consts:
+            yield self.hex(constant).encode()
+
+    def class_(self, cls: type) -> Iterator[bytes]:
+        yield f"class {cls.__qualname__}".encode()
+        if is_library_module(cls.__module__):
+            yield cls.__module__.encode()
+            return
+        for base in cls.__bases__:
+            yield self.hex(base).encode()
+        skipped = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl",
+                   "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"}  # fmt: skip
+        for name in sorted(set(vars(cls)) - skipped):
+            member = vars(cls)[name]
+            if not isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                yield name.encode()
+                yield self.hex(member, f"{cls.__name__}.{name}").encode()
+
+
+def _names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def digest_path(path: str | os.PathLike[str]) -> str:
+    """The content digest of a file, or of a folder with the names and contents of all in it.
+
+    Remembered by size and modification time within this process, so that gigabytes of weights are read once.
+
+    :raises FileNotFoundError: if there is nothing there.
+    """
+    root = Path(path)
+    if root.is_dir():
+        hasher = hashlib.blake2b(digest_size=_SIZE)
+        for file in sorted(p for p in root.rglob("*") if p.is_file()):
+            hasher.update(f"{file.relative_to(root).as_posix()}\0{digest_path(file)}\n".encode())
+        return hasher.hexdigest()
+    if not root.exists():
+        raise FileNotFoundError(f"{root} does not exist: give the path of a file or folder that does")
+    stat = root.stat()
+    return _digest_file(os.path.realpath(root), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_file(path: str, size: int, modified: int, inode: int) -> str:
+    hasher = hashlib.blake2b(digest_size=_SIZE)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()

@@ -1,0 +1,61 @@
+"""The errors that a person meets: one sentence each that says what to do, with what the worker saw attached."""
+
+from __future__ import annotations
+
+
+class CtxflowError(Exception):
+    """Any error of ctxflow's own."""
+
+
+class CallError(CtxflowError):
+    """A call that came to nothing. Its attributes tell what the worker saw.
+
+    :ivar remote_traceback: the traceback on the worker, "" where there was none.
+    :ivar output: the last lines that the call printed.
+    :ivar worker: where it happened last.
+    """
+
+    def __init__(self, message: str, remote_traceback: str = "", output: str = "", worker: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remote_traceback = remote_traceback
+        self.output = output
+        self.worker = worker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.remote_traceback, self.output, self.worker)
+
+
+class RemoteError(CallError):
+    """The app raised an exception that cannot be had here; the message names it."""
+
+
+class CallCrashed(CallError):
+    """The library process died during the call."""
+
+
+class CallTimeout(CallError, TimeoutError):
+    """The call took longer than its timeout, and was stopped."""
+
+
+class WorkersLost(CallError):
+    """The workers that ran the call were lost too often, without notice."""
+
+
+class ContextError(CallError):
+    """The context could not be built on any worker, so that no call of the app can run."""
+
+
+class RunEnded(CtxflowError):
+    """The run was stopped before the call was answered."""
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised on a worker: its traceback there, as text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"on the worker\n{self.text}"

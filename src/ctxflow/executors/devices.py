@@ -1,0 +1,52 @@
+"""Which GPUs this machine has, without loading any framework.
+
+What does not live here: who gets which (the engines).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    :ivar id: what CUDA_VISIBLE_DEVICES takes.
+    :ivar memory: bytes, None if unknown.
+    """
+
+    id: str
+    model: str | None = None
+    memory: int | None = None
+
+
+def cuda_devices() -> list[Device]:
+    """The GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else all that the driver knows."""
+    known = _nvidia_smi()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return known
+    ids = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
+    by_id = {device.id: device for device in known} | {str(n): device for n, device in enumerate(known)}
+    return [dataclasses.replace(by_id.get(i, Device(i)), id=i) for i in ids]
+
+
+def _nvidia_smi() -> list[Device]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    devices = []
+    for line in answer.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == 3 and parts[0].startswith("GPU-"):
+            devices.append(Device(parts[0], parts[1], int(parts[2]) << 20 if parts[2].isdigit() else None))
+    return devices

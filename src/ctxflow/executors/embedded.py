@@ -1,0 +1,380 @@
+"""The embedded engine: workers on this machine, each a context host process that is spoken to over a socket.
+
+For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers. What does
+not live here: what a worker does with what it is told (host/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+
+import psutil
+
+from ctxflow.executors.devices import Device, cuda_devices
+from ctxflow.executors.engine import RunServices
+from ctxflow.host.processes import kill_tree
+from ctxflow.host.staging import cached
+from ctxflow.host.wire import Channel, Head
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+TIER = "local"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
+
+
+def default_workers(devices: int) -> int:
+    """How many workers a machine gets if nobody says: one a GPU, else one for every two cores (2 to 8)."""
+    return devices or max(2, min(8, (os.cpu_count() or 2) // 2))
+
+
+class _Worker:
+    """A context host process as the engine sees it."""
+
+    def __init__(self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel) -> None:
+        self.name = name
+        self.devices = devices
+        self.process = process
+        self.channel = channel
+        self.joined = False
+        self.evicted = False
+        self.released = False
+        self.functions: set[str] = set()
+        self.scratch = ""
+
+
+class EmbeddedEngine:
+    """Runs workers as processes of this machine.
+
+    :param workers: how many, None for `default_workers`.
+    :param gpus_per_worker: None to deal out all GPUs evenly.
+    :param slots: calls that a worker runs at a time (on different contexts).
+    :param scratch: where workers keep what they need while they live; by default below the temporary directory.
+    :param rejoin_seconds: how long after the loss of a worker another takes its place.
+    :param slowdowns: factor by which the first, second, ... worker is slower (see ctxflow.testing).
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        gpus_per_worker: int | None = None,
+        slots: int = 1,
+        scratch: str | None = None,
+        rejoin_seconds: float = 0.2,
+        slowdowns: Sequence[float] = (),
+    ) -> None:
+        self._devices = cuda_devices()
+        self.workers = default_workers(len(self._devices)) if workers is None else workers
+        if self.workers < 1:
+            raise ValueError("workers is how many processes run calls on this machine: give 1 or more")
+        each = len(self._devices) // self.workers if gpus_per_worker is None else gpus_per_worker
+        if each * self.workers > len(self._devices):
+            raise ValueError(
+                f"{self.workers} workers with {each} GPUs each need {each * self.workers} GPUs, but this machine "
+                f"has {len(self._devices)}: ask for fewer workers or fewer GPUs a worker"
+            )
+        self.gpus_per_worker = each
+        self._free_devices = [self._devices[n * each : (n + 1) * each] for n in range(self.workers)]
+        self._slots = slots
+        self._scratch_parent = scratch
+        self._rejoin_seconds = rejoin_seconds
+        self._slowdowns = list(slowdowns)
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[str, _Worker] = {}
+        self._events: list[ev.Event] = []
+        self._target = 0
+        self._spawned = 0
+        self._respawn_at: list[float] = []
+        self._stopped = False
+
+    def tier(self) -> ev.TierSpec:
+        """What this machine offers."""
+        return ev.TierSpec(TIER, minimum=0, maximum=self.workers)
+
+    def start(self, run: RunServices) -> None:
+        """Make the directories; workers come with `Acquire`."""
+        self._run = run
+        if self._scratch_parent is not None:
+            os.makedirs(self._scratch_parent, exist_ok=True)
+        self._scratch = tempfile.mkdtemp(prefix="ctxflow-", dir=self._scratch_parent)
+        self._cache = os.path.join(self._scratch, "cache")
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+
+    # --- commands
+
+    def execute(self, commands: Sequence[cmd.Command]) -> None:
+        """Carry out commands."""
+        with self._lock:
+            if self._stopped:
+                return
+            for command in commands:
+                if isinstance(command, cmd.Acquire):
+                    self._target = command.workers
+                    for _ in range(self._target - len(self._workers) - len(self._respawn_at)):
+                        self._spawn()
+                    continue
+                worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
+                if worker is not None:
+                    self._tell(worker, command)
+
+    def _tell(self, worker: _Worker, command: cmd.Command) -> None:
+        if isinstance(command, cmd.Run):
+            self._send_call(worker, command)
+        elif isinstance(command, cmd.Load):
+            self._send_load(worker, command)
+        elif isinstance(command, cmd.Stage):
+            files = self._run.context_payload(command.context).files
+            self._send(worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache})
+        elif isinstance(command, cmd.Unload):
+            self._send(worker, {"do": "unload", "context": command.context})
+        elif isinstance(command, cmd.Abandon):
+            self._send(worker, {"do": "abandon", "context": command.context, "call": command.attempt})
+        elif isinstance(command, cmd.Release):
+            worker.released = True
+            worker.channel.socket.shutdown(socket.SHUT_WR)
+
+    def _send_call(self, worker: _Worker, command: cmd.Run) -> None:
+        try:
+            payload = self._run.call_payload(command)
+        except Exception as error:
+            failure = ev.Failure("input", type(error).__name__, str(error))
+            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
+            return
+        name = payload.function
+        if name and name not in worker.functions:
+            worker.functions.add(name)
+            self._send(worker, {"do": "function", "function": name}, self._run.function(name))
+        head: Head = {
+            "do": "call",
+            "call": command.attempt,
+            "context": command.context,
+            "function": name,
+            "style": payload.style,
+            "insert": payload.insert,
+        }
+        if payload.timeout is not None:
+            head["timeout"] = payload.timeout
+        self._send(worker, head, payload.body)
+
+    def _send_load(self, worker: _Worker, command: cmd.Load) -> None:
+        context = self._run.context_payload(command.context)
+        head = {
+            "do": "load",
+            "context": context.id,
+            "name": context.name,
+            "files": {name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()},
+            "environment": dict(context.environment),
+            "timeout": context.timeout,
+            "memory": context.memory,
+            "path": [p or os.getcwd() for p in sys.path],
+        }
+        self._send(worker, head, context.recipe)
+
+    def _send(self, worker: _Worker, head: Head, body: bytes = b"") -> None:
+        worker.channel.send(head, body)
+        if worker.channel.pending:
+            self._watch(worker)
+
+    def _watch(self, worker: _Worker) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.pending else 0)
+        self._selector.modify(worker.channel, wanted, worker)
+
+    # --- events
+
+    def poll(self, timeout: float) -> list[ev.Event]:
+        """What happened."""
+        if self._events:
+            timeout = 0.0
+        if self._respawn_at:
+            timeout = max(0.0, min(timeout, self._respawn_at[0] - self._run.clock()))
+        ready = self._selector.select(timeout)
+        with self._lock:
+            if self._stopped:
+                return []
+            for key, mask in ready:
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                elif key.data.name in self._workers:
+                    self._heard(key.data, mask)
+            self._respawn()
+            happened, self._events = self._events, []
+        return happened
+
+    def _event(self, event: ev.Event) -> None:
+        """Report something that was noticed while executing a command."""
+        self._events.append(event)
+        self.wake()
+
+    def _heard(self, worker: _Worker, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            worker.channel.flush()
+            self._watch(worker)
+        for head, body in worker.channel.receive():
+            event = self._translate(worker, head, body)
+            if event is not None:
+                self._events.append(event)
+        if worker.channel.closed:
+            self._gone(worker)
+
+    def _translate(self, worker: _Worker, head: Head, body: bytes) -> ev.Event | None:
+        now, kind, name = self._run.clock(), head["is"], worker.name
+        if kind == "finished":
+            return ev.BatchFinished(now, name, head["call"], head["seconds"], results=body)
+        if kind == "raised":
+            failure = ev.Failure(**head["failure"], worker=name)
+            lost = head.get("lost", False)
+            return ev.BatchFailed(now, name, head["call"], failure, lost_context=lost, exception=body)
+        if kind == "ready":
+            memory, gpu_memory = head["memory"], head["gpu_memory"]
+            return ev.ContextReady(now, name, head["context"], head["seconds"], memory, gpu_memory)
+        if kind == "failed":
+            return ev.ContextFailed(now, name, head["context"], ev.Failure(**head["failure"], worker=name))
+        if kind == "staged":
+            return ev.ContextStaged(now, name, head["context"])
+        if kind == "unloaded":
+            return ev.ContextUnloaded(now, name, head["context"])
+        if kind == "notice":
+            return ev.EvictionNotice(now, name)
+        worker.joined = True
+        return ev.WorkerJoined(now, self._spec(worker))
+
+    def _spec(self, worker: _Worker) -> ev.WorkerSpec:
+        first = worker.devices[0] if worker.devices else None
+        return ev.WorkerSpec(
+            worker.name,
+            host=socket.gethostname(),
+            tier=TIER,
+            slots=self._slots,
+            gpus=len(worker.devices),
+            gpu_model=first.model if first else None,
+            memory=psutil.virtual_memory().total // self.workers,
+            gpu_memory=first.memory if first else None,
+        )
+
+    # --- workers
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        number = self._spawned
+        self._spawned += 1
+        name = f"local-{number + 1}"
+        devices = self._free_devices.pop(0) if self._free_devices else []
+        scratch = os.path.join(self._scratch, name)
+        logs = os.path.join(self._run.directory, "workers", name)
+        environment = {**os.environ, **self._share(devices)}
+        if number < len(self._slowdowns):
+            environment["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
+        command = [sys.executable, "-m", "ctxflow.host", str(theirs.fileno()), scratch, logs]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the driver's; and the whole worker can be ended as one group.
+        )
+        theirs.close()
+        worker = _Worker(name, devices, process, Channel(ours))
+        worker.scratch = scratch
+        self._workers[name] = worker
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+
+    def _share(self, devices: list[Device]) -> dict[str, str]:
+        """The environment that keeps a worker to its share of the machine."""
+        threads = str(max(1, (os.cpu_count() or 1) // self.workers))
+        share = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
+        if self._devices:
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
+        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        share["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        return share
+
+    def _gone(self, worker: _Worker) -> None:
+        """A worker has ended, or was ended: make sure of it, say so, and see to its successor."""
+        self._end(worker)
+        del self._workers[worker.name]
+        self._free_devices.append(worker.devices)
+        now = self._run.clock()
+        if worker.joined:
+            known = worker.evicted or worker.released
+            self._events.append(ev.WorkerLost(now, worker.name, evicted=known))
+        if len(self._workers) + len(self._respawn_at) < self._target:
+            self._respawn_at.append(now + self._rejoin_seconds)
+
+    def _respawn(self) -> None:
+        while self._respawn_at and self._respawn_at[0] <= self._run.clock():
+            del self._respawn_at[0]
+            if len(self._workers) < self._target:
+                self._spawn()
+
+    def _end(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.channel)
+        worker.channel.close()
+        kill_tree(worker.process.pid)  # Also what left the worker's process group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+        shutil.rmtree(worker.scratch, ignore_errors=True)
+
+    def worker_pids(self) -> dict[str, int]:
+        """The process of each worker's host, by the worker's name."""
+        with self._lock:
+            return {worker.name: worker.process.pid for worker in self._workers.values() if worker.joined}
+
+    def evict(self, name: str | None = None, seconds: float | None = None) -> str | None:
+        """Take a worker away at once, as a resource manager would; another joins later.
+
+        :param name: which; by default the one that has been there longest.
+        :param seconds: how long its place stays empty, `rejoin_seconds` by default.
+        :returns: the worker's name, None if there is none.
+        """
+        with self._lock:
+            joined = [w for w in self._workers.values() if w.joined and not w.evicted]
+            worker = self._workers.get(name) if name is not None else next(iter(joined), None)
+            if worker is None or self._stopped:
+                return None
+            worker.evicted = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+            if seconds is not None:
+                self._respawn_at.append(self._run.clock() + seconds)
+                self._respawn_at.sort()
+            return worker.name
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b".")
+
+    def stop(self) -> None:
+        """End all workers."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            for worker in self._workers.values():
+                self._end(worker)
+            self._workers.clear()
+        self.wake()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def close(self) -> None:
+        """Free the descriptors; nobody polls any more."""
+        self._selector.close()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.close(descriptor)
+
+    def __repr__(self) -> str:
+        return f"EmbeddedEngine(workers={self.workers}, gpus_per_worker={self.gpus_per_worker})"
+

@@ -1,0 +1,97 @@
+"""The contract between a run and its engine: what each may ask of the other.
+
+Engines: embedded (workers on this machine), taskvine (a cluster), simulated (virtual time). One contract test
+suite (ctxflow.testing.engines) runs against all of them. What does not live here: any engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ctxflow.scheduler.commands import Command, Run
+from ctxflow.scheduler.events import Event
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextPayload:
+    """What an engine needs to build a context on a worker.
+
+    :ivar recipe: what the library process opens; empty for the plain library process.
+    :ivar files: parameter name -> (path on this machine, digest of the content).
+    :ivar timeout: seconds that building may take.
+    :ivar memory: bytes that the library process may use.
+    """
+
+    id: str
+    name: str
+    recipe: bytes
+    files: Mapping[str, tuple[str, str]]
+    environment: Mapping[str, str]
+    timeout: float | None
+    memory: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CallPayload:
+    """What an engine needs to run a batch.
+
+    :ivar style: "batch" (the function gets lists, one result per item) or "apply" (any arguments, one result).
+    :ivar function: the name of the function, which `RunServices.function` gives; "" if it is in the body.
+    :ivar insert: whether an "apply" function gets the built context as its first argument.
+    :ivar body: the pickled inputs.
+    """
+
+    style: str
+    function: str
+    insert: bool
+    timeout: float | None
+    body: bytes
+
+
+class RunServices(Protocol):
+    """What a run offers its engine."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+
+    @property
+    def directory(self) -> str:
+        """Where the run keeps its files."""
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+
+    def context_payload(self, context: str) -> ContextPayload:
+        """What to build."""
+
+    def call_payload(self, command: Run) -> CallPayload:
+        """What to run. Pickles the inputs: TypeError names the one that cannot be."""
+
+    def function(self, name: str) -> bytes:
+        """A pickled function, which an engine sends to a worker once."""
+
+
+class Engine(Protocol):
+    """Carries out commands and reports events.
+
+    `execute` may be called from any thread, also while another is in `poll`; the run never calls `execute`
+    twice at a time.
+    """
+
+    def start(self, run: RunServices) -> None:
+        """Get ready; workers come with `Acquire`."""
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        """Carry out commands, in order, without waiting for them to take effect."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What happened; waits up to `timeout` seconds for something to."""
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return."""
+
+    def stop(self) -> None:
+        """End all workers; nothing is left behind."""

@@ -1,0 +1,134 @@
+"""Where answers go: futures of single calls, streams of many items, and the exceptions made of failures.
+
+What does not live here: when something is answered (scheduler/), or by whom (engines).
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from ctxflow import errors
+from ctxflow.scheduler.events import Failure
+
+_KINDS: dict[str, type[errors.CallError]] = {
+    "crash": errors.CallCrashed,
+    "timeout": errors.CallTimeout,
+    "lost": errors.WorkersLost,
+}
+
+
+def error_of(failure: Failure, pickled: bytes | BaseException | None, context: str | None = None) -> BaseException:
+    """The exception that a person gets for a failure: the app's own where it can be had here.
+
+    :param pickled: the exception as the library process pickled it, if it could.
+    :param context: the name of the context, if it is that which failed.
+    """
+    if context is not None:
+        message = f"the context {context} could not be built: {failure.error}: {failure.message}"
+        return _with_cause(errors.ContextError(message, failure.traceback, failure.output, failure.worker), failure)
+    if isinstance(pickled, BaseException):
+        return pickled
+    if failure.kind in ("exception", "memory"):
+        error = _unpickled(pickled)
+        if error is not None:
+            return _with_cause(error, failure)
+        cls: type[errors.CallError] = errors.RemoteError
+    else:
+        cls = _KINDS.get(failure.kind, errors.RemoteError)
+    message = failure.message if cls is not errors.RemoteError else f"{failure.error}: {failure.message}"
+    return _with_cause(cls(message, failure.traceback, failure.output, failure.worker), failure)
+
+
+def _unpickled(pickled: bytes | None) -> BaseException | None:
+    if not pickled:
+        return None
+    try:
+        error = pickle.loads(pickled)
+    except Exception:
+        return None
+    # SystemExit and KeyboardInterrupt of the worker must not end the driver.
+    return error if isinstance(error, Exception) else None
+
+
+def _with_cause(error: BaseException, failure: Failure) -> BaseException:
+    text = failure.traceback or ""
+    if failure.output:
+        text += f"\nlast lines that it printed:\n{failure.output}"
+    if text:
+        error.__cause__ = errors.RemoteTraceback(text)
+    return error
+
+
+class Sink(Protocol):
+    """Something that waits for answers to items."""
+
+    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
+        """These items are answered."""
+
+    def fail(self, items: Sequence[int], error: BaseException) -> None:
+        """These items are dead."""
+
+
+class CallFuture(Future[Any]):
+    """The answer to one call. Cancelling it while it is queued takes it out of the queue."""
+
+    def __init__(self, cancel: Callable[[int], None]) -> None:
+        super().__init__()
+        self._cancel = cancel
+        self.item = -1
+
+    def cancel(self) -> bool:
+        """Cancel the call; a running one goes on, and its answer is dropped."""
+        cancelled = super().cancel()
+        if cancelled and self.item >= 0:
+            self._cancel(self.item)
+        return cancelled
+
+    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
+        """The answer is there."""
+        if self.set_running_or_notify_cancel():
+            self.set_result(results[0])
+
+    def fail(self, items: Sequence[int], error: BaseException) -> None:
+        """There will be no answer."""
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
+
+
+class Stream:
+    """The answers to many items, collected as they come for one consumer."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._arrived: list[tuple[Sequence[int], Sequence[Any]]] = []
+
+    def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
+        """Answers to some of the items."""
+        with self._condition:
+            self._arrived.append((items, results))
+            self._condition.notify()
+
+    def fail(self, items: Sequence[int], error: BaseException) -> None:
+        """Items that are dead: their answer is the failure."""
+        self.deliver(items, [Failed(error)] * len(items))
+
+    def take(self, timeout: float | None = None) -> list[tuple[Sequence[int], Sequence[Any]]]:
+        """What has arrived since the last time; waits for something to arrive."""
+        with self._condition:
+            if not self._arrived:
+                self._condition.wait(timeout)
+            arrived, self._arrived = self._arrived, []
+        return arrived
+
+
+class Failed:
+    """Stands for the answer of a dead item in a stream."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error

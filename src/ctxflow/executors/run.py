@@ -1,0 +1,421 @@
+"""A run: the shell around the scheduler that holds payloads and futures, and drives an engine.
+
+One thread waits for the engine's events; submissions are handled on the thread that submits, so that a call is
+on its way when `submit` returns. A lock orders the two. What does not live here: decisions (scheduler/), and
+how a person calls (executor.py, apps.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any
+
+from ctxflow.context import Context, dumps
+from ctxflow.errors import RunEnded
+from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.executors.futures import CallFuture, Sink, error_of
+from ctxflow.scheduler import Limits, Policies, Scheduler
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.log import line
+from ctxflow.scheduler.run_state import RunState
+
+logger = logging.getLogger("ctxflow")
+_TICK_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class App:
+    """How an app's calls are made; its place in the queue is its `AppSpec`.
+
+    :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
+    """
+
+    spec: ev.AppSpec
+    style: str
+    function: bytes = b""
+    insert: bool = False
+    timeout: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ApplyCall:
+    """A single call, pickled when it was submitted. `function` names one that was pickled before, or is ""."""
+
+    function: str
+    body: bytes
+
+
+class Run:
+    """Everything between a person's calls and an engine.
+
+    :param engine: carries out what is decided.
+    :param directory: where the event log and the workers' output are kept.
+    :param log_events: whether to keep the event log, `events.jsonl`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policies: Policies,
+        tiers: Iterable[ev.TierSpec],
+        directory: str,
+        limits: Limits | None = None,
+        log_events: bool = True,
+    ) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.directory = os.path.abspath(directory)
+        self.engine = engine
+        self._tiers = list(tiers)
+        self._scheduler = Scheduler(policies, limits)
+        self._lock = threading.Lock()
+        self._origin = time.monotonic()
+        self._next_item = 0
+        self._apps: dict[str, App] = {}
+        self._contexts: dict[str, ContextPayload] = {}
+        self._functions: dict[str, bytes] = {}
+        self._inputs: dict[int, Any] = {}
+        self._sinks: dict[int, Sink] = {}
+        self._ended = threading.Event()
+        self._log_events = log_events
+        self._log: IO[str] | None = None
+        self.samples: list[tuple[float, int, int]] = []
+        self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
+
+    # --- what the engine asks (RunServices)
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._origin
+
+    def context_payload(self, context: str) -> ContextPayload:
+        """What to build."""
+        return self._contexts[context]
+
+    def function(self, name: str) -> bytes:
+        """A pickled function."""
+        return self._functions[name]
+
+    def call_payload(self, command: cmd.Run) -> CallPayload:
+        """What to run: the inputs of a batch as lists side by side, pickled together."""
+        app = self._apps[command.app]
+        if app.style == "apply":
+            call: ApplyCall = self._inputs[command.items[0]]
+            return CallPayload("apply", call.function, app.insert, app.timeout, call.body)
+        inputs = self._inputs
+        columns = list(zip(*[inputs[item] for item in command.items], strict=True))
+        body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
+        return CallPayload("batch", app.spec.id, False, app.timeout, body)
+
+    # --- life
+
+    def start(self) -> None:
+        """Start the engine and ask for workers."""
+        os.makedirs(self.directory, exist_ok=True)
+        if self._log_events:
+            self._log = open(os.path.join(self.directory, "events.jsonl"), "w")  # noqa: SIM115 - closed in `stop`
+        self.engine.start(self)
+        self.declare_context(None)
+        self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all workers. Calls that are not answered fail with `RunEnded`."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self.engine.stop()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=30)
+        with self._lock:
+            waiting = dict(self._sinks)
+            self._sinks.clear()
+            self._inputs.clear()
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+        error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
+        for item, sink in waiting.items():
+            sink.fail([item], error)
+
+    # --- submissions
+
+    def declare_context(self, context: Context | None) -> str:
+        """Make a context known, once; gives its id. None stands for calls without a context.
+
+        :raises TypeError: if the recipe cannot be pickled.
+        :raises ValueError: if it needs more GPUs than a worker has.
+        """
+        name = context.id if context is not None else ev.PLAIN
+        if name in self._contexts:
+            return name
+        payload, spec = _payload(context), _spec(context)
+        with self._lock:
+            self._contexts[name] = payload
+        self._feed(ev.ContextDeclared(self.clock(), spec))
+        return name
+
+    def declare_app(self, app: App) -> None:
+        """Make an app known, once."""
+        if app.spec.id in self._apps:
+            return
+        with self._lock:
+            self._apps[app.spec.id] = app
+            if app.function:
+                self._functions[app.spec.id] = app.function
+        self._feed(ev.AppDeclared(self.clock(), app.spec))
+
+    def declare_function(self, name: str, body: bytes) -> None:
+        """Make a function known that many single calls use."""
+        self._functions[name] = body
+
+    def submit_call(self, app: str, inputs: Any) -> CallFuture:
+        """One call, or one item of a batch app; its answer comes in a future."""
+        future = CallFuture(self._cancel_one)
+        self.submit(app, [inputs], future, lambda items: setattr(future, "item", items[0]))
+        return future
+
+    def submit(
+        self, app: str, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
+    ) -> range:
+        """Items of an app, each a tuple of the app's parameters; gives their numbers.
+
+        :param sink: gets the answers, perhaps before this returns.
+        :param numbered: called with the numbers before anything is answered.
+        :raises RunEnded: if the run was stopped.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                raise RunEnded("the run was stopped: make calls while its executor is running")
+            items = range(self._next_item, self._next_item + len(inputs))
+            self._next_item = items.stop
+            self._inputs.update(zip(items, inputs, strict=True))
+            self._sinks.update(dict.fromkeys(items, sink))
+            if numbered is not None:
+                numbered(items)
+            deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, items))
+            held_back = self._scheduler.next_wake is not None
+        if held_back:
+            self.engine.wake()
+        self._deliver(deliveries)
+        return items
+
+    def cancel(self, items: Sequence[int], stop: bool = False) -> None:
+        """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            items = [item for item in items if self._sinks.pop(item, None) is not None]
+            for item in items:
+                del self._inputs[item]
+            deliveries = self._handle(ev.ItemsCancelled(self.clock(), items, stop))
+        self._deliver(deliveries)
+
+    def _cancel_one(self, item: int) -> None:
+        self.cancel([item])
+
+    # --- events
+
+    def _loop(self) -> None:
+        next_tick = self.clock() + _TICK_SECONDS
+        while not self._ended.is_set():
+            wake = self._scheduler.next_wake
+            due = next_tick if wake is None else min(next_tick, wake)
+            try:
+                events = [self._opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+                now = self.clock()
+                if now >= due:
+                    next_tick = now + _TICK_SECONDS
+                    events.append(ev.Tick(now))
+                self._feed(*events)
+                if now >= due:
+                    self._sample(now)
+            except Exception:
+                if not self._ended.is_set():
+                    logger.exception("the run's loop met an error")
+
+    def _opened(self, event: ev.Event) -> ev.Event:
+        """Unpickle a batch's results; what cannot be unpickled here is a failure of the batch."""
+        if not isinstance(event, ev.BatchFinished):
+            return event
+        try:
+            return dataclasses.replace(event, results=pickle.loads(event.results))
+        except Exception as error:
+            failure = ev.Failure(
+                "exception",
+                type(error).__name__,
+                f"the app's result cannot be opened here ({error}): return plain data, or install its package here too",
+                worker=event.worker,
+            )
+            return ev.BatchFailed(event.time, event.worker, event.attempt, failure)
+
+    def _feed(self, *events: ev.Event) -> None:
+        deliveries: list[_Delivery] = []
+        with self._lock:
+            for event in events:
+                deliveries += self._handle(event)
+        self._deliver(deliveries)
+
+    def _handle(self, event: ev.Event) -> list[_Delivery]:
+        """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
+        commands = self._scheduler.handle(event)
+        if self._log is not None:
+            self._log.write(line(event, commands) + "\n")
+        deliveries: list[_Delivery] = []
+        orders: list[cmd.Command] = []
+        for command in commands:
+            if isinstance(command, cmd.Deliver):
+                deliveries.append(self._delivery(command, event))
+            elif isinstance(command, cmd.Bury):
+                deliveries.append(self._burial(command, event))
+            else:
+                orders.append(command)
+        if orders:
+            self.engine.execute(orders)
+        return deliveries
+
+    def _delivery(self, command: cmd.Deliver, event: ev.Event) -> _Delivery:
+        results: Any = event.results  # type: ignore[attr-defined]
+        inputs = [self._inputs.pop(item) for item in command.items]
+        if type(inputs[0]) is ApplyCall:
+            results = [results]
+        elif command.positions is not None:
+            results = [results[n] for n in command.positions]
+        return _Delivery(command.items, self._waiting(command.items), results)
+
+    def _burial(self, command: cmd.Bury, event: ev.Event) -> _Delivery:
+        context = self._contexts[command.context].name if command.context is not None else None
+        error = error_of(command.failure, getattr(event, "exception", None), context)
+        for item in command.items:
+            del self._inputs[item]
+        return _Delivery(command.items, self._waiting(command.items), error)
+
+    def _waiting(self, items: Sequence[int]) -> list[Sink]:
+        pop = self._sinks.pop
+        return [pop(item) for item in items]
+
+    @staticmethod
+    def _deliver(deliveries: Iterable[_Delivery]) -> None:
+        for delivery in deliveries:
+            try:
+                delivery.make()
+            except Exception:
+                logger.exception("a callback of a future raised")
+
+    # --- what is going on
+
+    def _sample(self, now: float) -> None:
+        counters = self._scheduler.state.counters
+        self.samples.append((now, len(self._scheduler.state.workers), counters.done))
+
+    def status(self) -> Status:
+        """What is going on, at this moment."""
+        with self._lock:
+            return _status(self._scheduler.state, self._contexts, self.clock())
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """A run at a moment: items by state, workers, contexts, and what went wrong and was mended.
+
+    :ivar time: seconds since the run began.
+    :ivar retried_items: how often an item went back to the queue.
+    :ivar contexts: name -> how many workers are staging, loading or holding it ready.
+    :ivar loads: how often a context was built or began to be.
+    """
+
+    time: float
+    items_submitted: int
+    items_queued: int
+    items_running: int
+    items_done: int
+    items_dead: int
+    items_cancelled: int
+    retried_items: int
+    batches: int
+    workers: int
+    workers_joined: int
+    workers_lost: int
+    evictions: int
+    crashes: int
+    loads: int
+    contexts: Mapping[str, Mapping[str, int]]
+
+
+def _status(state: RunState, contexts: Mapping[str, ContextPayload], now: float) -> Status:
+    counters = state.counters
+    queued = sum(app.backlog for app in state.apps.values())
+    by_state: dict[str, dict[str, int]] = {}
+    for worker in state.workers.values():
+        for held in worker.contexts.values():
+            counts = by_state.setdefault(contexts[held.context].name, {})
+            counts[held.state] = counts.get(held.state, 0) + 1
+    return Status(
+        time=now,
+        items_submitted=counters.submitted,
+        items_queued=queued,
+        items_running=len(state.open) - queued,
+        items_done=counters.done,
+        items_dead=counters.dead,
+        items_cancelled=counters.cancelled,
+        retried_items=counters.retried,
+        batches=counters.batches,
+        workers=len(state.workers),
+        workers_joined=counters.joined,
+        workers_lost=counters.lost,
+        evictions=counters.evicted,
+        crashes=counters.crashes,
+        loads=counters.loads,
+        contexts=by_state,
+    )
+
+
+class _Delivery:
+    """Answers (or one error) on their way to whoever waits for them."""
+
+    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
+        self._items = items
+        self._sinks = sinks
+        self._results = results
+
+    def make(self) -> None:
+        first = self._sinks[0]
+        if self._sinks.count(first) == len(self._sinks):
+            self._tell(first, self._items, self._results)
+            return
+        for n, sink in enumerate(self._sinks):
+            results = self._results if isinstance(self._results, BaseException) else self._results[n : n + 1]
+            self._tell(sink, self._items[n : n + 1], results)
+
+    @staticmethod
+    def _tell(sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
+        if isinstance(results, BaseException):
+            sink.fail(items, results)
+        else:
+            sink.deliver(items, results)
+
+
+def _payload(context: Context | None) -> ContextPayload:
+    if context is None:
+        return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
+    from ctxflow.digest import digest_path
+
+    files = {name: (path, digest_path(path)) for name, path in context.files.items()}
+    return ContextPayload(
+        context.id, context.name, context.dumps(), files, context.environment, context.load_timeout, context.memory
+    )
+
+
+def _spec(context: Context | None) -> ev.ContextSpec:
+    if context is None:
+        return ev.ContextSpec(ev.PLAIN, "")
+    return ev.ContextSpec(
+        context.id, context.name, bool(context.files), context.gpus, context.memory, context.gpu_memory
+    )

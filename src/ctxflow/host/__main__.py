@@ -1,0 +1,58 @@
+"""The context host of an embedded worker: speaks to the driver over a socket that it is given."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+
+from ctxflow.host.host import Host, clear, serve
+from ctxflow.host.wire import Channel, frame
+
+
+def main(descriptor: int, scratch: str, logs: str) -> None:
+    """Serve until the driver closes the connection or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    selector = selectors.DefaultSelector()
+    os.makedirs(scratch, exist_ok=True)
+    os.makedirs(logs, exist_ok=True)
+
+    def watch_writes() -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
+        key = selector.get_key(channel)
+        if key.events != wanted:
+            selector.modify(channel, wanted, key.data)
+
+    def emit(data: bytes) -> None:
+        channel.send_frame(data)
+        if channel.pending:
+            watch_writes()
+
+    host = Host(emit, selector, scratch, logs)
+
+    def heard() -> None:
+        channel.flush()
+        for head, body in channel.receive():
+            host.handle(head, body)
+        watch_writes()
+
+    def noticed() -> None:
+        os.read(notice_read, 4096)
+        emit(frame({"is": "notice"}))
+
+    # A signal handler must not send: it may have interrupted a message half sent.
+    notice_read, notice_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGTERM, lambda signum, stack: os.write(notice_write, b".") and None)
+    selector.register(notice_read, selectors.EVENT_READ, noticed)
+    selector.register(channel, selectors.EVENT_READ, heard)
+    channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
+    serve(host, selector, alive=lambda: not channel.closed)
+    host.stop()
+    clear(scratch)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

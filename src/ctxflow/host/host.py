@@ -1,0 +1,254 @@
+"""The context host: supervises the library processes of one worker, one for each context.
+
+It runs none of the user's code, so that nothing of the user's can take the worker down: exceptions, exits,
+crashes, floods of output and unpicklable results end in a library process, and leave here as data. What does
+not live here: deciding what to load or unload (scheduler/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ctxflow.host.process import LibraryProcess, now
+from ctxflow.host.processes import tree_bytes
+from ctxflow.host.staging import stage
+from ctxflow.host.wire import Head, frame
+
+Emit = Callable[[bytes], None]
+_MEMORY_CHECK_SECONDS = 0.5
+
+
+class Host:
+    """Carries out what it is told about contexts and calls, and reports.
+
+    Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon`. Reports: `staged`, `ready`, `failed`,
+    `unloaded`, `finished`, `raised`. All as messages of wire.py.
+
+    :param emit: takes each report, framed; called on the thread that runs the selector.
+    :param selector: where the host registers what it waits for; each key's data is a function to call.
+    :param scratch: the worker's directory.
+    :param logs: where the library processes' output is kept.
+    """
+
+    def __init__(self, emit: Emit, selector: selectors.BaseSelector, scratch: str, logs: str) -> None:
+        self._emit = emit
+        self._selector = selector
+        self._scratch = scratch
+        self._logs = logs
+        self._libraries: dict[str, LibraryProcess] = {}
+        self._functions: dict[str, bytes] = {}
+        self._started = 0
+        self._staged: list[bytes] = []
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        selector.register(self._wake_read, selectors.EVENT_READ, self._stagings_done)
+        self._next_memory_check = float("inf")
+        self._handlers: dict[str, Callable[[Head, bytes], None]] = {
+            "stage": self._stage,
+            "load": self._load,
+            "unload": self._unload,
+            "function": self._function,
+            "call": self._call,
+            "abandon": self._abandon,
+        }
+
+    def handle(self, head: Head, body: bytes) -> None:
+        """Carry out one instruction."""
+        self._handlers[head["do"]](head, body)
+
+    def timeout(self) -> float | None:
+        """How long the selector may wait before `check` is due, in seconds."""
+        due = min((library.deadline for library in self._libraries.values()), default=float("inf"))
+        due = min(due, self._next_memory_check)
+        return None if due == float("inf") else max(0.0, due - now())
+
+    def check(self) -> None:
+        """End what has taken too long or too much memory."""
+        time = now()
+        for library in list(self._libraries.values()):
+            if library.deadline <= time:
+                self._end_overdue(library, time)
+        if self._next_memory_check <= time:
+            self._check_memory(time)
+
+    def stop(self) -> None:
+        """End all library processes."""
+        for context in list(self._libraries):
+            self._remove(context)
+
+    # --- what it is told
+
+    def _stage(self, head: Head, body: bytes) -> None:
+        """Copy files to the cache, in a thread: the host goes on serving calls meanwhile."""
+
+        def work() -> None:
+            report: Head = {"is": "staged", "context": head["context"]}
+            try:
+                for source, digest in head["files"].values():
+                    stage(source, digest, head["cache"])
+            except OSError as error:
+                message = f"{error.strerror or error} while staging {error.filename or 'a file'} to {head['cache']}"
+                failure = {"kind": "exception", "error": type(error).__name__, "message": message}
+                report = {"is": "failed", "context": head["context"], "failure": failure}
+            self._staged.append(frame(report))
+            with contextlib.suppress(OSError):
+                os.write(self._wake_write, b".")
+
+        threading.Thread(target=work, name="ctxflow-stage", daemon=True).start()
+
+    def _stagings_done(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._staged:
+            self._emit(self._staged.pop(0))
+
+    def _load(self, head: Head, body: bytes) -> None:
+        context = head["context"]
+        self._remove(context)
+        self._started += 1
+        scratch = os.path.join(self._scratch, f"library-{self._started}")
+        log = os.path.join(self._logs, f"{head['name'] or 'plain'}-{self._started}.log")
+        library = LibraryProcess(context, scratch, head["environment"], log)
+        self._libraries[context] = library
+        if head.get("timeout"):
+            library.load_deadline = now() + head["timeout"]
+        if head.get("memory"):
+            library.memory_limit = head["memory"]
+            self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
+        register = self._selector.register
+        register(library.channel, selectors.EVENT_READ, lambda: self._heard(library))
+        register(library.output, selectors.EVENT_READ, library.read_output)
+        register(library.death, selectors.EVENT_READ, lambda: self._died(library))
+        library.channel.send(head, body)
+        self._watch_writes(library)
+
+    def _unload(self, head: Head, body: bytes) -> None:
+        if self._remove(head["context"]):
+            self._emit(frame({"is": "unloaded", "context": head["context"]}))
+
+    def _function(self, head: Head, body: bytes) -> None:
+        self._functions[head["function"]] = body
+
+    def _call(self, head: Head, body: bytes) -> None:
+        library = self._libraries.get(head["context"])
+        if library is None:  # It died while the call was on its way.
+            self._raised(head["call"], "crash", "LibraryGone", "the library process ended before the call", True)
+            return
+        name = head.get("function")
+        if name:
+            library.give_function(name, self._functions[name])
+        library.begin(head, body, now())
+        self._watch_writes(library)
+
+    def _abandon(self, head: Head, body: bytes) -> None:
+        library = self._libraries.get(head["context"])
+        if library is not None and head["call"] in library.calls:
+            self._remove(head["context"])
+            self._emit(frame({"is": "unloaded", "context": head["context"]}))
+
+    # --- what happens
+
+    def _heard(self, library: LibraryProcess) -> None:
+        library.channel.flush()
+        for head, body in library.channel.receive():
+            kind = head["is"]
+            if kind in ("ready", "failed"):
+                head["context"] = library.context
+                library.load_deadline = float("inf")
+                library.ready = kind == "ready"
+            else:
+                library.calls.pop(head["call"], None)
+            if "failure" in head:
+                head["failure"]["output"] = library.tail()
+            if kind == "failed":
+                self._remove(library.context)
+            self._emit(frame(head, body))
+            if kind == "failed":
+                return
+        if library.channel.closed:
+            # The process is about to end, or closed its socket: either way it is of no more use.
+            self._died(library)
+        else:
+            self._watch_writes(library)
+
+    def _watch_writes(self, library: LibraryProcess) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if library.channel.pending else 0)
+        key = self._selector.get_key(library.channel)
+        if key.events != wanted:
+            self._selector.modify(library.channel, wanted, key.data)
+
+    def _died(self, library: LibraryProcess) -> None:
+        if self._libraries.get(library.context) is not library:
+            return
+        # What it sent before its end still counts.
+        if not library.channel.closed:
+            self._heard(library)
+            if self._libraries.get(library.context) is not library:
+                return
+        if library.process.poll() is None:
+            library.process.kill()
+        self._fail(library, "crash", "LibraryDied", library.cause_of_death())
+
+    def _fail(self, library: LibraryProcess, kind: str, error: str, message: str) -> None:
+        """End a library process for cause, and report what that costs."""
+        calls, was_ready, output = list(library.calls), library.ready, library.tail()
+        self._remove(library.context)
+        failure = {"kind": kind, "error": error, "message": message, "output": output}
+        if not was_ready:
+            self._emit(frame({"is": "failed", "context": library.context, "failure": failure}))
+        for call in calls:
+            self._emit(frame({"is": "raised", "call": call, "failure": failure, "lost": True}))
+        if was_ready and not calls:
+            self._emit(frame({"is": "unloaded", "context": library.context}))
+
+    def _raised(self, call: int, kind: str, error: str, message: str, lost: bool) -> None:
+        failure = {"kind": kind, "error": error, "message": message}
+        self._emit(frame({"is": "raised", "call": call, "failure": failure, "lost": lost}))
+
+    def _end_overdue(self, library: LibraryProcess, time: float) -> None:
+        if library.load_deadline <= time:
+            message = "building the context took longer than its load_timeout: raise it, or find out what hangs"
+        else:
+            message = "the call took longer than its timeout: raise it, or make batches smaller"
+        self._fail(library, "timeout", "Timeout", message)
+
+    def _check_memory(self, time: float) -> None:
+        limited = [library for library in self._libraries.values() if library.memory_limit is not None]
+        self._next_memory_check = time + _MEMORY_CHECK_SECONDS if limited else float("inf")
+        for library in limited:
+            used, limit = tree_bytes(library.process.pid), library.memory_limit
+            if limit is not None and used > limit:
+                message = (
+                    f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
+                    "asks for: raise memory=, or make batches smaller"
+                )
+                self._fail(library, "crash", "MemoryExceeded", message)
+
+    def _remove(self, context: str) -> bool:
+        library = self._libraries.pop(context, None)
+        if library is None:
+            return False
+        for registered in (library.channel, library.output, library.death):
+            self._selector.unregister(registered)
+        library.end()
+        return True
+
+
+def serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool]) -> None:
+    """Run a host until `alive` says no."""
+    while alive():
+        for key, _ in selector.select(host.timeout()):
+            if key.fd in selector.get_map():  # An earlier one of this round may have removed it.
+                data: Any = key.data
+                data()
+        host.check()
+
+
+def clear(scratch: str) -> None:
+    """Remove a worker's directory."""
+    shutil.rmtree(scratch, ignore_errors=True)

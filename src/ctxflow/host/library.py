@@ -1,0 +1,220 @@
+"""The library process: builds one context, keeps it, and runs calls against it, one after the other.
+
+It is a program of its own, spawned (never forked from a process that touched CUDA), and speaks to its host over
+the socket whose descriptor it is given. The user's code runs here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from ctxflow import context as contexts
+from ctxflow.host.processes import die_with_parent, resident_bytes
+from ctxflow.host.wire import BlockingChannel, Head
+
+_OWN_FILES = (os.path.dirname(__file__), os.path.dirname(contexts.__file__) + os.sep + "context.py")
+
+
+def main(descriptor: int, scratch: str, parent: int) -> None:
+    """Serve the host until it closes the connection."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = BlockingChannel(socket.socket(fileno=descriptor))
+    library = _Library(channel, scratch)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            head, body = channel.receive()
+            library.handle(head, body)
+    # What the user's code left running (threads, exit handlers) must not keep the process.
+    os._exit(0)
+
+
+class _Library:
+    """The built context, the functions seen so far, and the directory that the next call gets."""
+
+    def __init__(self, channel: BlockingChannel, scratch: str) -> None:
+        self._channel = channel
+        self._scratch = scratch
+        self._functions: dict[str, bytes | Callable[..., Any]] = {}
+        self._value: Any = None
+        self._calls = 0
+        self._directory = ""
+        self._slowdown = float(os.environ.get("CTXFLOW_SLOWDOWN", "1"))
+
+    def handle(self, head: Head, body: bytes) -> None:
+        do = head["do"]
+        if do == "call":
+            self._call(head, body)
+        elif do == "function":
+            self._functions[head["function"]] = body
+        elif do == "load":
+            self._load(head, body)
+
+    def _load(self, head: Head, body: bytes) -> None:
+        sys.path[:] = head.get("path") or sys.path
+        started = time.monotonic()
+        try:
+            if body:
+                function, args, kwargs = pickle.loads(body)
+                recipe = contexts.Context(head["name"], function, args, kwargs, files=head["files"])
+                self._value = recipe.build()
+                contexts._set_loaded(self._value)
+        except BaseException as error:
+            kind = "memory" if _is_out_of_memory(error) else "exception"
+            self._send_error({"is": "failed"}, kind, error)
+            return
+        _flush_output()
+        seconds = time.monotonic() - started
+        self._channel.send(
+            {"is": "ready", "seconds": seconds, "memory": resident_bytes(os.getpid()), "gpu_memory": _gpu_bytes()}
+        )
+
+    def _call(self, head: Head, body: bytes) -> None:
+        self._enter_directory()
+        started = time.monotonic()
+        try:
+            result = self._run(head, body)
+        except BaseException as error:
+            seconds = time.monotonic() - started
+            self._send_error({"is": "raised", "call": head["call"], "seconds": seconds}, "exception", error)
+        else:
+            seconds = time.monotonic() - started
+            if self._slowdown > 1:
+                time.sleep(seconds * (self._slowdown - 1))
+                seconds *= self._slowdown
+            _flush_output()
+            self._channel.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
+        self._leave_directory()
+
+    def _run(self, head: Head, body: bytes) -> bytes:
+        if head["style"] == "batch":
+            columns = pickle.loads(body)
+            inputs = columns if head["context"] == "" else [self._value, *columns]
+            return _dump_results(_one_each(self._function(head)(*inputs), len(columns[0])))
+        if head.get("function"):
+            args, kwargs = pickle.loads(body)
+            function = self._function(head)
+        else:
+            function, args, kwargs = pickle.loads(body)
+        if head["insert"]:
+            args = (self._value, *args)
+        return _dump_results(function(*args, **kwargs))
+
+    def _function(self, head: Head) -> Callable[..., Any]:
+        function = self._functions[head["function"]]
+        if isinstance(function, bytes):
+            self._functions[head["function"]] = function = pickle.loads(function)
+        return function  # type: ignore[return-value]
+
+    def _enter_directory(self) -> None:
+        """Each call has a directory of its own; an empty one may serve the next."""
+        if not self._directory:
+            self._calls += 1
+            self._directory = os.path.join(self._scratch, f"call-{self._calls}")
+            os.makedirs(self._directory)
+            os.chdir(self._directory)
+
+    def _leave_directory(self) -> None:
+        try:
+            clean = os.getcwd() == self._directory and not os.listdir(self._directory)
+        except OSError:
+            clean = False
+        if not clean:
+            os.chdir(self._scratch)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = ""
+
+    def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
+        _flush_output()
+        try:
+            body = cloudpickle.dumps(error)
+            pickle.loads(body)  # Some exceptions pickle but do not unpickle.
+        except Exception:
+            body = b""
+        failure = {
+            "kind": kind,
+            "error": type(error).__name__,
+            "message": _message(error),
+            "traceback": _user_traceback(error),
+        }
+        self._channel.send({**head, "failure": failure}, body)
+
+
+def _one_each(results: Any, expected: int) -> list[Any]:
+    """The results of a batch as a list.
+
+    :raises TypeError: if it is not one result per item.
+    """
+    if isinstance(results, (str, bytes, dict)) or not hasattr(results, "__iter__"):
+        raise TypeError(
+            f"the app returned a {type(results).__name__} for a batch of {expected} items: "
+            "return a list with one result per item, in their order"
+        )
+    results = list(results)
+    if len(results) != expected:
+        raise ValueError(
+            f"the app returned {len(results)} results for {expected} items: "
+            "return a list with one result per item, in their order"
+        )
+    return results
+
+
+def _dump_results(results: Any) -> bytes:
+    return contexts.dumps(results, "the result of the app", "return plain data instead")
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; install it where the workers run, or name it in the site's environment"
+    if isinstance(error, SystemExit):
+        return f"the call ended its process with exit({error.code!r}): raise an exception instead"
+    return str(error)
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback without the frames of this module, which tell the user nothing."""
+    summary = traceback.TracebackException.from_exception(error)
+    kept = [f for f in summary.stack if not f.filename.startswith(_OWN_FILES)]
+    summary.stack = traceback.StackSummary.from_list(kept)
+    return "".join(summary.format())
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _gpu_bytes() -> int | None:
+    """The GPU memory that this process holds, where torch can tell."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:
+    return int(argv[0]), argv[1], int(argv[2])
+
+
+if __name__ == "__main__":
+    # The module must be importable under its own name, not run twice: pickles may refer to it.
+    from ctxflow.host import library
+
+    library.main(*library._arguments(sys.argv[1:]))

@@ -1,0 +1,339 @@
+"""The protocols that policies implement, and the read-only view of the run that they decide on.
+
+What lives here: types only. A policy sees these, never the scheduler's internals; the scheduler's own state
+satisfies them. Times are seconds on the run's clock, sizes bytes, prices dollars an hour. A field that nobody
+measured is None, never a guess. What does not live here: any decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+
+class ContextOnWorkerView(Protocol):
+    """One context on one worker."""
+
+    @property
+    def context(self) -> str:
+        """The context's id."""
+
+    @property
+    def state(self) -> str:
+        """One of "staging", "loading", "ready"."""
+
+    @property
+    def since(self) -> float:
+        """When it came into that state."""
+
+    @property
+    def last_used(self) -> float:
+        """When a batch last ended on it (or when it became ready)."""
+
+
+class AttemptView(Protocol):
+    """A batch that runs on a worker."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+
+    @property
+    def app(self) -> str:
+        """The app whose items it holds."""
+
+    @property
+    def worker(self) -> str:
+        """Where it runs."""
+
+    @property
+    def items(self) -> Sequence[int]:
+        """The items it was started with."""
+
+    @property
+    def started(self) -> float:
+        """Since when."""
+
+
+class WorkerView(Protocol):
+    """One worker."""
+
+    @property
+    def id(self) -> str:
+        """Its name: a worker that comes back has another."""
+
+    @property
+    def tier(self) -> str:
+        """The tier that it came from."""
+
+    @property
+    def region(self) -> str:
+        """The group of workers close to it."""
+
+    @property
+    def host(self) -> str:
+        """The machine it is on."""
+
+    @property
+    def gpu_model(self) -> str | None:
+        """Such as "NVIDIA A10", None without a GPU."""
+
+    @property
+    def topology(self) -> Mapping[str, object] | None:
+        """The machine's topology as the worker reported it."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it was given."""
+
+    @property
+    def slots(self) -> int:
+        """How many calls it runs at a time."""
+
+    @property
+    def free_slots(self) -> int:
+        """How many more it could take now."""
+
+    @property
+    def contexts(self) -> Mapping[str, ContextOnWorkerView]:
+        """What it holds, by context id."""
+
+    @property
+    def running(self) -> Mapping[int, AttemptView]:
+        """What it runs, by attempt id."""
+
+    @property
+    def joined(self) -> float:
+        """When it joined."""
+
+    @property
+    def noticed(self) -> float | None:
+        """When it was told that it will be evicted."""
+
+    def seconds_per_item(self, app: str) -> float | None:
+        """Measured on this worker for this app."""
+
+    def load_seconds(self, context: str) -> float | None:
+        """Measured on this worker for this context."""
+
+
+class AppView(Protocol):
+    """One app with its queue. Apps that differ in context, priority or deadline are different apps."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def context(self) -> str:
+        """The id of the context that its calls need; "" for none."""
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When its results are wanted."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """The user's wish for the items of a batch."""
+
+    @property
+    def max_delay(self) -> float | None:
+        """The longest an item may take."""
+
+    @property
+    def max_error(self) -> float | None:
+        """The largest share of wrong answers that is acceptable."""
+
+    @property
+    def backlog(self) -> int:
+        """Items queued."""
+
+    @property
+    def unclaimed(self) -> int:
+        """Items queued beyond those for which a worker is already loading the context."""
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when something has been queued."""
+
+    @property
+    def arrived(self) -> int:
+        """Items submitted so far."""
+
+    @property
+    def order(self) -> int:
+        """Its place in the order of declaration."""
+
+
+class TierView(Protocol):
+    """A kind of worker that the site offers."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def minimum(self) -> int:
+        """Never fewer workers than this."""
+
+    @property
+    def maximum(self) -> int:
+        """Never more workers than this."""
+
+    @property
+    def price(self) -> float | None:
+        """Dollars (or GPU-hours) a worker costs an hour."""
+
+    @property
+    def boot_seconds(self) -> float | None:
+        """From asking for a worker to its joining, measured."""
+
+    @property
+    def match_rate(self) -> float | None:
+        """Workers that the batch system gives an hour, measured."""
+
+    @property
+    def eviction_rate(self) -> float | None:
+        """Evictions per worker and second, measured."""
+
+    @property
+    def lifetimes(self) -> Sequence[float] | None:
+        """How long its evicted workers lived."""
+
+
+class RegionView(Protocol):
+    """A group of workers close to each other."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def latency(self) -> Mapping[str, float]:
+        """Seconds to other regions."""
+
+    @property
+    def bandwidth(self) -> Mapping[str, float]:
+        """Bytes per second to other regions."""
+
+    @property
+    def power_price(self) -> float | None:
+        """Dollars per kWh."""
+
+
+class View(Protocol):
+    """What a policy may know of the run, read-only."""
+
+    @property
+    def now(self) -> float:
+        """The time of the event being handled."""
+
+    @property
+    def random(self) -> random.Random:
+        """The run's seeded generator: the only randomness a policy may use."""
+
+    @property
+    def workers(self) -> Mapping[str, WorkerView]:
+        """Those connected, by id."""
+
+    @property
+    def free(self) -> Mapping[str, WorkerView]:
+        """Those that could take a call now, by id, longest free first."""
+
+    @property
+    def apps(self) -> Mapping[str, AppView]:
+        """All declared apps."""
+
+    @property
+    def attempts(self) -> Mapping[int, AttemptView]:
+        """All running batches."""
+
+    @property
+    def tiers(self) -> Mapping[str, TierView]:
+        """The site's tiers."""
+
+    @property
+    def regions(self) -> Mapping[str, RegionView]:
+        """The site's regions."""
+
+    @property
+    def forecast(self) -> Mapping[str, float] | None:
+        """Items expected per second by app, where there is a forecast."""
+
+    def batch_size(self, app: AppView, worker: WorkerView) -> int:
+        """What the batching policy would give this worker's next batch of the app."""
+
+    def holders(self, context: str) -> int:
+        """How many workers hold or load the context."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assignment:
+    """A worker's next call is to be this app's; the context is loaded there first if it is not."""
+
+    worker: str
+    app: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """A placement: which contexts may be where, and the bounds per tier.
+
+    :ivar tiers: context id -> tiers on which it may be loaded; a context not named may be anywhere.
+    :ivar workers: tier -> (fewest, most) workers; a tier not named keeps the site's bounds.
+    """
+
+    tiers: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    def permits(self, context: str, tier: str) -> bool:
+        """Whether the context may be loaded on that tier."""
+        return context not in self.tiers or tier in self.tiers[context]
+
+
+class RoutingPolicy(Protocol):
+    """Which ready work goes to which free slot, now."""
+
+    def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
+        """Choose; called with at least one free worker and one app with a backlog."""
+
+
+class BatchingPolicy(Protocol):
+    """How many items a worker's next batch takes."""
+
+    @property
+    def linger(self) -> float:
+        """Seconds after which a queue for which `size` said 0 is asked again."""
+
+    def size(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """The items of the next batch, 0 to hold the app's work back for now."""
+
+    def duplicate(self, view: View, worker: WorkerView) -> int | None:
+        """The attempt that an otherwise idle worker should run a second time, or None."""
+
+
+class PlacementPolicy(Protocol):
+    """Which contexts go on which tiers."""
+
+    def plan(self, view: View) -> Plan:
+        """The placement from now on."""
+
+
+class PreemptionPolicy(Protocol):
+    """Who gives way when an app that waits has no worker."""
+
+    def victims(self, view: View, app: AppView) -> Sequence[int]:
+        """The attempts that give up their workers for this app: their items go back at no cost."""
+
+
+class ScalingPolicy(Protocol):
+    """How many workers of each tier to hold."""
+
+    def target(self, view: View) -> Mapping[str, int]:
+        """Tier -> workers wanted."""

@@ -1,0 +1,79 @@
+"""Policies by name: ctxflow's own, and those that other packages offer through entry points.
+
+A package adds a policy with an entry point in the group `ctxflow.policies`, named `FAMILY.NAME`:
+
+    [options.entry_points]
+    ctxflow.policies =
+        routing.nearest = my_package.routing:Nearest
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from typing import Any
+
+GROUP = "ctxflow.policies"
+_OWN = {
+    "routing": {
+        "context-affinity": "ctxflow.policies.routing:ContextAffinity",
+        "least-loaded": "ctxflow.policies.routing:LeastLoaded",
+        "round-robin": "ctxflow.policies.routing:RoundRobin",
+    },
+    "batching": {"fixed": "ctxflow.policies.batching:Fixed"},
+    "placement": {"everywhere": "ctxflow.policies.placement:Everywhere"},
+    "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
+    "scaling": {"fixed": "ctxflow.policies.scaling:FixedWorkers"},
+}
+FAMILIES = tuple(_OWN)
+
+
+def names(family: str) -> list[str]:
+    """The policies of a family that can be chosen by name.
+
+    >>> "context-affinity" in names("routing")
+    True
+    """
+    prefix = f"{family}."
+    offered = [point.name for point in importlib.metadata.entry_points(group=GROUP)]
+    return sorted({*_OWN[family], *(name.removeprefix(prefix) for name in offered if name.startswith(prefix))})
+
+
+def make(family: str, choice: Any) -> Any:
+    """A policy object from what a site or a user chose.
+
+    :param family: one of `FAMILIES`.
+    :param choice: a name, a mapping with "policy" and the policy's options, or a policy object, which is
+        given back as it is.
+    :raises ValueError: for an unknown name or option, saying which there are.
+
+    >>> make("batching", {"policy": "fixed", "size": 10}).linger
+    0.0
+    """
+    if isinstance(choice, str):
+        choice = {"policy": choice}
+    if not isinstance(choice, dict):
+        return choice
+    options = dict(choice)
+    try:
+        name = options.pop("policy")
+    except KeyError:
+        raise ValueError(f'the {family} policy has no name: write {{policy = "...", ...}}') from None
+    maker = _find(family, name)
+    known = list(inspect.signature(maker).parameters)
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(
+            f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(known) or 'none'}"
+        )
+    return maker(**options)
+
+
+def _find(family: str, name: str) -> Any:
+    place = _OWN[family].get(name)
+    if place is not None:
+        module, _, attribute = place.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    for point in importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}"):
+        return point.load()
+    raise ValueError(f"there is no {family} policy {name!r}: choose one of {', '.join(names(family))}")

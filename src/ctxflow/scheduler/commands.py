@@ -1,0 +1,96 @@
+"""What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
+
+Engines carry out Stage, Load, Unload, Run, Abandon, Acquire and Release; the run itself Deliver and Bury.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ctxflow.scheduler.events import Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Command:
+    """Something to do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage(Command):
+    """Bring a context's files to a worker's cache."""
+
+    worker: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load(Command):
+    """Build a context on a worker, whose files are staged."""
+
+    worker: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unload(Command):
+    """End the library process of a context."""
+
+    worker: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run(Command):
+    """Run a batch on a worker that holds its context."""
+
+    worker: str
+    attempt: int
+    app: str
+    context: str
+    items: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Abandon(Command):
+    """Stop a running batch, whose answer nobody wants."""
+
+    worker: str
+    attempt: int
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Acquire(Command):
+    """Hold this many workers of a tier."""
+
+    tier: str
+    workers: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Release(Command):
+    """Give a worker back."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deliver(Command):
+    """These items of a finished attempt are answered, for the first and only time.
+
+    :ivar positions: where they are among the attempt's items, if they are not all of them.
+    """
+
+    attempt: int
+    items: Sequence[int]
+    positions: Sequence[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bury(Command):
+    """These items are dead: no answer will come. `context`: the broken one, if that is why."""
+
+    items: Sequence[int]
+    failure: Failure
+    context: str | None = None

@@ -1,0 +1,361 @@
+"""The scheduler: one deterministic state machine, `handle(event) -> commands`.
+
+What lives here: the dispatch of events, workers joining and leaving, and the loop that gives free workers what
+is queued. Items' transitions are in items.py, contexts' in residency.py, the tables in run_state.py, the
+invariants in validate.py. There is no I/O, no clock, no thread and no randomness of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import items, residency
+from ctxflow.scheduler.commands import Abandon, Acquire, Command, Release, Run
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Tier, Worker
+from ctxflow.scheduler.validate import validate
+
+
+class Scheduler:
+    """Decides what runs where: feed it events, carry out the commands it gives back.
+
+    :param policies: who decides what is open to choice.
+    :param limits: how much is borne before an item or a context is given up.
+    :param seed: of the generator that policies may use.
+
+    >>> from ctxflow.policies.registry import make
+    >>> scheduler = Scheduler(Policies(make("routing", "context-affinity"), make("batching", "fixed"),
+    ...     make("placement", "everywhere"), make("preemption", "none"), make("scaling", "fixed")))
+    >>> scheduler.handle(ev.ContextDeclared(0.0, ev.ContextSpec("c", "model")))
+    []
+    >>> scheduler.handle(ev.AppDeclared(0.0, ev.AppSpec("a", "verify", context="c")))
+    []
+    >>> scheduler.handle(ev.ItemsSubmitted(0.0, "a", range(2)))
+    []
+    >>> scheduler.handle(ev.WorkerJoined(1.0, ev.WorkerSpec("w1")))
+    [Load(worker='w1', context='c')]
+    >>> scheduler.handle(ev.ContextReady(3.0, "w1", "c", seconds=2.0))
+    [Run(worker='w1', attempt=1, app='a', context='c', items=(0, 1))]
+    >>> scheduler.handle(ev.BatchFinished(4.0, "w1", 1, seconds=1.0))
+    [Deliver(attempt=1, items=(0, 1), positions=None)]
+    """
+
+    def __init__(self, policies: Policies, limits: Limits | None = None, seed: int = 0) -> None:
+        self.state = RunState(policies, limits or Limits(), seed)
+        self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
+            ev.TierOffered: self._tier_offered,
+            ev.ContextDeclared: self._context_declared,
+            ev.AppDeclared: self._app_declared,
+            ev.ItemsSubmitted: self._items_submitted,
+            ev.ItemsCancelled: self._items_cancelled,
+            ev.WorkerJoined: self._worker_joined,
+            ev.WorkerLost: self._worker_lost,
+            ev.EvictionNotice: self._eviction_notice,
+            ev.ContextStaged: self._context_staged,
+            ev.ContextReady: self._context_ready,
+            ev.ContextFailed: self._context_failed,
+            ev.ContextUnloaded: self._context_unloaded,
+            ev.BatchFinished: self._batch_finished,
+            ev.BatchFailed: self._batch_failed,
+            ev.Tick: self._tick,
+        }
+
+    def handle(self, event: ev.Event) -> list[Command]:
+        """Take one event in and say what is to be done.
+
+        Events about workers, batches or contexts that are no longer there are without effect.
+
+        :raises KeyError: for an app or context that was never declared.
+        """
+        state = self.state
+        state.now = max(state.now, event.time)
+        out: list[Command] = []
+        self._handlers[type(event)](event, out)
+        if state.ready:
+            self._serve(out)
+        elif state.free:
+            self._duplicate(out)
+        return out
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        :raises AssertionError: naming the one that does not hold.
+        """
+        validate(self.state)
+
+    @property
+    def next_wake(self) -> float | None:
+        """When a Tick is wanted, at the latest."""
+        return self.state.wake_at
+
+    # --- giving work to free workers
+
+    def _serve(self, out: list[Command]) -> None:
+        state = self.state
+        while state.free and state.ready:
+            ready = [app for app in state.ready.values() if app.held_until is None or app.held_until <= state.now]
+            if not ready:
+                break
+            given = [self._give(a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
+            if not any(given):
+                break
+        if state.ready and not state.free:
+            self._preempt(out)
+
+    def _give(self, worker_id: str, app_id: str, out: list[Command]) -> bool:
+        """Follow an assignment of the routing policy, if it is possible."""
+        worker, app = self.state.free.get(worker_id), self.state.ready.get(app_id)
+        if worker is None or app is None:
+            return False
+        held = worker.contexts.get(app.context)
+        if held is not None:
+            return held.state == "ready" and self._run(worker, app, out)
+        return residency.admissible(self.state, worker, app) and residency.begin(self.state, worker, app, out)
+
+    def _run(self, worker: Worker, app: App, out: list[Command]) -> bool:
+        state = self.state
+        size = 1 if app.isolated else state.batch_size(app, worker)
+        if size < 1:
+            app.held_until = (app.waiting_since or state.now) + state.policies.batching.linger
+            state.wake(app.held_until)
+            return False
+        batch, isolated = items.take(state, app, size)
+        self._start(worker, app, batch, isolated, out)
+        return True
+
+    def _start(self, worker: Worker, app: App, batch: Sequence[int], isolated: bool, out: list[Command]) -> None:
+        state = self.state
+        number = state.next_attempt
+        state.next_attempt = number + 1
+        attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, isolated)
+        state.attempts[number] = worker.running[number] = attempt
+        state.counters.batches += 1
+        state.update_free(worker)
+        out.append(Run(worker.id, number, app.id, app.context, batch))
+
+    def _duplicate(self, out: list[Command]) -> None:
+        """Let workers that have nothing to do run straggling batches a second time, where the policy says so."""
+        state = self.state
+        if not state.attempts:
+            return
+        for worker in list(state.free.values()):
+            number = state.policies.batching.duplicate(state, worker)
+            attempt = state.attempts.get(number) if number is not None else None
+            if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
+                continue
+            left = [item for item in attempt.items if item in state.open]
+            if not left or worker.contexts[attempt.context].state != "ready":
+                continue
+            for item in left:
+                state.copies[item] = state.copies.get(item, 1) + 1
+            state.counters.duplicates += 1
+            self._start(worker, state.apps[attempt.app], left, attempt.isolated, out)
+
+    def _preempt(self, out: list[Command]) -> None:
+        state = self.state
+        app = min(state.ready.values(), key=lambda a: (-a.priority, a.order))
+        freed = False
+        for number in state.policies.preemption.victims(state, app):
+            if number in state.attempts:
+                attempt = self._stop(number, out)
+                items.requeue(state, attempt, items.unanswered(state, attempt), out)
+                freed = True
+        if freed:
+            self._serve(out)
+
+    def _stop(self, number: int, out: list[Command]) -> Attempt:
+        """End a running attempt by force, which costs its worker the context."""
+        attempt = self.state.attempts[number]
+        worker = self.state.workers[attempt.worker]
+        out.append(Abandon(worker.id, number, attempt.context))
+        self._end(attempt, worker)
+        self._lose_context(worker, attempt.context, out)
+        return attempt
+
+    def _lose_context(self, worker: Worker, context: str, out: list[Command]) -> None:
+        """A library process is gone, and with it what else it ran: none of that is to blame."""
+        for attempt in [a for a in worker.running.values() if a.context == context]:
+            self._end(attempt, worker)
+            items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
+        residency.drop(self.state, worker, context)
+
+    def _end(self, attempt: Attempt, worker: Worker) -> None:
+        del self.state.attempts[attempt.id], worker.running[attempt.id]
+        held = worker.contexts.get(attempt.context)
+        if held is not None:
+            held.last_used = self.state.now
+        self.state.update_free(worker)
+
+    # --- declarations
+
+    def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
+        known = self.state.tiers.get(event.tier.name)
+        if known is None:
+            self.state.tiers[event.tier.name] = Tier(event.tier)
+        else:
+            known.spec = event.tier
+        self._scale(out)
+
+    def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
+        self.state.contexts.setdefault(event.context.id, ContextState(event.context))
+
+    def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
+        spec = event.app
+        if spec.id not in self.state.apps:
+            self.state.contexts[spec.context].apps.append(spec.id)
+            self.state.apps[spec.id] = App(spec, order=len(self.state.apps))
+
+    # --- items
+
+    def _items_submitted(self, event: ev.ItemsSubmitted, out: list[Command]) -> None:
+        items.submit(self.state, self.state.apps[event.app], event.items, out)
+
+    def _items_cancelled(self, event: ev.ItemsCancelled, out: list[Command]) -> None:
+        items.cancel(self.state, event.items)
+        gone = set(event.items)
+        for number, attempt in list(self.state.attempts.items()):
+            # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
+            if event.stop and gone.issuperset(attempt.items):
+                self._stop(number, out)
+
+    # --- workers
+
+    def _worker_joined(self, event: ev.WorkerJoined, out: list[Command]) -> None:
+        state = self.state
+        if event.worker.id in state.workers:
+            return
+        worker = Worker(event.worker, joined=state.now)
+        state.workers[worker.id] = worker
+        state.counters.joined += 1
+        state.update_free(worker)
+        self._scale(out)
+
+    def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
+        state = self.state
+        worker = state.workers.pop(event.worker, None)
+        if worker is None:
+            return
+        evicted = event.evicted or worker.noticed is not None
+        state.counters.lost += 1
+        state.counters.evicted += evicted
+        self._note_lifetime(worker, evicted)
+        for context in list(worker.contexts):
+            residency.drop(state, worker, context)
+        for context_state in state.contexts.values():
+            context_state.suspects.pop(worker.id, None)
+        state.update_free(worker)
+        for attempt in list(worker.running.values()):
+            self._end(attempt, worker)
+            left = items.unanswered(state, attempt)
+            if evicted:
+                items.requeue(state, attempt, left, out)
+            else:
+                failure = ev.Failure(
+                    "lost",
+                    "WorkerLost",
+                    f"the workers that ran it were lost {state.limits.losses} times running, without notice: "
+                    "the call may exhaust the machine's memory or end the worker",
+                    worker=worker.id,
+                )
+                items.lost(state, attempt, left, failure, out)
+
+    def _note_lifetime(self, worker: Worker, evicted: bool) -> None:
+        tier = self.state.tiers.get(worker.tier)
+        if tier is not None:
+            tier.worker_seconds += self.state.now - worker.joined
+            if evicted:
+                tier.lifetimes.append(self.state.now - worker.joined)
+
+    def _eviction_notice(self, event: ev.EvictionNotice, out: list[Command]) -> None:
+        worker = self.state.workers.get(event.worker)
+        if worker is not None and worker.noticed is None:
+            worker.noticed = self.state.now
+            self.state.update_free(worker)
+
+    # --- contexts
+
+    def _context_staged(self, event: ev.ContextStaged, out: list[Command]) -> None:
+        worker = self.state.workers.get(event.worker)
+        if worker is not None:
+            residency.staged(self.state, worker, event.context, out)
+
+    def _context_ready(self, event: ev.ContextReady, out: list[Command]) -> None:
+        worker = self.state.workers.get(event.worker)
+        if worker is not None:
+            residency.ready(self.state, worker, event)
+
+    def _context_failed(self, event: ev.ContextFailed, out: list[Command]) -> None:
+        worker = self.state.workers.get(event.worker)
+        if worker is not None:
+            residency.failed(self.state, worker, event.context, event.failure, out)
+
+    def _context_unloaded(self, event: ev.ContextUnloaded, out: list[Command]) -> None:
+        worker = self.state.workers.get(event.worker)
+        held = worker.contexts.get(event.context) if worker is not None else None
+        if worker is not None and held is not None and held.state == "ready":
+            self._lose_context(worker, event.context, out)
+
+    # --- batches
+
+    def _attempt(self, worker_id: str, number: int) -> tuple[Attempt, Worker] | None:
+        attempt = self.state.attempts.get(number)
+        if attempt is None or attempt.worker != worker_id:
+            return None
+        worker = self.state.workers[worker_id]
+        self._end(attempt, worker)
+        return attempt, worker
+
+    def _batch_finished(self, event: ev.BatchFinished, out: list[Command]) -> None:
+        found = self._attempt(event.worker, event.attempt)
+        if found is None:
+            return
+        attempt, worker = found
+        measured = event.seconds / len(attempt.items)
+        before = worker.item_seconds.get(attempt.app, measured)
+        worker.item_seconds[attempt.app] = 0.5 * before + 0.5 * measured
+        items.answer(self.state, attempt, out)
+        # What another attempt answered first is closed; nothing of this attempt stays open.
+
+    def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
+        found = self._attempt(event.worker, event.attempt)
+        if found is None:
+            return
+        attempt, worker = found
+        if event.failure.kind == "crash":
+            self.state.counters.crashes += 1
+        if event.lost_context:
+            self._lose_context(worker, attempt.context, out)
+        left = items.unanswered(self.state, attempt)
+        items.failed(self.state, attempt, left, event.failure, out)
+
+    # --- time
+
+    def _tick(self, event: ev.Tick, out: list[Command]) -> None:
+        self.state.wake_at = None
+        self.state.plan = self.state.policies.placement.plan(self.state)
+        self._scale(out)
+
+    def _scale(self, out: list[Command]) -> None:
+        state = self.state
+        for name, wanted in state.policies.scaling.target(state).items():
+            tier = state.tiers.get(name)
+            if tier is None:
+                continue
+            low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
+            target = max(low, min(high, wanted))
+            if tier.asked != target:
+                tier.asked = target
+                out.append(Acquire(name, target))
+            self._release(name, target, out)
+
+    def _release(self, tier: str, target: int, out: list[Command]) -> None:
+        """Give back idle workers beyond the target; busy ones are looked at again on the next tick."""
+        held = [w for w in self.state.workers.values() if w.tier == tier and not w.draining]
+        idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
+        for worker in idle[: max(0, len(held) - target)]:
+            worker.draining = True
+            self.state.update_free(worker)
+            out.append(Release(worker.id))

@@ -1,0 +1,220 @@
+"""What can happen to a run: frozen events, each carrying its time in seconds on the run's clock.
+
+What lives here: the events, and the specifications that some of them declare. Payloads (inputs, results) are
+not here: the scheduler knows items by number only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PLAIN = ""
+"""The context id of calls that need no context."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextSpec:
+    """What the scheduler needs to know of a context. Sizes in bytes, None where unknown."""
+
+    id: str
+    name: str
+    files: bool = False
+    gpus: int = 0
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AppSpec:
+    """A kind of call: what it runs with, how its items may be batched, and how urgent they are.
+
+    :ivar batch: whether items may share a call (a batch app), or each is a call of its own.
+    :ivar batch_size: the user's wish for the items of a batch.
+    :ivar deadline: when the results are wanted, on the run's clock.
+    :ivar retries: how often an item that raises on its own is tried again.
+    """
+
+    id: str
+    name: str
+    context: str = PLAIN
+    batch: bool = True
+    batch_size: int | None = None
+    priority: int = 0
+    deadline: float | None = None
+    retries: int = 0
+    max_delay: float | None = None
+    max_error: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker said of itself when it joined. Sizes in bytes, None where unknown."""
+
+    id: str
+    host: str = "localhost"
+    tier: str = "default"
+    region: str = "default"
+    slots: int = 1
+    gpus: int = 0
+    gpu_model: str | None = None
+    memory: int | None = None
+    gpu_memory: int | None = None
+    topology: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A kind of worker that the site offers."""
+
+    name: str
+    minimum: int = 0
+    maximum: int = 1
+    price: float | None = None
+    boot_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something failed, as data.
+
+    :ivar kind: "exception" (the user's code raised), "crash" (the library process died), "timeout", "input"
+        (could not be sent), "memory" (no room for the context), or "lost" (workers died with it).
+    :ivar output: the last lines that the call printed.
+    """
+
+    kind: str
+    error: str
+    message: str
+    traceback: str = ""
+    output: str = ""
+    worker: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at a time."""
+
+    time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TierOffered(Event):
+    """The site offers a tier (or changes its bounds)."""
+
+    tier: TierSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextDeclared(Event):
+    """A context may be needed from now on."""
+
+    context: ContextSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AppDeclared(Event):
+    """An app may be called from now on."""
+
+    app: AppSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ItemsSubmitted(Event):
+    """Items wait for an app; their numbers are new, and go up."""
+
+    app: str
+    items: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ItemsCancelled(Event):
+    """Nobody waits for these items any more; `stop` ends batches that hold nothing else."""
+
+    items: Sequence[int]
+    stop: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerJoined(Event):
+    """A worker is there and takes calls."""
+
+    worker: WorkerSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerLost(Event):
+    """A worker is gone. `evicted`: taken back, as far as somebody knows, so that nobody in it is to blame."""
+
+    worker: str
+    evicted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EvictionNotice(Event):
+    """A worker will be taken back soon: it gets nothing new."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextStaged(Event):
+    """A context's files are in the worker's cache."""
+
+    worker: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextReady(Event):
+    """A context is built. Memory in bytes, as measured."""
+
+    worker: str
+    context: str
+    seconds: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextFailed(Event):
+    """A context could not be built (or staged)."""
+
+    worker: str
+    context: str
+    failure: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextUnloaded(Event):
+    """A context is no longer on a worker."""
+
+    worker: str
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchFinished(Event):
+    """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged."""
+
+    worker: str
+    attempt: int
+    seconds: float
+    results: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchFailed(Event):
+    """An attempt failed as a whole. `lost_context`: the library process went with it."""
+
+    worker: str
+    attempt: int
+    failure: Failure
+    lost_context: bool = False
+    exception: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed."""

@@ -1,0 +1,188 @@
+"""Transitions of items: queued, assigned, answered, requeued, bisected, dead.
+
+An item is open (in `RunState.open`) from its submission until it is done, dead or cancelled; an open item is
+either queued once, or held by at least one attempt. What does not live here: which worker runs what (core.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ctxflow.scheduler.commands import Bury, Command, Deliver
+from ctxflow.scheduler.events import Failure
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.state import App, Attempt
+
+
+def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
+    """New items wait for the app; they die at once if its context is broken."""
+    app.arrived += len(items)
+    state.counters.submitted += len(items)
+    state.open.update(dict.fromkeys(items, app))
+    app.queue.extend(items)
+    _queued(state, app, out)
+
+
+def _queued(state: RunState, app: App, out: list[Command]) -> None:
+    """Note that an app has work, or bury the work if its context is broken."""
+    broken = state.contexts[app.context].broken
+    if broken is not None:
+        bury_backlog(state, app, broken, out)
+    elif app.backlog and app.id not in state.ready:
+        state.ready[app.id] = app
+        app.waiting_since = state.now
+
+
+def take(state: RunState, app: App, count: int) -> tuple[Sequence[int], bool]:
+    """The items of the app's next batch, and whether they form an isolated group that must stay as it is."""
+    isolated = bool(app.isolated)
+    items: Sequence[int]
+    if isolated:
+        items = app.isolated.popleft()
+        app.isolated_items -= len(items)
+    elif count >= len(app.queue):
+        items = tuple(app.queue)
+        app.queue.clear()
+    else:
+        pop = app.queue.popleft
+        items = [pop() for _ in range(count)]
+    _taken(state, app)
+    return items, isolated
+
+
+def _taken(state: RunState, app: App) -> None:
+    if not app.backlog:
+        state.ready.pop(app.id, None)
+        app.waiting_since = app.held_until = None
+
+
+def answer(state: RunState, attempt: Attempt, out: list[Command]) -> None:
+    """A finished attempt answers those of its items that nobody answered before."""
+    opened = state.open
+    positions = [n for n, item in enumerate(attempt.items) if item in opened]
+    if not positions:
+        return
+    won, part = attempt.items, len(positions) < len(attempt.items)
+    if part:
+        won = [won[n] for n in positions]
+    _close(state, won)
+    state.counters.done += len(won)
+    out.append(Deliver(attempt.id, won, positions if part else None))
+
+
+def _bury(
+    state: RunState, items: Sequence[int], failure: Failure, out: list[Command], context: str | None = None
+) -> None:
+    """These items are dead."""
+    _close(state, items)
+    state.counters.dead += len(items)
+    out.append(Bury(items, failure, context))
+
+
+def _close(state: RunState, items: Iterable[int]) -> None:
+    for item in items:
+        del state.open[item]
+    for table in (state.copies, state.losses, state.crashes, state.raised):
+        if table:
+            for item in items:
+                table.pop(item, None)
+
+
+def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]) -> None:
+    """All that is queued for an app whose context is broken dies."""
+    waiting = [*app.queue, *(item for group in app.isolated for item in group)]
+    app.queue.clear()
+    app.isolated.clear()
+    app.isolated_items = 0
+    _taken(state, app)
+    if waiting:
+        _bury(state, waiting, failure, out, app.context)
+
+
+def cancel(state: RunState, items: Sequence[int]) -> None:
+    """Nobody waits for these any more: queued ones go, running ones will not be delivered."""
+    gone = {item for item in items if item in state.open}
+    for app in {state.open[item].id: state.open[item] for item in gone}.values():
+        kept = [item for item in app.queue if item not in gone]
+        app.queue.clear()
+        app.queue.extend(kept)
+        groups = [tuple(item for item in group if item not in gone) for group in app.isolated]
+        app.isolated.clear()
+        app.isolated.extend(group for group in groups if group)
+        app.isolated_items = sum(map(len, app.isolated))
+        _taken(state, app)
+    _close(state, gone)
+    state.counters.cancelled += len(gone)
+
+
+def unanswered(state: RunState, attempt: Attempt) -> list[int]:
+    """The items that only this attempt, which has ended, held and that are still open."""
+    left = []
+    for item in attempt.items:
+        if item not in state.open:
+            continue
+        copies = state.copies.get(item)
+        if copies is None:
+            left.append(item)
+        elif copies == 2:
+            del state.copies[item]
+        else:
+            state.copies[item] = copies - 1
+    return left
+
+
+def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
+    """Items of an attempt that came to nothing, for no fault of theirs, go to the front of the queue."""
+    if not items:
+        return
+    app = state.apps[attempt.app]
+    state.counters.retried += len(items)
+    if attempt.isolated:
+        _isolate(app, tuple(items))
+    else:
+        app.queue.extendleft(reversed(items))
+    _queued(state, app, out)
+
+
+def _isolate(app: App, *groups: tuple[int, ...]) -> None:
+    app.isolated.extendleft(reversed(groups))
+    app.isolated_items += sum(map(len, groups))
+
+
+def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
+    """The worker of an attempt was lost for no known reason: too many times running and its items are suspect."""
+    worst = 0
+    for item in items:
+        state.losses[item] = times = state.losses.get(item, 0) + 1
+        worst = max(worst, times)
+    if worst < state.limits.losses:
+        requeue(state, attempt, items, out)
+    else:
+        failed(state, attempt, items, failure, out)
+
+
+def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
+    """An attempt failed because of one of its items: halve it until the bad item stands alone, which then dies."""
+    if not items:
+        return
+    app = state.apps[attempt.app]
+    if len(items) > 1:
+        middle = len(items) // 2
+        _isolate(app, tuple(items[:middle]), tuple(items[middle:]))
+    elif _is_dead(state, app, items[0], failure):
+        _bury(state, items, failure, out)
+        return
+    else:
+        _isolate(app, tuple(items))
+    state.counters.retried += len(items)
+    _queued(state, app, out)
+
+
+def _is_dead(state: RunState, app: App, item: int, failure: Failure) -> bool:
+    """Count a failure of an item that stood alone, and say whether it was the last one it may have."""
+    if failure.kind == "input":
+        return True
+    crashed = failure.kind in ("crash", "lost")
+    table, allowed = (state.crashes, state.limits.crashes) if crashed else (state.raised, app.spec.retries + 1)
+    table[item] = times = table.get(item, 0) + 1
+    return times >= allowed

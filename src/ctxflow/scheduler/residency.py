@@ -1,0 +1,160 @@
+"""Transitions of contexts on workers: claimed, staging, loading, ready, unloaded, suspect, broken.
+
+What does not live here: which context a worker should take (policies), or the items' fate (items.py).
+"""
+
+from __future__ import annotations
+
+from ctxflow.scheduler import items
+from ctxflow.scheduler.commands import Command, Load, Stage, Unload
+from ctxflow.scheduler.events import ContextReady, ContextSpec, Failure
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
+
+
+def admissible(state: RunState, worker: Worker, app: App) -> bool:
+    """Whether the app's context may be loaded on a worker that does not hold it."""
+    context = state.contexts[app.context]
+    if app.unclaimed <= 0 or context.spec.gpus > worker.gpus:
+        return False
+    if not state.plan.permits(context.spec.id, worker.tier):
+        return False
+    if worker.id not in context.suspects:
+        return True
+    # A suspect worker is asked again only where there is nobody else, and after a pause.
+    if any(other not in context.suspects for other in state.workers):
+        return False
+    if state.now < context.retry_at:
+        state.wake(context.retry_at)
+        return False
+    return True
+
+
+def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
+    """Stage or load the app's context on a worker, unloading the least recently used ones that are in its way."""
+    context = state.contexts[app.context]
+    unload = _in_the_way(state, worker, context.spec)
+    if unload is None:
+        return False
+    for other in unload:
+        drop(state, worker, other)
+        out.append(Unload(worker.id, other))
+    claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))))
+    app.claimed += claim.items
+    step = Stage if context.spec.files else Load
+    held = OnWorker(context.spec.id, "staging" if context.spec.files else "loading", state.now, state.now, claim=claim)
+    worker.contexts[context.spec.id] = held
+    worker.loading += 1
+    context.holders += 1
+    context.loads += 1
+    state.counters.loads += 1
+    out.append(step(worker.id, context.spec.id))
+    state.update_free(worker)
+    return True
+
+
+def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[str] | None:
+    """The idle contexts to unload so that another fits, least recently used first; None if it cannot fit now."""
+    busy = {attempt.context for attempt in worker.running.values()}
+    held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
+    idle = [h for h in held if h.state == "ready" and h.context not in busy]
+    unload: list[str] = []
+    for candidate in idle:
+        if _fits(state, worker, wanted, unload):
+            return unload
+        unload.append(candidate.context)
+    return unload if _fits(state, worker, wanted, unload) else None
+
+
+def _fits(state: RunState, worker: Worker, wanted: ContextSpec, without: list[str]) -> bool:
+    others = [state.contexts[c] for c in worker.contexts if c not in without]
+    context = state.contexts[wanted.id]
+    used = (_memory(context) or 0) + sum(_memory(other) or 0 for other in others)
+    if worker.spec.memory is not None and used > worker.spec.memory and others:
+        return False
+    on_gpu = [other for other in others if other.spec.gpus]
+    if not wanted.gpus or not on_gpu:
+        return True
+    # GPU memory that nobody declared or measured is taken to be all of it.
+    sizes = [_gpu_memory(c) for c in (context, *on_gpu)]
+    known = [size for size in sizes if size is not None]
+    return worker.spec.gpu_memory is not None and len(known) == len(sizes) and sum(known) <= worker.spec.gpu_memory
+
+
+def _memory(context: ContextState) -> int | None:
+    return context.memory if context.memory is not None else context.spec.memory
+
+
+def _gpu_memory(context: ContextState) -> int | None:
+    return context.gpu_memory if context.gpu_memory is not None else context.spec.gpu_memory
+
+
+def staged(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+    """The files are there: build."""
+    held = worker.contexts.get(context)
+    if held is not None and held.state == "staging":
+        held.state, held.since = "loading", state.now
+        out.append(Load(worker.id, context))
+
+
+def ready(state: RunState, worker: Worker, event: ContextReady) -> None:
+    """A context is built: its worker can run calls against it."""
+    held = worker.contexts.get(event.context)
+    if held is None or held.state == "ready":
+        return
+    context = state.contexts[event.context]
+    _end_load(state, worker, held)
+    held.state, held.since, held.last_used = "ready", state.now, state.now
+    held.memory, held.gpu_memory = event.memory, event.gpu_memory
+    context.memory = event.memory if event.memory is not None else context.memory
+    context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
+    context.suspects.pop(worker.id, None)
+    worker.context_seconds[event.context] = event.seconds
+    state.update_free(worker)
+
+
+def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
+    if held.state != "ready":
+        worker.loading -= 1
+    if held.claim is not None:
+        state.apps[held.claim.app].claimed -= held.claim.items
+        held.claim = None
+
+
+def drop(state: RunState, worker: Worker, context: str) -> bool:
+    """A context is no longer on a worker (or no longer being loaded there)."""
+    held = worker.contexts.pop(context, None)
+    if held is None:
+        return False
+    _end_load(state, worker, held)
+    state.contexts[context].holders -= 1
+    state.update_free(worker)
+    return True
+
+
+def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, out: list[Command]) -> None:
+    """A context could not be built on a worker: the worker is suspect, or the context is broken."""
+    if not drop(state, worker, context_id):
+        return
+    context = state.contexts[context_id]
+    idle = _idle(worker)
+    if failure.kind == "memory" and idle:
+        for other in idle:
+            drop(state, worker, other)
+            out.append(Unload(worker.id, other))
+        return
+    context.failures += 1
+    context.failed_workers.add(worker.id)
+    context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
+    context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
+    expected = max(len(state.workers), sum(tier.asked or 0 for tier in state.tiers.values()))
+    enough = min(state.limits.failures, expected)
+    if len(context.failed_workers) >= enough or context.failures >= 3 * state.limits.failures:
+        context.broken = failure
+        for app in context.apps:
+            items.bury_backlog(state, state.apps[app], failure, out)
+
+
+def _idle(worker: Worker) -> list[str]:
+    busy = {attempt.context for attempt in worker.running.values()}
+    return [h.context for h in worker.contexts.values() if h.state == "ready" and h.context not in busy]

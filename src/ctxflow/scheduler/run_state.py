@@ -1,0 +1,76 @@
+"""The whole state of a run in one object, which is also the view that policies get.
+
+What lives here: the tables and what can be read off them. What does not: transitions (core.py and the modules
+that it calls).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from ctxflow.policies.protocols import AppView, Plan, RegionView, WorkerView
+from ctxflow.scheduler.state import (
+    App,
+    Attempt,
+    ContextState,
+    Counters,
+    Limits,
+    Policies,
+    Tier,
+    Worker,
+)
+
+
+class RunState:
+    """Everything that the scheduler knows; `ctxflow.policies.protocols.View` is its read-only face."""
+
+    def __init__(self, policies: Policies, limits: Limits, seed: int) -> None:
+        self.policies = policies
+        self.limits = limits
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.plan = Plan()
+        self.workers: dict[str, Worker] = {}
+        self.apps: dict[str, App] = {}
+        self.contexts: dict[str, ContextState] = {}
+        self.attempts: dict[int, Attempt] = {}
+        self.tiers: dict[str, Tier] = {}
+        self.regions: Mapping[str, RegionView] = {}
+        self.forecast: Mapping[str, float] | None = None
+        self.counters = Counters()
+        # Workers that could take a call, longest free first; kept by `update_free`.
+        self.free: dict[str, Worker] = {}
+        # Apps with a backlog and a context that is not broken; kept by items.py.
+        self.ready: dict[str, App] = {}
+        # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
+        self.open: dict[int, App] = {}
+        # Items that several attempts hold now -> how many.
+        self.copies: dict[int, int] = {}
+        # Item -> times its workers were lost for no known reason / it crashed alone / it raised alone.
+        self.losses: dict[int, int] = {}
+        self.crashes: dict[int, int] = {}
+        self.raised: dict[int, int] = {}
+        self.next_attempt = 1
+        self.wake_at: float | None = None
+
+    def batch_size(self, app: AppView, worker: WorkerView) -> int:
+        """What the batching policy would give this worker's next batch of the app."""
+        return self.policies.batching.size(self, app, worker)
+
+    def holders(self, context: str) -> int:
+        """How many workers hold or load the context."""
+        state = self.contexts.get(context)
+        return state.holders if state else 0
+
+    def update_free(self, worker: Worker) -> None:
+        """Put a worker where it belongs after its slots changed."""
+        usable = worker.free_slots > 0 and worker.noticed is None and not worker.draining
+        if usable and worker.id in self.workers:
+            self.free.setdefault(worker.id, worker)
+        else:
+            self.free.pop(worker.id, None)
+
+    def wake(self, time: float) -> None:
+        """Ask for a Tick at that time at the latest."""
+        self.wake_at = time if self.wake_at is None else min(self.wake_at, time)

@@ -1,0 +1,277 @@
+"""The scheduler's state: plain objects that only core.py changes, and that policies see as a view.
+
+Each attribute says who changes it where that is not plain. What does not live here: transitions.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctxflow.policies.protocols import (
+    BatchingPolicy,
+    PlacementPolicy,
+    PreemptionPolicy,
+    RoutingPolicy,
+    ScalingPolicy,
+)
+from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, TierSpec, WorkerSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Policies:
+    """The policies of a run."""
+
+    routing: RoutingPolicy
+    batching: BatchingPolicy
+    placement: PlacementPolicy
+    preemption: PreemptionPolicy
+    scaling: ScalingPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much is borne before somebody is to blame.
+
+    :ivar losses: times running that an item's workers may be lost, for no known reason, before it is suspected.
+    :ivar crashes: crashes that an item alone may cause before it is dead.
+    :ivar failures: workers on which a context may fail before it is declared broken.
+    :ivar retry_seconds: the first pause before a suspect worker is asked to build the context again.
+    """
+
+    losses: int = 3
+    crashes: int = 2
+    failures: int = 3
+    retry_seconds: float = 5.0
+
+
+@dataclasses.dataclass(slots=True)
+class OnWorker:
+    """One context on one worker."""
+
+    context: str
+    state: str
+    since: float
+    last_used: float
+    memory: int | None = None
+    gpu_memory: int | None = None
+    claim: Claim | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """Items of an app for which a worker loads a context; they stay queued."""
+
+    app: str
+    items: int
+
+
+@dataclasses.dataclass(slots=True)
+class Attempt:
+    """One try at some items on one worker."""
+
+    id: int
+    app: str
+    context: str
+    worker: str
+    items: Sequence[int]
+    started: float
+    isolated: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Worker:
+    """One connected worker."""
+
+    spec: WorkerSpec
+    joined: float
+    contexts: dict[str, OnWorker] = dataclasses.field(default_factory=dict)
+    running: dict[int, Attempt] = dataclasses.field(default_factory=dict)
+    noticed: float | None = None
+    draining: bool = False
+    item_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    # Read in every decision, so copied out of the specification.
+    id: str = ""
+    slots: int = 1
+    loading: int = 0
+
+    def __post_init__(self) -> None:
+        self.id = self.spec.id
+        self.slots = self.spec.slots
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that neither run nor load."""
+        return self.slots - len(self.running) - self.loading
+
+    @property
+    def tier(self) -> str:
+        """The tier that it came from."""
+        return self.spec.tier
+
+    @property
+    def region(self) -> str:
+        """The group of workers close to it."""
+        return self.spec.region
+
+    @property
+    def host(self) -> str:
+        """The machine it is on."""
+        return self.spec.host
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it was given."""
+        return self.spec.gpus
+
+    @property
+    def gpu_model(self) -> str | None:
+        """Such as "NVIDIA A10"."""
+        return self.spec.gpu_model
+
+    @property
+    def topology(self) -> Mapping[str, Any] | None:
+        """As reported."""
+        return self.spec.topology
+
+    def seconds_per_item(self, app: str) -> float | None:
+        """A moving average of its finished batches."""
+        return self.item_seconds.get(app)
+
+    def load_seconds(self, context: str) -> float | None:
+        """The last load's."""
+        return self.context_seconds.get(context)
+
+
+@dataclasses.dataclass(slots=True)
+class App:
+    """One app and its queue."""
+
+    spec: AppSpec
+    order: int
+    queue: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    # Groups that must run alone as they are: the halves of a bisection, suspects.
+    isolated: collections.deque[tuple[int, ...]] = dataclasses.field(default_factory=collections.deque)
+    isolated_items: int = 0
+    claimed: int = 0
+    arrived: int = 0
+    waiting_since: float | None = None
+    held_until: float | None = None
+
+    # Read in every decision, so copied out of the specification.
+    id: str = ""
+    context: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.id, self.context, self.priority = spec.id, spec.context, spec.priority
+        self.deadline = spec.deadline
+        self.batch_size = spec.batch_size if spec.batch else 1
+
+    @property
+    def backlog(self) -> int:
+        """Items queued."""
+        return len(self.queue) + self.isolated_items
+
+    @property
+    def unclaimed(self) -> int:
+        """Items queued for which no worker loads the context."""
+        return self.backlog - self.claimed
+
+    @property
+    def max_delay(self) -> float | None:
+        """The longest an item may take."""
+        return self.spec.max_delay
+
+    @property
+    def max_error(self) -> float | None:
+        """The largest acceptable share of wrong answers."""
+        return self.spec.max_error
+
+
+@dataclasses.dataclass(slots=True)
+class ContextState:
+    """What is known of a context across workers."""
+
+    spec: ContextSpec
+    apps: list[str] = dataclasses.field(default_factory=list)
+    memory: int | None = None
+    gpu_memory: int | None = None
+    holders: int = 0
+    loads: int = 0
+    # Worker -> failures there; forgotten when the worker is lost or the context builds there.
+    suspects: dict[str, int] = dataclasses.field(default_factory=dict)
+    failed_workers: set[str] = dataclasses.field(default_factory=set)
+    failures: int = 0
+    retry_at: float = 0.0
+    broken: Failure | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Tier:
+    """A tier of the site, and what was measured of it."""
+
+    spec: TierSpec
+    asked: int | None = None
+    worker_seconds: float = 0.0
+    lifetimes: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
+
+    @property
+    def minimum(self) -> int:
+        """Never fewer workers than this."""
+        return self.spec.minimum
+
+    @property
+    def maximum(self) -> int:
+        """Never more workers than this."""
+        return self.spec.maximum
+
+    @property
+    def price(self) -> float | None:
+        """Dollars a worker costs an hour."""
+        return self.spec.price
+
+    @property
+    def boot_seconds(self) -> float | None:
+        """From asking to joining."""
+        return self.spec.boot_seconds
+
+    @property
+    def match_rate(self) -> float | None:
+        """Not measured yet by any factory."""
+        return None
+
+    @property
+    def eviction_rate(self) -> float | None:
+        """Evictions per worker and second, once there was one."""
+        return len(self.lifetimes) / self.worker_seconds if self.lifetimes and self.worker_seconds else None
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """Totals since the start; only core.py adds to them."""
+
+    submitted: int = 0
+    done: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    batches: int = 0
+    duplicates: int = 0
+    joined: int = 0
+    lost: int = 0
+    evicted: int = 0
+    crashes: int = 0
+    loads: int = 0

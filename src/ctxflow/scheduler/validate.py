@@ -1,0 +1,62 @@
+"""The invariants of a run, checked from scratch: for tests, and for whoever suspects the scheduler."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ctxflow.scheduler.run_state import RunState
+
+
+def validate(state: RunState) -> None:
+    """Check every invariant of the state.
+
+    :raises AssertionError: naming the one that does not hold.
+    """
+    _check_items(state)
+    _check_workers(state)
+    _check_contexts(state)
+
+
+def _check_items(state: RunState) -> None:
+    queued = Counter(
+        item for app in state.apps.values() for items in (app.queue, *app.isolated) for item in items
+    )
+    assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
+    assert all(times == 1 for times in queued.values()), "an item is queued twice"
+    assert not queued.keys() & assigned.keys(), "an item is both queued and assigned"
+    assert queued.keys() | assigned.keys() == state.open.keys(), "an open item is neither queued nor assigned"
+    assert {item: n for item, n in assigned.items() if n > 1} == state.copies, "the copies of items are miscounted"
+    totals = state.counters
+    settled = totals.done + totals.dead + totals.cancelled
+    assert totals.submitted == settled + len(state.open), "an item is lost, or settled twice"
+    for table in (state.losses, state.crashes, state.raised):
+        assert table.keys() <= state.open.keys(), "a settled item is remembered"
+    for app in state.apps.values():
+        assert app.isolated_items == sum(map(len, app.isolated)), f"{app.id}: isolated items are miscounted"
+        claims = [held.claim for w in state.workers.values() for held in w.contexts.values() if held.claim]
+        assert app.claimed == sum(c.items for c in claims if c.app == app.id), f"{app.id}: claims are miscounted"
+        broken = state.contexts[app.context].broken is not None
+        assert (app.id in state.ready) == (app.backlog > 0 and not broken), f"{app.id}: wrongly (not) ready"
+        assert not (broken and app.backlog), f"{app.id}: items wait for a broken context"
+
+
+def _check_workers(state: RunState) -> None:
+    for worker in state.workers.values():
+        assert worker.free_slots >= 0, f"{worker.id} has fewer slots than calls"
+        loading = sum(held.state != "ready" for held in worker.contexts.values())
+        assert worker.loading == loading, f"{worker.id}: loads are miscounted"
+        usable = worker.free_slots > 0 and worker.noticed is None and not worker.draining
+        assert (worker.id in state.free) == usable, f"{worker.id}: wrongly (not) free"
+        for number, attempt in worker.running.items():
+            assert state.attempts.get(number) is attempt, f"{worker.id} runs an attempt that is not known"
+            held = worker.contexts.get(attempt.context)
+            assert held is not None and held.state == "ready", f"{worker.id} runs a call without its context"
+    for attempt in state.attempts.values():
+        assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"
+
+
+def _check_contexts(state: RunState) -> None:
+    held = Counter(context for worker in state.workers.values() for context in worker.contexts)
+    for context in state.contexts.values():
+        assert context.holders == held[context.spec.id], f"{context.spec.id}: holders are miscounted"
+        assert context.suspects.keys() <= state.workers.keys(), f"{context.spec.id}: a lost worker is suspect"
