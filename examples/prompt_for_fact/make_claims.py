@@ -1,16 +1,17 @@
 """Write ``claims.jsonl`` and ``evidence.jsonl`` from the tables in ``facts/``: the same bytes every time.
 
-Run it after editing a table or a phrasing: ``python examples/prompt_for_fact/make_claims.py``. The tables hold the
-facts, ``facts/phrasings.json`` the wording and the kind of source of each table; this file holds the choosing.
+Run it after editing a table or a phrasing: ``python examples/prompt_for_fact/make_claims.py``. The tables
+hold the facts, ``facts/phrasings.json`` the wording and the kind of source of each table; this file holds the
+choosing.
 
-A *fact* is one cell of a table: a subject (the row), a relation (the column) and a value. Each chosen fact gives
-three claims, one per label, and the label is a matter of the evidence alone:
+A *fact* is one cell of a table: a subject (the row), a relation (the column) and a value. Each chosen fact
+gives three claims, one per label, and the label is a matter of the evidence alone:
 
-* SUPPORTED and REFUTED claims come with the sentence that states the fact. The wrong values are the true values of
-  other facts of the same relation, dealt out anew (so every value is claimed as often truly as falsely), and a fifth
-  of the claims of every label are denials, whose true and wrong values swap sides.
-* NOT ENOUGH INFO claims, true or wrong in equal parts, come with a sentence on another matter: the same subject's
-  other fact, or the same kind of fact about another subject.
+* SUPPORTED and REFUTED claims come with the sentence that states the fact. The wrong values are the true
+  values of other facts of the same relation, dealt out anew (so every value is claimed as often truly as
+  falsely), and a fifth of the claims of every label are denials, whose true and wrong values swap sides.
+* NOT ENOUGH INFO claims, true or wrong in equal parts, come with a sentence on another matter: another fact
+  about the same subject, or the same kind of fact about another subject.
 * A third of the claims of every label carry one more sentence on the same subject that settles nothing.
 
 All claims on one subject, and every sentence they cite, are in one split.
@@ -132,7 +133,9 @@ def open_evidence(fact: Fact, claimed: str, nearby: list[Fact], rng: random.Rand
     """Choose a sentence that is related to the claim and settles nothing about it."""
     telling = {fact.phrasing["column"], *fact.phrasing.get("implied_by", [])}
     same = [f for f in nearby if f.page == fact.page and f.phrasing["column"] not in telling]
-    other = [f for f in nearby if f.page != fact.page and f.column == fact.column and claimed not in f.accepted]
+    other = [
+        f for f in nearby if f.page != fact.page and f.column == fact.column and claimed not in f.accepted
+    ]
     if not same or (other and rng.random() < OTHER_SUBJECT):
         return rng.choice(other)
     return rng.choice(same)
@@ -210,7 +213,9 @@ def main() -> None:
     claims, evidence = make(HERE / "facts")
     write_jsonl(HERE / "claims.jsonl", claims)
     write_jsonl(HERE / "evidence.jsonl", evidence)
-    counts = {name: sum(row["split"] == name for row in claims) for name in ("train", "dev", "test", "control")}
+    counts = {
+        name: sum(row["split"] == name for row in claims) for name in ("train", "dev", "test", "control")
+    }
     print(f"{len(claims)} claims {counts}, {len(evidence)} sentences of evidence")
 
 
