@@ -1,0 +1,1 @@
+"""What a plug-in's author needs for tests."""
