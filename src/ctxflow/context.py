@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
-import cloudpickle
-
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -234,6 +232,8 @@ def dumps(
     :param advice: what to do where it cannot be pickled.
     :raises TypeError: if it cannot be pickled, naming the part that is to blame.
     """
+    import cloudpickle  # The host imports this module, and never pickles.
+
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
@@ -253,6 +253,8 @@ def blame(value: Any, _depth: int = 0) -> tuple[str, Any]:
     >>> blame({"rate": 3, "guard": [threading.Lock()]})[0]
     "['guard'][0]"
     """
+    import cloudpickle
+
     for step, part in _parts(value) if _depth < 12 else ():
         try:
             cloudpickle.dumps(part)

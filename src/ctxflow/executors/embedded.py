@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import psutil
 
@@ -48,8 +49,21 @@ class _Worker:
         self.joined = False
         self.evicted = False
         self.released = False
-        self.functions: set[str] = set()
         self.scratch = ""
+        self.lines: dict[str, _Line] = {}
+
+
+class _Line:
+    """The driver's own connection to one library process: calls there, results back, past the host."""
+
+    def __init__(self, worker: _Worker, context: str, key: str) -> None:
+        self.worker = worker
+        self.context = context
+        self.key = key
+        self.channel: Channel | None = None
+        self.ready: ev.ContextReady | None = None  # Reported by the host before the line was there.
+        self.functions: set[str] = set()  # Those that the process was given.
+        self.calls: set[int] = set()  # Those that it runs.
 
 
 class EmbeddedEngine:
@@ -96,6 +110,7 @@ class EmbeddedEngine:
         self._spawned = 0
         self._respawn_at: list[float] = []
         self._stopped = False
+        self._expected: dict[str, _Line] = {}  # Lines by the key that their library process will name.
 
     def tier(self) -> ev.TierSpec:
         """What this machine offers."""
@@ -109,7 +124,17 @@ class EmbeddedEngine:
         self._scratch = tempfile.mkdtemp(prefix="ctxflow-", dir=self._scratch_parent)
         self._cache = os.path.join(self._scratch, "cache")
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        # The folder is this user's alone (0700), so only this user's processes can connect.
+        self._address = os.path.join(self._scratch, "driver.sock")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self._address)
+        self._listener.listen(64)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
 
     # --- commands
 
@@ -151,10 +176,15 @@ class EmbeddedEngine:
             failure = ev.Failure("input", type(error).__name__, str(error))
             self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
             return
+        line = worker.lines.get(command.context)
+        if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
+            failure = ev.Failure("crash", "LibraryGone", "the library process ended before the call")
+            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True))
+            return
         name = payload.function
-        if name and name not in worker.functions:
-            worker.functions.add(name)
-            self._send(worker, {"do": "function", "function": name}, self._run.function(name))
+        if name and name not in line.functions:
+            line.functions.add(name)
+            line.channel.send({"do": "function", "function": name}, self._run.function(name))
         head: Head = {
             "do": "call",
             "call": command.attempt,
@@ -165,12 +195,20 @@ class EmbeddedEngine:
         }
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
-        self._send(worker, head, payload.body)
+        line.calls.add(command.attempt)
+        line.channel.send(head, payload.body)
+        if line.channel.pending:
+            self._watch(line.channel, line)
 
     def _send_load(self, worker: _Worker, command: cmd.Load) -> None:
         context = self._run.context_payload(command.context)
+        self._drop_line(worker, command.context)
+        line = _Line(worker, command.context, secrets.token_hex(8))
+        worker.lines[command.context] = self._expected[line.key] = line
         head = {
             "do": "load",
+            "line": self._address,
+            "key": line.key,
             "context": context.id,
             "name": context.name,
             "files": {name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()},
@@ -184,11 +222,11 @@ class EmbeddedEngine:
     def _send(self, worker: _Worker, head: Head, body: bytes = b"") -> None:
         worker.channel.send(head, body)
         if worker.channel.pending:
-            self._watch(worker)
+            self._watch(worker.channel, worker)
 
-    def _watch(self, worker: _Worker) -> None:
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.pending else 0)
-        self._selector.modify(worker.channel, wanted, worker)
+    def _watch(self, channel: Channel, owner: _Worker | _Line) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
+        self._selector.modify(channel, wanted, owner)
 
     # --- events
 
@@ -203,11 +241,13 @@ class EmbeddedEngine:
             if self._stopped:
                 return []
             for key, mask in ready:
-                if key.data is None:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_read, 4096)
-                elif key.data.name in self._workers:
-                    self._heard(key.data, mask)
+                if isinstance(key.data, _Line):
+                    self._answered(key.data, mask)
+                elif isinstance(key.data, _Worker):
+                    if key.data.name in self._workers:
+                        self._heard(key.data, mask)
+                elif key.data is not None:
+                    key.data()
             self._respawn()
             happened, self._events = self._events, []
         return happened
@@ -220,35 +260,107 @@ class EmbeddedEngine:
     def _heard(self, worker: _Worker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             worker.channel.flush()
-            self._watch(worker)
+            self._watch(worker.channel, worker)
         for head, body in worker.channel.receive():
-            event = self._translate(worker, head, body)
-            if event is not None:
-                self._events.append(event)
+            self._events.extend(self._translate(worker, head, body))
         if worker.channel.closed:
             self._gone(worker)
 
-    def _translate(self, worker: _Worker, head: Head, body: bytes) -> ev.Event | None:
+    def _translate(self, worker: _Worker, head: Head, body: bytes) -> Iterable[ev.Event]:
+        """The events that a host's report stands for."""
         now, kind, name = self._run.clock(), head["is"], worker.name
-        if kind == "finished":
-            return ev.BatchFinished(now, name, head["call"], head["seconds"], results=body)
         if kind == "raised":
+            line = worker.lines.get(head["context"])
+            if line is not None:
+                line.calls.discard(head["call"])
             failure = ev.Failure(**head["failure"], worker=name)
-            lost = head.get("lost", False)
-            return ev.BatchFailed(now, name, head["call"], failure, lost_context=lost, exception=body)
-        if kind == "ready":
-            memory, gpu_memory = head["memory"], head["gpu_memory"]
-            return ev.ContextReady(now, name, head["context"], head["seconds"], memory, gpu_memory)
-        if kind == "failed":
-            return ev.ContextFailed(now, name, head["context"], ev.Failure(**head["failure"], worker=name))
-        if kind == "staged":
-            return ev.ContextStaged(now, name, head["context"])
-        if kind == "unloaded":
-            return ev.ContextUnloaded(now, name, head["context"])
-        if kind == "notice":
-            return ev.EvictionNotice(now, name)
-        worker.joined = True
-        return ev.WorkerJoined(now, self._spec(worker))
+            yield ev.BatchFailed(now, name, head["call"], failure, exception=body)
+        elif kind == "died":
+            yield from self._died(worker, head["context"], ev.Failure(**head["failure"], worker=name))
+        elif kind == "ready":
+            memory, gpu_memory, line = head["memory"], head["gpu_memory"], worker.lines.get(head["context"])
+            event = ev.ContextReady(now, name, head["context"], head["seconds"], memory, gpu_memory)
+            if line is not None and line.channel is not None:
+                yield event
+            elif line is not None:
+                line.ready = event
+        elif kind == "failed":
+            self._drop_line(worker, head["context"])
+            yield ev.ContextFailed(now, name, head["context"], ev.Failure(**head["failure"], worker=name))
+        elif kind == "staged":
+            yield ev.ContextStaged(now, name, head["context"])
+        elif kind == "unloaded":
+            self._drop_line(worker, head["context"])
+            yield ev.ContextUnloaded(now, name, head["context"])
+        elif kind == "notice":
+            yield ev.EvictionNotice(now, name)
+        elif kind == "hello":
+            worker.joined = True
+            yield ev.WorkerJoined(now, self._spec(worker))
+
+    def _died(self, worker: _Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
+        """A library process ended: what it answered before still counts, what it ran is lost."""
+        line = worker.lines.get(context)
+        if line is None:
+            return
+        self._answered(line, selectors.EVENT_READ)
+        calls = list(line.calls)
+        self._drop_line(worker, context)
+        now = self._run.clock()
+        for call in calls:
+            yield ev.BatchFailed(now, worker.name, call, failure, lost_context=True)
+        if not calls:
+            yield ev.ContextUnloaded(now, worker.name, context)
+
+    # --- lines
+
+    def _accept(self) -> None:
+        """A library process connects: find out which."""
+        connection, _ = self._listener.accept()
+        channel = Channel(connection)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._introduced(channel))
+
+    def _introduced(self, channel: Channel) -> None:
+        for head, _ in channel.receive():
+            line = self._expected.pop(head.get("key"), None)
+            if line is not None:
+                line.channel = channel
+                self._selector.modify(channel, selectors.EVENT_READ, line)
+                if line.ready is not None:
+                    self._events.append(line.ready)
+                return
+            channel.closed = True
+        if channel.closed:
+            self._selector.unregister(channel)
+            channel.close()
+
+    def _answered(self, line: _Line, mask: int) -> None:
+        channel = line.channel
+        if channel is None:
+            return
+        if mask & selectors.EVENT_WRITE:
+            channel.flush()
+            self._watch(channel, line)
+        for head, body in channel.receive():
+            line.calls.discard(head["call"])
+            now = self._run.clock()
+            self._events.append(
+                ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body)
+            )
+        if channel.closed:
+            # The host says why; until then the line is only of no more use.
+            self._selector.unregister(channel)
+            channel.close()
+            line.channel = None
+
+    def _drop_line(self, worker: _Worker, context: str) -> None:
+        line = worker.lines.pop(context, None)
+        if line is None:
+            return
+        self._expected.pop(line.key, None)
+        if line.channel is not None:
+            self._selector.unregister(line.channel)
+            line.channel.close()
 
     def _spec(self, worker: _Worker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None
@@ -302,6 +414,8 @@ class EmbeddedEngine:
 
     def _gone(self, worker: _Worker) -> None:
         """A worker has ended, or was ended: make sure of it, say so, and see to its successor."""
+        for line in list(worker.lines.values()):
+            self._answered(line, selectors.EVENT_READ)
         self._end(worker)
         del self._workers[worker.name]
         self._free_devices.append(worker.devices)
@@ -319,6 +433,8 @@ class EmbeddedEngine:
                 self._spawn()
 
     def _end(self, worker: _Worker) -> None:
+        for context in list(worker.lines):
+            self._drop_line(worker, context)
         self._selector.unregister(worker.channel)
         worker.channel.close()
         kill_tree(worker.process.pid)  # Also what left the worker's process group.
@@ -372,6 +488,7 @@ class EmbeddedEngine:
     def close(self) -> None:
         """Free the descriptors; nobody polls any more."""
         self._selector.close()
+        self._listener.close()
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
 

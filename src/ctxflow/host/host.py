@@ -28,7 +28,8 @@ class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
     Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon`. Reports: `staged`, `ready`, `failed`,
-    `unloaded`, `finished`, `raised`. All as messages of wire.py.
+    `unloaded`, `finished`, `raised` (a call), `died` (a library process, with the calls that the host knew it
+    ran). All as messages of wire.py.
 
     :param emit: takes each report, framed; called on the thread that runs the selector.
     :param selector: where the host registers what it waits for; each key's data is a function to call.
@@ -137,7 +138,8 @@ class Host:
     def _call(self, head: Head, body: bytes) -> None:
         library = self._libraries.get(head["context"])
         if library is None:  # It died while the call was on its way.
-            self._raised(head["call"], "crash", "LibraryGone", "the library process ended before the call", True)
+            failure = {"kind": "crash", "error": "LibraryGone", "message": "the library process ended before the call"}
+            self._emit(frame({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}))
             return
         name = head.get("function")
         if name:
@@ -157,6 +159,12 @@ class Host:
         library.channel.flush()
         for head, body in library.channel.receive():
             kind = head["is"]
+            if kind == "began":
+                library.watch(head, now())
+                continue
+            if kind == "ended":
+                library.calls.pop(head["call"], None)
+                continue
             if kind in ("ready", "failed"):
                 head["context"] = library.context
                 library.load_deadline = float("inf")
@@ -201,14 +209,8 @@ class Host:
         failure = {"kind": kind, "error": error, "message": message, "output": output}
         if not was_ready:
             self._emit(frame({"is": "failed", "context": library.context, "failure": failure}))
-        for call in calls:
-            self._emit(frame({"is": "raised", "call": call, "failure": failure, "lost": True}))
-        if was_ready and not calls:
-            self._emit(frame({"is": "unloaded", "context": library.context}))
-
-    def _raised(self, call: int, kind: str, error: str, message: str, lost: bool) -> None:
-        failure = {"kind": kind, "error": error, "message": message}
-        self._emit(frame({"is": "raised", "call": call, "failure": failure, "lost": lost}))
+        else:
+            self._emit(frame({"is": "died", "context": library.context, "calls": calls, "failure": failure}))
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         if library.load_deadline <= time:

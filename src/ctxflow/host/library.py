@@ -1,7 +1,9 @@
 """The library process: builds one context, keeps it, and runs calls against it, one after the other.
 
 It is a program of its own, spawned (never forked from a process that touched CUDA), and speaks to its host over
-the socket whose descriptor it is given. The user's code runs here and nowhere else.
+the socket whose descriptor it is given. Where the driver is on the same machine, calls and results go over a
+line of their own to the driver, past the host, which still hears of everything else. The user's code runs here
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,22 +22,21 @@ from typing import Any
 
 import cloudpickle
 
-from ctxflow import context as contexts
+from ctxflow.context import Context, _set_loaded, dumps
 from ctxflow.host.processes import die_with_parent, resident_bytes
 from ctxflow.host.wire import BlockingChannel, Head
 
-_OWN_FILES = (os.path.dirname(__file__), os.path.dirname(contexts.__file__) + os.sep + "context.py")
+_OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
 def main(descriptor: int, scratch: str, parent: int) -> None:
-    """Serve the host until it closes the connection."""
+    """Serve until the other end closes the connection."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = BlockingChannel(socket.socket(fileno=descriptor))
-    library = _Library(channel, scratch)
+    library = _Library(BlockingChannel(socket.socket(fileno=descriptor)), scratch)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            head, body = channel.receive()
+            head, body = library.line.receive()
             library.handle(head, body)
     # What the user's code left running (threads, exit handlers) must not keep the process.
     os._exit(0)
@@ -44,8 +45,9 @@ def main(descriptor: int, scratch: str, parent: int) -> None:
 class _Library:
     """The built context, the functions seen so far, and the directory that the next call gets."""
 
-    def __init__(self, channel: BlockingChannel, scratch: str) -> None:
-        self._channel = channel
+    def __init__(self, host: BlockingChannel, scratch: str) -> None:
+        self._host = host
+        self.line = host  # Where calls come from.
         self._scratch = scratch
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._value: Any = None
@@ -64,38 +66,46 @@ class _Library:
 
     def _load(self, head: Head, body: bytes) -> None:
         sys.path[:] = head.get("path") or sys.path
+        if head.get("line"):
+            self.line = _connect(head["line"], head["key"])
         started = time.monotonic()
         try:
             if body:
                 function, args, kwargs = pickle.loads(body)
-                recipe = contexts.Context(head["name"], function, args, kwargs, files=head["files"])
+                recipe = Context(head["name"], function, args, kwargs, files=head["files"])
                 self._value = recipe.build()
-                contexts._set_loaded(self._value)
+                _set_loaded(self._value)
         except BaseException as error:
             kind = "memory" if _is_out_of_memory(error) else "exception"
             self._send_error({"is": "failed"}, kind, error)
             return
         _flush_output()
         seconds = time.monotonic() - started
-        self._channel.send(
+        self._host.send(
             {"is": "ready", "seconds": seconds, "memory": resident_bytes(os.getpid()), "gpu_memory": _gpu_bytes()}
         )
 
     def _call(self, head: Head, body: bytes) -> None:
         self._enter_directory()
+        # The host, which enforces timeouts, hears of calls that come past it.
+        watched = self.line is not self._host and head.get("timeout")
+        if watched:
+            self._host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
         started = time.monotonic()
         try:
             result = self._run(head, body)
         except BaseException as error:
             seconds = time.monotonic() - started
-            self._send_error({"is": "raised", "call": head["call"], "seconds": seconds}, "exception", error)
+            self._send_error({"is": "raised", "call": head["call"], "context": head["context"], "seconds": seconds}, "exception", error)
         else:
             seconds = time.monotonic() - started
             if self._slowdown > 1:
                 time.sleep(seconds * (self._slowdown - 1))
                 seconds *= self._slowdown
             _flush_output()
-            self._channel.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
+            if watched:
+                self._host.send({"is": "ended", "call": head["call"]})
+            self.line.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
         self._leave_directory()
 
     def _run(self, head: Head, body: bytes) -> bytes:
@@ -149,7 +159,16 @@ class _Library:
             "message": _message(error),
             "traceback": _user_traceback(error),
         }
-        self._channel.send({**head, "failure": failure}, body)
+        self._host.send({**head, "failure": failure}, body)
+
+
+def _connect(address: str, key: str) -> BlockingChannel:
+    """Open the line to the driver, and say whose it is."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(address)
+    line = BlockingChannel(connection)
+    line.send({"is": "line", "key": key})
+    return line
 
 
 def _one_each(results: Any, expected: int) -> list[Any]:
@@ -172,7 +191,7 @@ def _one_each(results: Any, expected: int) -> list[Any]:
 
 
 def _dump_results(results: Any) -> bytes:
-    return contexts.dumps(results, "the result of the app", "return plain data instead")
+    return dumps(results, "the result of the app", "return plain data instead")
 
 
 def _message(error: BaseException) -> str:

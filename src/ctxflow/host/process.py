@@ -73,9 +73,13 @@ class LibraryProcess:
 
     def begin(self, head: Head, body: bytes, now: float) -> None:
         """Send a call."""
+        self.watch(head, now)
+        self.channel.send(head, body)
+
+    def watch(self, head: Head, now: float) -> None:
+        """Note that a call runs, and how long it may."""
         timeout = head.get("timeout")
         self.calls[head["call"]] = now + timeout if timeout else float("inf")
-        self.channel.send(head, body)
 
     @property
     def deadline(self) -> float:

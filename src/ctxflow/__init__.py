@@ -1,0 +1,68 @@
+"""ctxflow: throughput-oriented LLM inference on GPUs that nobody promised you.
+
+The public names, and nothing else; most are imported when first used, since a worker needs almost none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Not lazily: afterwards `ctxflow.context` is the decorator for good, and no longer the module of that name.
+from ctxflow.context import Context, context, load_variable_from_context, load_variable_in_serverless
+from ctxflow.version import __version__
+
+if TYPE_CHECKING:
+    from ctxflow.apps import batch_app, context_app
+    from ctxflow.errors import (
+        CallCrashed,
+        CallError,
+        CallTimeout,
+        ContextError,
+        CtxflowError,
+        RemoteError,
+        RunEnded,
+        WorkersLost,
+    )
+    from ctxflow.executors import ContextExecutor
+
+_PLACES = {
+    "batch_app": "apps",
+    "context_app": "apps",
+    "CallCrashed": "errors",
+    "CallError": "errors",
+    "CallTimeout": "errors",
+    "ContextError": "errors",
+    "CtxflowError": "errors",
+    "RemoteError": "errors",
+    "RunEnded": "errors",
+    "WorkersLost": "errors",
+    "ContextExecutor": "executors",
+}
+
+__all__ = [
+    "CallCrashed",
+    "CallError",
+    "CallTimeout",
+    "Context",
+    "ContextError",
+    "ContextExecutor",
+    "CtxflowError",
+    "RemoteError",
+    "RunEnded",
+    "WorkersLost",
+    "__version__",
+    "batch_app",
+    "context",
+    "context_app",
+    "load_variable_from_context",
+    "load_variable_in_serverless",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'ctxflow' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ctxflow.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value

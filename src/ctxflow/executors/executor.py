@@ -1,0 +1,223 @@
+"""ContextExecutor: the Parsl executor, which is also a context manager of its own for use without Parsl.
+
+What does not live here: the run (run.py), engines, and how a call is pickled (submission.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from parsl.config import Config
+from parsl.data_provider.data_manager import default_staging
+from parsl.data_provider.file_noop import NoOpFileStaging
+from parsl.executors.base import ParslExecutor
+from parsl.monitoring.radios.base import RadioConfig
+from parsl.monitoring.radios.udp import UDPRadio
+from parsl.utils import RepresentationMixin
+
+from ctxflow.errors import CtxflowError
+from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.executors.files import CallDirectoryStaging
+from ctxflow.executors.run import Run, Status
+from ctxflow.executors.submission import Calls
+from ctxflow.policies.registry import make
+from ctxflow.scheduler import Limits, Policies
+from ctxflow.sites import Site, load_site
+
+_active: list[ContextExecutor] = []
+
+
+class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
+    """Runs apps on workers that build each model context once, keep it, and reuse it for every batch.
+
+    With Parsl it is an executor like any other; on its own it is a context manager.
+
+    :param site: "local", the path of a site file, or a `ctxflow.sites.Site`.
+    :param label: Parsl's name for it.
+    :param workers: how many workers, if not as many as the site says.
+    :param routing: a policy by name, as a table, or as an object; likewise the next four.
+    :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
+    :param limits: how much is borne before an item or a context is given up.
+    :param log_events: whether to keep the event log in the run's directory.
+    :raises ValueError: for a site or policy that makes no sense, saying what to write.
+
+    >>> with ContextExecutor(workers=1) as executor:
+    ...     executor.submit(pow, {}, 2, 5).result()
+    32
+    """
+
+    def __init__(
+        self,
+        site: str | Site = "local",
+        label: str = "ctxflow",
+        workers: int | None = None,
+        routing: Any = None,
+        batching: Any = None,
+        placement: Any = None,
+        preemption: Any = None,
+        scaling: Any = None,
+        slowdowns: Sequence[float] = (),
+        limits: Limits | None = None,
+        log_events: bool = True,
+        working_dir: str | None = None,
+        storage_access: Sequence[Any] | None = None,
+        remote_monitoring_radio: RadioConfig | None = None,
+    ) -> None:
+        ParslExecutor.__init__(self)
+        self.site, self.label, self.workers = site, label, workers
+        self.routing, self.batching, self.placement = routing, batching, placement
+        self.preemption, self.scaling, self.slowdowns = preemption, scaling, slowdowns
+        self.limits, self.log_events, self.working_dir = limits, log_events, working_dir
+        self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
+        own = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
+        self.storage_access = storage_access if storage_access is not None else [CallDirectoryStaging(), *own]
+        self.resolved_site = load_site(
+            site,
+            workers=workers,
+            routing=routing,
+            batching=batching,
+            placement=placement,
+            preemption=preemption,
+            scaling=scaling,
+        )
+        families = ("routing", "batching", "placement", "preemption", "scaling")
+        self._policies = Policies(**{f: make(f, getattr(self.resolved_site, f)) for f in families})
+        self.engine = self._make_engine()
+        self.run: Run | None = None
+        self._calls: Calls | None = None
+        self._closing: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def _make_engine(self) -> EmbeddedEngine:
+        site = self.resolved_site
+        return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
+
+    @classmethod
+    def config(cls, site: str | Site = "local", **options: Any) -> Config:
+        """A Parsl configuration with one such executor.
+
+        Parsl's own log of every state of every task, which costs more than a short call, is off; give
+        `initialize_logging=True` to have it. Other options go to `parsl.Config` where it knows them, else to
+        the executor.
+
+        >>> ContextExecutor.config(site="local", workers=2, retries=1).retries
+        1
+        """
+        import inspect
+
+        known = set(inspect.signature(cls).parameters)
+        own = {name: value for name, value in options.items() if name in known}
+        rest = {name: value for name, value in options.items() if name not in known}
+        defaults = {"initialize_logging": False, "strategy": "none", "usage_tracking": 0}
+        return Config(executors=[cls(site, **own)], **{**defaults, **rest})
+
+    # --- Parsl's side
+
+    def start(self) -> None:
+        """Start the run: its workers come up while the program goes on."""
+        directory = self.run_dir
+        if directory == os.path.abspath("."):
+            directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
+        self.run = Run(
+            self.engine,
+            self._policies,
+            [self.engine.tier()],
+            os.path.join(directory, self.label),
+            self.limits,
+            self.log_events,
+        )
+        self._calls = Calls(self.run)
+        self.run.start()
+        _active.append(self)
+
+    def submit(
+        self, func: Callable[..., Any], resource_specification: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """One call of any function.
+
+        :param resource_specification: may hold "context" (a recipe, or the paper's `[function, args, kwargs]`),
+            "priority" and "timeout".
+        :raises TypeError: if the function or an argument cannot be pickled, naming it.
+        """
+        return self.calls.submit(func, resource_specification, args, kwargs)
+
+    def shutdown(self) -> None:
+        """End the run: workers are ended, unanswered calls fail."""
+        with self._lock:
+            closing, self._closing = self._closing, []
+        if self.run is not None:
+            self.run.stop()
+            if self in _active:
+                _active.remove(self)
+        for close in closing:
+            close()
+        super().shutdown()
+
+    def monitor_resources(self) -> bool:
+        """A call shares its library process with others: Parsl cannot tell what is whose."""
+        return False
+
+    # --- ctxflow's side
+
+    def __enter__(self) -> ContextExecutor:
+        """Start, if Parsl has not."""
+        if self.run is None:
+            self.start()
+        return self
+
+    @property
+    def calls(self) -> Calls:
+        """Where calls go in.
+
+        :raises CtxflowError: if the executor is not running.
+        """
+        if self._calls is None:
+            raise CtxflowError("the executor is not running: load it with parsl.load, or use it in a with statement")
+        return self._calls
+
+    def status(self) -> Status:
+        """What is going on, at this moment."""
+        return self.calls.run.status()
+
+    def history(self) -> list[tuple[float, int, int]]:
+        """Once a second: seconds since the start, workers connected, items done."""
+        return list(self.calls.run.samples)
+
+    def at_shutdown(self, close: Callable[[], None]) -> None:
+        """Have something closed when the run has ended."""
+        with self._lock:
+            self._closing.append(close)
+
+    @property
+    def outstanding(self) -> int:
+        """Items that are queued or running."""
+        status = self.status()
+        return status.items_queued + status.items_running
+
+    @property
+    def connected_workers(self) -> int:
+        """Workers that take calls."""
+        return self.status().workers
+
+
+def active_executor(label: str | None = None) -> tuple[ContextExecutor, Any]:
+    """The executor that calls go to now, and Parsl's kernel if it is loaded there.
+
+    :param label: which, where several are running; by default the one that was started last.
+    :raises CtxflowError: if none is running.
+    """
+    from parsl.dataflow.dflow import DataFlowKernelLoader
+
+    running = [executor for executor in _active if label is None or executor.label == label]
+    if not running:
+        which = f"no executor labelled {label!r} is running" if label else "no ContextExecutor is running"
+        raise CtxflowError(f"{which}: load one with parsl.load(ContextExecutor.config()), or `with ContextExecutor():`")
+    executor = running[-1]
+    kernel = DataFlowKernelLoader._dfk
+    loaded = kernel is not None and executor in kernel.executors.values()
+    return executor, kernel if loaded else None

@@ -1,0 +1,158 @@
+"""How single calls get from Parsl's `submit` to a run: what a resource specification may say, and pickling.
+
+What does not live here: ctxflow's own apps, which bring a `Submission` along (apps.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from ctxflow.context import Context, dumps
+from ctxflow.executors.run import App, ApplyCall, Run
+from ctxflow.scheduler import events as ev
+
+logger = logging.getLogger("ctxflow")
+
+KEY = "ctxflow"
+"""The key of a resource specification under which ctxflow's own apps say what they are."""
+
+_KNOWN = {
+    KEY, "context", "function_context", "function_context_args", "function_context_kwargs", "priority",
+    "timeout", "cores", "memory", "disk", "gpus", "category", "running_time_min",
+}  # fmt: skip
+
+
+class Submission(Protocol):
+    """What an app of ctxflow's own puts into its resource specification."""
+
+    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
+        """Make the call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOptions:
+    """How a single call is made."""
+
+    context: Context | None = None
+    insert: bool = False
+    priority: int = 0
+    deadline: float | None = None
+    timeout: float | None = None
+    retries: int = 0
+
+
+class Calls:
+    """Single calls of arbitrary functions on a run.
+
+    A function that is called a second time is from then on pickled once and sent to each library process once.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._apps: dict[Any, str] = {}
+        self._functions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def submit(
+        self, function: Callable[..., Any], specification: Mapping[str, Any], args: Any, kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        """What `ParslExecutor.submit` does."""
+        if not specification:
+            return self.call(function, args, kwargs, _DEFAULT)
+        own: Submission | None = specification.get(KEY)
+        if own is not None:
+            kwargs.pop("parsl_resource_specification", None)
+            return own.submit(self, function, args, kwargs)
+        for unknown in set(specification) - _KNOWN:
+            logger.warning("the resource specification's key %r means nothing to ctxflow", unknown)
+        if "parsl_resource_specification" in kwargs and not self._wants(function):
+            del kwargs["parsl_resource_specification"]
+        options = CallOptions(
+            context=_context_of(specification),
+            priority=specification.get("priority", 0),
+            timeout=specification.get("timeout"),
+        )
+        return self.call(function, args, kwargs, options)
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> Future[Any]:
+        """One call of any function.
+
+        :raises TypeError: if the function or an argument cannot be pickled, naming it.
+        """
+        name = self._name(function)
+        inputs: Any = (args, kwargs) if name else (function, args, kwargs)
+        what = f"a call of {getattr(function, '__name__', 'a function')}"
+        return self.run.submit_call(self._app(options), ApplyCall(name, dumps(inputs, what)))
+
+    def _app(self, options: CallOptions) -> str:
+        # Not the context itself as the key: its equality compares digests.
+        key = (options.context.id if options.context is not None else None, *dataclasses.astuple(options)[1:])
+        if options.context is None:
+            key = (None, options.insert, options.priority, options.deadline, options.timeout, options.retries)
+        app = self._apps.get(key)
+        if app is None:
+            context = self.run.declare_context(options.context)
+            app = f"calls-{len(self._apps) + 1}"
+            spec = ev.AppSpec(
+                app,
+                options.context.name if options.context is not None else "calls",
+                context=context,
+                batch=False,
+                priority=options.priority,
+                deadline=options.deadline,
+                retries=options.retries,
+            )
+            self.run.declare_app(App(spec, "apply", insert=options.insert, timeout=options.timeout))
+            self._apps[key] = app
+        return app
+
+    def _name(self, function: Callable[..., Any]) -> str:
+        """The name under which a function is known to the run, "" at its first call."""
+        try:
+            name = self._functions.get(function)
+        except TypeError:  # It cannot be referred to weakly: it travels with each call.
+            return ""
+        if name is None:
+            self._functions[function] = ""
+            return ""
+        if not name:
+            name = f"function-{id(function):x}-{len(self._functions)}"
+            self.run.declare_function(name, dumps(function, f"the function {function.__name__}"))
+            self._functions[function] = name
+        return name
+
+    def _wants(self, function: Callable[..., Any]) -> bool:
+        wants = self._wants_specification.get(function)
+        if wants is None:
+            parameters = inspect.signature(function).parameters
+            wants = "parsl_resource_specification" in parameters or any(
+                p.kind is p.VAR_KEYWORD for p in parameters.values()
+            )
+            self._wants_specification[function] = wants
+        return wants
+
+
+_DEFAULT = CallOptions()
+
+
+def _context_of(specification: Mapping[str, Any]) -> Context | None:
+    """The context that a resource specification names, in the paper's form or that of Parsl's proposal #3724."""
+    given = specification.get("context")
+    if isinstance(given, Context):
+        return given
+    if given is not None:
+        function, args, kwargs = [*given, [], {}][:3] if len(given) < 3 else given
+    elif "function_context" in specification:
+        function = specification["function_context"]
+        args = specification.get("function_context_args", [])
+        kwargs = specification.get("function_context_kwargs", {})
+    else:
+        return None
+    gpus = specification.get("gpus") or 0
+    return Context(function.__name__, function, tuple(args), dict(kwargs), gpus=int(gpus))

@@ -1,0 +1,86 @@
+"""The site's model, and how a site file or a name becomes one.
+
+What does not live here: making engines and policies of it (executors/).
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Site(pydantic.BaseModel):
+    """Where work runs, and the policies that decide there. Every key has a default.
+
+    >>> Site(workers=2).engine
+    'embedded'
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    name: str = pydantic.Field("local", description="What people call the site.")
+    engine: Literal["embedded"] = pydantic.Field("embedded", description="What runs the workers.")
+    workers: int | None = pydantic.Field(
+        None, ge=1, description="Workers on this machine; by default one a GPU, else one for every two cores."
+    )
+    gpus_per_worker: int | None = pydantic.Field(
+        None, ge=0, description="GPUs that each worker gets; by default all are dealt out evenly."
+    )
+    slots: int = pydantic.Field(1, ge=1, description="Calls that a worker runs at a time, on different contexts.")
+    scratch: str | None = pydantic.Field(
+        None, description="Where workers keep files while they live; by default the temporary directory."
+    )
+    routing: Any = pydantic.Field("context-affinity", description="Which work goes to which worker.")
+    batching: Any = pydantic.Field("fixed", description="How many items a batch takes.")
+    placement: Any = pydantic.Field("everywhere", description="Which contexts go on which tiers.")
+    preemption: Any = pydantic.Field("none", description="Who gives way when an app that waits has no worker.")
+    scaling: Any = pydantic.Field("fixed", description="How many workers of each tier to hold.")
+
+
+def load_site(site: str | Path | Site, **overrides: Any) -> Site:
+    """A site from the name of a built-in one ("local"), a TOML file, or a model.
+
+    :param overrides: keys that take the place of the site's own, if they are not None.
+    :raises ValueError: for an unknown site or key, or an impossible value, saying what to write.
+
+    >>> load_site("local", workers=3).workers
+    3
+    """
+    if isinstance(site, Site):
+        values = site.model_dump()
+    elif str(site) == "local":
+        values = {}
+    else:
+        values = _read(Path(site))
+    values.update({key: value for key, value in overrides.items() if value is not None})
+    try:
+        return Site(**values)
+    except pydantic.ValidationError as error:
+        raise ValueError("; ".join(_explain(dict(e)) for e in error.errors())) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f'there is no site {str(path)!r}: give "local" or the path of a site file') from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def _explain(error: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, Site.model_fields, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"a site's keys are {', '.join(Site.model_fields)}"
+        return f"a site has no key {key!r}: {hint}"
+    return f"the site's {key} cannot be {error['input']!r}: {error['msg'].lower()}"
