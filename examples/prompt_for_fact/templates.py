@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-QUESTION = "Is the claim SUPPORTED or REFUTED by the evidence, or is there NOT ENOUGH INFO?\nAnswer:"
+QUESTION = "Is the claim true? Answer yes, no or unknown.\nAnswer:"
+WORDS = {"yes": "SUPPORTED", "no": "REFUTED", "unknown": "NOT ENOUGH INFO"}
+"""What a language model answers with: single words, so that no label is likelier for being short."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Template:
         return "\n".join([*self.texts(claim, evidence), QUESTION])
 
 
-DEFAULT = (
+KNOWN = (
     Template("claim-only", ("{claim}",)),
+    Template("claim-question", ("Is it true that {claim}",)),
     Template("joined", ("{evidence} {claim}",)),
     Template("tagged", ("evidence: {evidence} claim: {claim}",)),
     Template("question", ("Given that: {evidence} Is it true that {claim}",)),
@@ -64,12 +67,25 @@ DEFAULT = (
 )
 
 
+def suited(has_evidence: bool) -> list[Template]:
+    """The templates to sweep where none are named.
+
+    With evidence, all that show it beside one that does not; without, those that show none.
+
+    >>> [template.name for template in suited(has_evidence=False)]
+    ['claim-only', 'claim-question']
+    """
+    if not has_evidence:
+        return [template for template in KNOWN if not template.needs_evidence]
+    return [template for template in KNOWN if template.needs_evidence or template.name == "claim-only"]
+
+
 def choose(names: Sequence[str]) -> list[Template]:
     """Find templates by name, or read them from files: JSON objects ``{name: text or [text, text]}``.
 
     :raises ValueError: for a name or a file that is no template, saying what there is.
     """
-    known = {template.name: template for template in DEFAULT}
+    known = {template.name: template for template in KNOWN}
     chosen: dict[str, Template] = {}
     for name in names:
         if name in known:
