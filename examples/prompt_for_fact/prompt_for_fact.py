@@ -1,6 +1,6 @@
 """Prompt for Fact: find the best pair of model and prompt template for fact verification.
 
-The command line and the site live here; the sweep itself is in sweep.py, and what runs on workers in verifier.py.
+The command line and the site live here. The sweep itself is in sweep.py, what runs on workers in verifier.py.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from parsl.utils import RepresentationMixin
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.files import CallDirectoryStaging
+from ctxflow.executors.files import SharedDiskStaging
 from ctxflow.executors.run import Run, Status
 from ctxflow.executors.submission import Calls
 from ctxflow.policies.registry import make
@@ -75,7 +75,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self.limits, self.log_events, self.working_dir = limits, log_events, working_dir
         self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
         own = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
-        self.storage_access = storage_access if storage_access is not None else [CallDirectoryStaging(), *own]
+        self.storage_access = storage_access if storage_access is not None else [SharedDiskStaging(), *own]
         self.resolved_site = load_site(
             site,
             workers=workers,

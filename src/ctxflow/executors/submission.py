@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ctxflow.context import Context, dumps
+from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import App, ApplyCall, Run
 from ctxflow.scheduler import events as ev
 
@@ -63,6 +64,8 @@ class Calls:
         self, function: Callable[..., Any], specification: Mapping[str, Any], args: Any, kwargs: dict[str, Any]
     ) -> Future[Any]:
         """What `ParslExecutor.submit` does."""
+        if kwargs:
+            absolute_redirects(kwargs)
         if not specification:
             return self.call(function, args, kwargs, _DEFAULT)
         own: Submission | None = specification.get(KEY)

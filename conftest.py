@@ -1,0 +1,16 @@
+"""What holds for all of ctxflow's own tests: a warning is an error.
+
+Not in pyproject.toml, because Parsl's own suite, which has warnings of its own, is run from here too.
+"""
+
+from pathlib import Path
+
+import pytest
+
+_OWN = [Path(__file__).parent / folder for folder in ("tests", "src", "examples", "benchmarks")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(folder in item.path.parents for folder in _OWN):
+            item.add_marker(pytest.mark.filterwarnings("error"), append=False)

@@ -1,0 +1,357 @@
+"""How a person calls: `@batch_app`, `@context_app`, and variants of them.
+
+What lives here: from a Python call to a submission. What does not: streams of many items (mapping.py), and what
+happens to a submission (executors/).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ctxflow.context import Context, ContextFunction, dumps
+from ctxflow.digest import digest
+from ctxflow.executors.executor import ContextExecutor, active_executor
+from ctxflow.executors.run import App, Run
+from ctxflow.executors.submission import KEY, CallOptions, Calls
+from ctxflow.scheduler import events as ev
+
+Deadline = float | datetime.datetime | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may be said of an app where it is defined, and changed with `using`.
+
+    :ivar priority: higher goes first.
+    :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
+        Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
+    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then.
+    :ivar retries: how often an item that raises on its own is tried again.
+    :ivar batch_size: items a batch, if the batching policy is to be overruled.
+    :ivar executor: the label of the executor, where several are running.
+    :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
+    """
+
+    priority: int = 0
+    deadline: Deadline = None
+    timeout: float | None = None
+    retries: int = 0
+    batch_size: int | None = None
+    executor: str | None = None
+    cache: bool = False
+    max_delay: float | None = None
+    max_error: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError("batch_size is the number of items in a batch: give 1 or more")
+        if self.timeout is not None and self.timeout <= 0:
+            raise ValueError("timeout is a number of seconds: give more than 0")
+        if self.retries < 0:
+            raise ValueError("retries is how often an item is tried again: give 0 or more")
+
+    def deadline_on(self, run: Run) -> float | None:
+        """The deadline on the run's clock."""
+        if isinstance(self.deadline, datetime.datetime):
+            return run.clock() + self.deadline.timestamp() - datetime.datetime.now().timestamp()
+        return None if self.deadline is None else run.clock() + self.deadline
+
+
+_OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(set(given) - set(_OPTIONS)):
+        raise TypeError(f"an app has no option {unknown[0]!r}: it takes {', '.join(_OPTIONS)}")
+    return dict(given)
+
+
+class _App:
+    """What both kinds of app share: a function, its context, and options."""
+
+    def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
+        if isinstance(context, ContextFunction):
+            raise TypeError(
+                f"{context.function.__name__} is a context function, not a recipe: "
+                f"call it with its inputs, as in {context.function.__name__}(...)"
+            )
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.context = context
+        self.options = options
+
+    def using(self, context: Context | None = None, **options: Any) -> Any:
+        """The same app with another context or other options.
+
+        >>> @batch_app(None, priority=1)
+        ... def double(numbers):
+        ...     return [2 * n for n in numbers]
+        >>> double.using(priority=5).options.priority
+        5
+        """
+        changed = dataclasses.replace(self.options, **_options(options))
+        return type(self)(self.function, context if context is not None else self.context, changed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.function, self.context, self.options)
+
+    def __ctxflow_digest__(self) -> str:
+        return digest((type(self).__name__, self.function, self.context))
+
+    def _submit(self, submission: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Through Parsl where it is loaded, so that futures among the arguments are waited for; else directly."""
+        executor, kernel = active_executor(self.options.executor)
+        if kernel is None:
+            return submission.submit(executor.calls, self.function, args, kwargs)  # type: ignore[no-any-return]
+        return kernel.submit(  # type: ignore[no-any-return]
+            self.function,
+            app_args=args,
+            executors=[executor.label],
+            cache=self.options.cache,
+            ignore_for_cache=None,
+            app_kwargs={**kwargs, "parsl_resource_specification": {KEY: submission}},
+        )
+
+
+class ContextApp(_App):
+    """A function that is called with the live context; each call is one call on a worker."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on a worker that holds the context; any arguments, one result, in a future."""
+        return self._submit(_ContextCall(self), args, kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ContextCall:
+    app: ContextApp
+
+    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
+        options = self.app.options
+        context = self.app.context
+        return calls.call(
+            function,
+            args,
+            kwargs,
+            CallOptions(
+                context,
+                context is not None,
+                options.priority,
+                options.deadline_on(calls.run) if options.deadline is not None else None,
+                options.timeout,
+                options.retries,
+            ),
+        )
+
+
+class BatchApp(_App):
+    """A function over batches of items that ctxflow forms; a person calls it with single items, or maps it.
+
+    The function gets the live context (if there is one), then one list for each parameter of an item, side by
+    side; it returns one result per item, in their order. Keyword-only parameters are constants of a call.
+    """
+
+    def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
+        super().__init__(function, context, options)
+        parameters = list(inspect.signature(function).parameters.values())
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._columns = [p.name for p in positional[0 if context is None else 1 :]]
+        self._constants = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        self._open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self._variants: dict[Any, App] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """One item: its result in a future. Items that wait together share a batch."""
+        item, constants = self._bind(args, kwargs)
+        return self._submit(_ItemCall(self, tuple(sorted(constants.items()))), item, {})
+
+    def map(
+        self,
+        *inputs: Iterable[Any],
+        resume: str | None = None,
+        on_error: str = "raise",
+        order: str = "input",
+        window: int | None = None,
+        **constants: Any,
+    ) -> Iterator[Any]:
+        """The results of many items, as they come, in bounded memory.
+
+        Work begins at once; inputs are taken from the iterables only as slots free up.
+
+        :param inputs: an iterable for each parameter of an item, side by side as in the built-in `map`.
+        :param resume: a file that keeps the results; what is in it from an earlier run is not computed again.
+        :param on_error: "raise" the first error and drop the rest, or "return" each in the place of its result.
+        :param order: "input" yields results in the order of the inputs, "completed" yields pairs
+            (index, result) as they come.
+        :param window: how many items may be on their way or waiting for their turn.
+        :raises ValueError: for an option that makes no sense, or a resume file of another app.
+
+        >>> @batch_app
+        ... def double(numbers):
+        ...     return [2 * n for n in numbers]
+        >>> with ContextExecutor(workers=1):
+        ...     list(double.map(range(5)))
+        [0, 2, 4, 6, 8]
+        """
+        from ctxflow.mapping import Mapped
+
+        if unknown := sorted(set(constants) - self._constants):
+            raise TypeError(f"{self.__name__}.map has no option {unknown[0]!r}{self._constants_hint()}")
+        self._check_width(len(inputs))
+        executor, kernel = active_executor(self.options.executor)
+        mapped = Mapped(self, inputs, constants, executor, resume, on_error, order, window)
+        if kernel is not None:
+            # One Parsl task stands for the whole map: it ends when the stream does.
+            specification = {KEY: _MapCall(mapped)}
+            kernel.submit(
+                self.function,
+                app_args=(),
+                executors=[executor.label],
+                cache=False,
+                ignore_for_cache=None,
+                app_kwargs={"parsl_resource_specification": specification},
+            )
+        return mapped
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """One item's parameters in order, and the call's constants."""
+        constants = {name: kwargs.pop(name) for name in list(kwargs) if name in self._constants}
+        item = list(args)
+        for name in self._columns[len(args) :]:
+            if name in kwargs:
+                item.append(kwargs.pop(name))
+        if kwargs:
+            raise TypeError(f"{self.__name__} has no parameter {next(iter(kwargs))!r}{self._constants_hint()}")
+        self._check_width(len(item))
+        return tuple(item), constants
+
+    def _check_width(self, width: int) -> None:
+        if width != len(self._columns) and not (self._open and width >= max(1, len(self._columns))):
+            names = ", ".join(self._columns) or "no parameters at all (it needs one list at least)"
+            raise TypeError(f"{self.__name__} takes {len(self._columns)} values an item ({names}), but got {width}")
+
+    def _constants_hint(self) -> str:
+        return f": its keyword-only parameters are {', '.join(sorted(self._constants)) or 'none'}"
+
+    def declare(self, run: Run, constants: Mapping[str, Any]) -> str:
+        """Make this app with these constants known to a run; gives its id there."""
+        key = (run.id, tuple(sorted(constants.items())))
+        try:
+            known = self._variants.get(key)
+        except TypeError:  # A constant that has no hash.
+            key, known = (run.id, digest(dict(constants))), None
+            known = self._variants.get(key)
+        if known is None:
+            known = self._variants[key] = self._variant(run, constants)
+            run.declare_app(known)
+        return known.spec.id
+
+    def _variant(self, run: Run, constants: Mapping[str, Any]) -> App:
+        function = functools.partial(self.function, **constants) if constants else self.function
+        options, context = self.options, run.declare_context(self.context)
+        deadline = options.deadline_on(run)
+        identity = (self.function, dict(constants), context, dataclasses.astuple(options), deadline)
+        spec = ev.AppSpec(
+            f"{self.__name__}-{digest(identity)[:12]}",
+            self.__name__,
+            context=context,
+            batch_size=options.batch_size,
+            priority=options.priority,
+            deadline=deadline,
+            retries=options.retries,
+            max_delay=options.max_delay,
+            max_error=options.max_error,
+        )
+        return App(spec, "batch", dumps(function, f"the app {self.__name__}"), timeout=options.timeout)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ItemCall:
+    app: BatchApp
+    constants: tuple[tuple[str, Any], ...]
+
+    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
+        return calls.run.submit_call(self.app.declare(calls.run, dict(self.constants)), tuple(args))
+
+    def __ctxflow_digest__(self) -> str:
+        return digest((self.app, self.constants))
+
+
+@dataclasses.dataclass(frozen=True)
+class _MapCall:
+    mapped: Any
+
+    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
+        return self.mapped.finished  # type: ignore[no-any-return]
+
+
+def _register_memo() -> None:
+    """Let Parsl's memoization tell calls with different contexts or constants apart."""
+    from parsl.dataflow.memoization import id_for_memo
+
+    def identify(call: Any, output_ref: bool = False) -> bytes:
+        return digest((type(call).__name__, call.app, getattr(call, "constants", ()))).encode()
+
+    for kind in (_ContextCall, _ItemCall):
+        id_for_memo.register(kind)(identify)
+
+
+_register_memo()
+
+
+def _decorator(kind: type[_App], context: Any, options: Mapping[str, Any]) -> Any:
+    chosen = Options(**_options(options))
+    if callable(context) and not isinstance(context, (Context, ContextFunction)):
+        return kind(context, None, chosen)
+    if context is not None and not isinstance(context, (Context, ContextFunction)):
+        raise TypeError(f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}")
+    return lambda function: kind(function, context, chosen)
+
+
+def batch_app(context: Any = None, /, **options: Any) -> Any:
+    """Make a function over a batch into an app over items.
+
+    `@batch_app(recipe)` gives the function the live context and lists side by side; bare, or with None, only
+    the lists. See `Options` for the options and `BatchApp` for what it can do.
+
+    :raises TypeError: for an unknown option, or a context that is no recipe.
+
+    >>> from ctxflow import context
+    >>> @context
+    ... def table():
+    ...     return {"one": 1, "two": 2}
+    >>> @batch_app(table())
+    ... def look_up(known, words):
+    ...     return [known[word] for word in words]
+    >>> with ContextExecutor(workers=1):
+    ...     look_up("two").result()
+    2
+    """
+    return _decorator(BatchApp, context, options)
+
+
+def context_app(context: Any = None, /, **options: Any) -> Any:
+    """Make a function an app whose calls get the live context as their first argument.
+
+    :raises TypeError: for an unknown option, or a context that is no recipe.
+
+    >>> from ctxflow import context
+    >>> @context
+    ... def base():
+    ...     return 40
+    >>> @context_app(base())
+    ... def add(base, number, *, twice=False):
+    ...     return base + number * (2 if twice else 1)
+    >>> with ContextExecutor(workers=1):
+    ...     add(1, twice=True).result()
+    42
+    """
+    return _decorator(ContextApp, context, options)
+
+
+__all__ = ["BatchApp", "ContextApp", "ContextExecutor", "Options", "batch_app", "context_app"]

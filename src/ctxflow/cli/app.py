@@ -1,0 +1,55 @@
+"""The command's frame: its verbs, its version, and how errors become one sentence and an exit status.
+
+Exit statuses: 0 all went well, 1 it failed, 2 the command line is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ctxflow.cli import demo, doctor
+from ctxflow.errors import CtxflowError
+from ctxflow.version import __version__
+
+app = typer.Typer(
+    name="ctxflow",
+    help="Throughput-oriented LLM inference on GPUs that nobody promised you.",
+    epilog="New here? Run `ctxflow doctor`, then `ctxflow demo`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ctxflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _frame(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        app(standalone_mode=True)
+    except (CtxflowError, ValueError, OSError) as error:
+        print(f"ctxflow: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("ctxflow: interrupted", file=sys.stderr)
+        sys.exit(130)

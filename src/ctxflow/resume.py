@@ -1,0 +1,159 @@
+"""The file that keeps a map's results, so that a later run goes on where an earlier one was stopped.
+
+One JSON object a line: a header that says which app wrote it, then results with the index and a fingerprint of
+their inputs. Whole lines only are added; a torn last line is mended. One writer at a time. What does not live
+here: the order of work (mapping.py).
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.digest import digest
+from ctxflow.executors.futures import Failed
+
+if TYPE_CHECKING:
+    from ctxflow.apps import BatchApp
+
+_NOTHING = (1 << 64) - 1
+
+
+def fingerprint(item: Any) -> str:
+    """A short digest of an item's inputs.
+
+    >>> fingerprint(("a", 1)) == fingerprint(("a", 1)), fingerprint(("a", 1)) == fingerprint(("a", 2))
+    (True, False)
+    """
+    try:
+        text = json.dumps(item, sort_keys=True)
+    except (TypeError, ValueError):
+        text = digest(item)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def encode(result: Any) -> dict[str, Any]:
+    """A result as JSON where that gives back an equal value, else pickled.
+
+    >>> encode([1, "a"]), sorted(encode((1, 2)))
+    ({'result': [1, 'a']}, ['pickle'])
+    """
+    try:
+        if json.loads(json.dumps(result)) == result:
+            return {"result": result}
+    except (TypeError, ValueError):
+        pass
+    return {"pickle": base64.b64encode(pickle.dumps(result)).decode()}
+
+
+def decode(record: Mapping[str, Any]) -> Any:
+    """The result that `encode` wrote."""
+    return pickle.loads(base64.b64decode(record["pickle"])) if "pickle" in record else record["result"]
+
+
+class ResultsFile:
+    """Results on disk, found by index. In memory it keeps 8 bytes a result, and what is on its way.
+
+    :raises ValueError: if the file is another app's, is no results file, or is being written by another map.
+    """
+
+    def __init__(self, path: str, app: BatchApp, constants: Mapping[str, Any]) -> None:
+        self.path = path
+        folder = os.path.dirname(os.path.abspath(path))
+        os.makedirs(folder, exist_ok=True)
+        identity = digest((app, dict(constants)))
+        # A user's own results, pickled by this program: opened for this user only.
+        self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - closed in `close`
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise ValueError(f"{path} is being written by another map: wait for it, or name another file") from None
+        self._reader = open(path, "rb")  # noqa: SIM115 - closed in `close`
+        self._offsets = array.array("Q")
+        self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
+        self._skipped: set[int] = set()
+        self._scan(identity, app.__name__)
+
+    def _scan(self, identity: str, name: str) -> None:
+        header = self._file.readline()
+        if not header.endswith(b"\n"):
+            self._file.truncate(0)
+            self._file.seek(0)
+            self._write([{"ctxflow": "map", "app": name, "identity": identity}])
+            return
+        try:
+            found = json.loads(header)
+            known = found.get("ctxflow") == "map"
+        except (ValueError, AttributeError):
+            known = False
+        if not known:
+            self._file.close()
+            raise ValueError(f"{self.path} is not a results file of a map: name another file")
+        if found["identity"] != identity:
+            self._file.close()
+            raise ValueError(
+                f"{self.path} holds results of another app, or of {name} with other code, context or constants: "
+                "name another file, or delete it to begin anew"
+            )
+        offset = end = self._file.tell()
+        for line in self._file:
+            offset, end = end, end + len(line)
+            if not line.endswith(b"\n"):
+                end = offset
+                break
+            self._note(json.loads(line)["index"], offset)
+        self._file.truncate(end)
+        self._file.seek(end)
+
+    def _note(self, index: int, offset: int) -> None:
+        if index >= len(self._offsets):
+            self._offsets.extend([_NOTHING] * (index + 1 - len(self._offsets)))
+        self._offsets[index] = offset
+
+    def holds(self, index: int, item: Any) -> bool:
+        """Whether the file has the result of this item at this index; else its fingerprint is remembered."""
+        key = fingerprint(item)
+        known = index < len(self._offsets) and self._offsets[index] != _NOTHING
+        if known and self._record(index)["key"] == key:
+            self._skipped.add(index)
+            return True
+        self._keys[index] = key
+        return False
+
+    def skips(self, index: int) -> bool:
+        """Whether that result is to be read from the file."""
+        return index in self._skipped
+
+    def read(self, index: int) -> Any:
+        """A result that the file holds; it is then forgotten here."""
+        self._skipped.discard(index)
+        return decode(self._record(index))
+
+    def _record(self, index: int) -> Any:
+        self._reader.seek(self._offsets[index])
+        return json.loads(self._reader.readline())
+
+    def add(self, indices: Sequence[int], results: Sequence[Any]) -> None:
+        """Append results; failures are not kept, so that they are tried again."""
+        self._write(
+            {"index": index, "key": self._keys.pop(index), **encode(result)}
+            for index, result in zip(indices, results, strict=True)
+            if type(result) is not Failed
+        )
+
+    def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        self._file.write("".join(json.dumps(record) + "\n" for record in records).encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file, which lets others write it."""
+        self._file.close()
+        self._reader.close()
