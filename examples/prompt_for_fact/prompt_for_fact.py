@@ -34,8 +34,8 @@ SAMPLED_SECONDS = 1.5
 
 MODELS_HELP = f"Models, with commas between: {model_names.HELP}."
 TEMPLATES_HELP = (
-    f"Templates, with commas between: {', '.join(template.name for template in prompts.KNOWN)}, or .json files "
-    'with {"name": "text with {claim} and {evidence}"}. By default those that suit the claims.'
+    f"Templates, with commas between: {', '.join(template.name for template in prompts.KNOWN)}, or .json "
+    'files with {"name": "text with {claim} and {evidence}"}. By default those that suit the claims.'
 )
 
 app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
@@ -72,8 +72,8 @@ def read(path: Path, evidence: Path, out: Path, limit: int | None) -> Claims:
             claims, lacking = data.join(claims, database_of(evidence, out))
             if lacking:
                 messages.print(
-                    f"{report.counted(lacking, 'claim')} cite evidence that {evidence.name} does not hold: they "
-                    "are asked without it; give the evidence they cite with --evidence",
+                    f"{report.counted(lacking, 'claim')} cite evidence that {evidence.name} does not hold: "
+                    "they are asked without it; give the evidence they cite with --evidence",
                     style="yellow",
                 )
     except (OSError, ValueError) as error:
@@ -228,7 +228,7 @@ def sweep_command(
 
     Or:   python prompt_for_fact.py --workers 2 --evictions-per-minute 6
 
-    Or:   python prompt_for_fact.py --models lm:HuggingFaceTB/SmolLM2-1.7B-Instruct --gpus 1 --site my-pool.toml
+    Or:   python prompt_for_fact.py --models lm:HuggingFaceTB/SmolLM2-1.7B-Instruct --gpus 1
 
     Or:   python prompt_for_fact.py --claims fever_dev.jsonl
 
@@ -261,8 +261,8 @@ def introduce(sweep: Sweep) -> None:
     """Say what is going to be done."""
     counts = {name: len(data.of_split(sweep.asked, name)) for name in ("dev", "test", "control")}
     messages.print(
-        f"{len(sweep.models)} models x {len(sweep.templates)} templates, each asked {len(sweep.asked):,} claims "
-        f"({counts['dev']:,} dev, {counts['test']:,} test, {counts['control']:,} empty as a control); "
+        f"{len(sweep.models)} models x {len(sweep.templates)} templates, each asked {len(sweep.asked):,} "
+        f"claims ({counts['dev']:,} dev, {counts['test']:,} test, {counts['control']:,} empty as a control); "
         f"{len(sweep.train):,} claims to fit on; results in {sweep.out}",
         highlight=False,
         soft_wrap=True,

@@ -1,7 +1,7 @@
 """The sweep: every pair of model and template asked about every claim, through ctxflow's public API.
 
 What lives here: the order of the work and the files that let it go on after a stop. What does not: the
-command line and the site (prompt_for_fact.py), what runs on workers (verifier.py), figures and tables (scores.py,
+command line and the site (prompt_for_fact.py), workers (verifier.py), figures and tables (scores.py and
 report.py).
 """
 
