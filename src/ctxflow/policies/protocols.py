@@ -269,6 +269,13 @@ class View(Protocol):
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """What the batching policy would give this worker's next batch of the app."""
 
+    def can_run(self, app: AppView, worker: WorkerView) -> bool:
+        """Whether a free worker could run the app now, or load its context for it.
+
+        Not if the plan, its GPUs or its memory forbid it, if it failed to build the context before (while
+        there are others), or if other workers are loading the context for all that waits.
+        """
+
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
 

@@ -12,6 +12,16 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
 
 
+def can_run(state: RunState, worker: Worker, app: App) -> bool:
+    """Whether a free worker holds the app's context ready, or could load it now."""
+    held = worker.contexts.get(app.context)
+    if held is not None:
+        return held.state == "ready"
+    if not admissible(state, worker, app):
+        return False
+    return _in_the_way(state, worker, state.contexts[app.context].spec) is not None
+
+
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded on a worker that does not hold it."""
     context = state.contexts[app.context]

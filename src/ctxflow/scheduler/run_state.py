@@ -58,6 +58,12 @@ class RunState:
         """What the batching policy would give this worker's next batch of the app."""
         return self.policies.batching.size(self, app, worker)
 
+    def can_run(self, app: AppView, worker: WorkerView) -> bool:
+        """Whether a free worker could run the app now, or load its context for it."""
+        from ctxflow.scheduler import residency
+
+        return residency.can_run(self, self.workers[worker.id], self.apps[app.id])
+
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
         state = self.contexts.get(context)

@@ -61,7 +61,7 @@ class ContextAffinity:
         holders = {app.id: view.holders(app.context) for app in waiting.values()}
         idle = sorted(slots.workers(view), key=lambda worker: len(worker.contexts))
         for worker in idle:
-            open_to = [a for a in waiting.values() if left[a.id] > 0 and a.context not in worker.contexts]
+            open_to = [a for a in waiting.values() if left[a.id] > 0 and view.can_run(a, worker)]
             if not open_to:
                 continue
             app = min(open_to, key=lambda a: (urgency(a)[:2], -left[a.id] / (holders[a.id] + 1), a.order))
@@ -79,9 +79,10 @@ class LeastLoaded:
         for app in sorted(ready, key=urgency):
             left = app.backlog
             while left > 0:
-                worker = min(slots.workers(view), key=lambda w: w.slots - slots.left[w.id], default=None)
+                able = (w for w in slots.workers(view) if view.can_run(app, w))
+                worker = min(able, key=lambda w: w.slots - slots.left[w.id], default=None)
                 if worker is None:
-                    return
+                    break
                 slots.take(worker)
                 yield Assignment(worker.id, app.id)
                 left -= max(1, view.batch_size(app, worker))
@@ -98,10 +99,11 @@ class RoundRobin:
         slots = _FreeSlots(view)
         left = {app.id: app.backlog for app in ready}
         for worker in list(view.free.values()):
-            while slots.take(worker):
-                apps = [app for app in ready if left[app.id] > 0]
+            while slots.left[worker.id] > 0:
+                apps = [app for app in ready if left[app.id] > 0 and view.can_run(app, worker)]
                 if not apps:
-                    return
+                    break
+                slots.take(worker)
                 app = apps[self._turn % len(apps)]
                 self._turn += 1
                 yield Assignment(worker.id, app.id)

@@ -1,0 +1,252 @@
+"""Random joins, losses, failures, duplicates and late messages; every invariant after every event."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ctxflow.policies.batching import Fixed
+from ctxflow.policies.registry import make
+from ctxflow.scheduler import Limits, Policies, Scheduler
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+CONTEXTS = ("", "small", "large", "broken")
+BAD_WORKER = 5  # Every fifth worker cannot build "large".
+
+
+class Duplicating(Fixed):
+    """Orders a second try of any running batch that an idle worker could take."""
+
+    def duplicate(self, view, worker):
+        for attempt in view.attempts.values():
+            held = worker.contexts.get(attempt.context)
+            if attempt.worker != worker.id and held and held.state == "ready" and view.random.random() < 0.5:
+                return attempt.id
+        return None
+
+
+@dataclass
+class FakeWorker:
+    """What a worker has been told and not answered yet: the other side of the scheduler's commands."""
+
+    number: int
+    bad: bool
+    loads: dict[str, str] = field(default_factory=dict)  # context -> "Stage" | "Load"
+    runs: dict[int, cmd.Run] = field(default_factory=dict)
+
+
+class Pool(RuleBasedStateMachine):
+    @initialize(
+        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin"]),
+        size=st.integers(1, 7),
+        seed=st.integers(0, 9),
+    )
+    def begin(self, routing, size, seed):
+        self.now = 0.0
+        policies = Policies(
+            make("routing", routing),
+            Duplicating(size),
+            make("placement", "everywhere"),
+            make("preemption", "none"),
+            make("scaling", "fixed"),
+        )
+        self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0), seed=seed)
+        self.workers: dict[str, FakeWorker] = {}
+        self.spawned = 0
+        self.fates: Counter[int] = Counter()
+        self.dead: dict[int, str | None] = {}
+        self.poison: set[int] = set()
+        self.killers: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.next_item = 0
+        self.stale: list[ev.Event] = []
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
+        for context in CONTEXTS:
+            gpus, files = (1 if context == "large" else 0), context == "small"
+            memory = 60 if context == "large" else 50
+            self.tell(ev.ContextDeclared, ev.ContextSpec(context, context, files=files, gpus=gpus, memory=memory))
+            for priority in (0, 1):
+                app = ev.AppSpec(f"{context}/{priority}", context, context, priority=priority, batch=context != "")
+                self.tell(ev.AppDeclared, app)
+
+    # --- the two sides
+
+    def tell(self, kind, *values, **named):
+        self.now += 0.01
+        event = kind(self.now, *values, **named)
+        for command in self.scheduler.handle(event):
+            self.obey(command)
+        self.scheduler.validate()
+        self.check_nothing_idles()
+
+    def obey(self, command):
+        if isinstance(command, cmd.Deliver):
+            self.fates.update(command.items)
+            assert not self.poison & set(command.items)
+        elif isinstance(command, cmd.Bury):
+            self.fates.update(command.items)
+            self.dead.update(dict.fromkeys(command.items, command.context))
+        elif isinstance(command, cmd.Acquire):
+            pass
+        else:
+            worker = self.workers[command.worker]
+            if isinstance(command, (cmd.Stage, cmd.Load)):
+                worker.loads[command.context] = type(command).__name__
+            elif isinstance(command, cmd.Run):
+                assert 1 <= len(command.items) <= 7 and len(set(command.items)) == len(command.items)
+                worker.runs[command.attempt] = command
+            elif isinstance(command, cmd.Abandon):
+                del worker.runs[command.attempt]
+            elif isinstance(command, cmd.Unload):
+                assert command.context not in worker.loads
+
+    def check_nothing_idles(self):
+        """No work is held back while a worker that could run it idles."""
+        state = self.scheduler.state
+        for worker in state.free.values():
+            for app in state.ready.values():
+                assert not state.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
+
+    # --- what may happen
+
+    @rule(
+        context=st.sampled_from(CONTEXTS),
+        priority=st.integers(0, 1),
+        count=st.integers(1, 20),
+        bad=st.sets(st.integers(0, 19), max_size=2),
+        kills=st.booleans(),
+    )
+    def submit(self, context, priority, count, bad, kills):
+        items = range(self.next_item, self.next_item + count)
+        self.next_item = items.stop
+        chosen = {items[n] for n in bad if n < count}
+        (self.killers if kills else self.poison).update(chosen)
+        self.tell(ev.ItemsSubmitted, f"{context}/{priority}", items)
+
+    @precondition(lambda self: len(self.workers) < 8)
+    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1))
+    def join(self, slots, gpus):
+        self.spawned += 1
+        name = f"w{self.spawned}"
+        self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0)
+        self.tell(ev.WorkerJoined, ev.WorkerSpec(name, slots=slots, gpus=gpus, memory=100))
+
+    def pick(self, data, names):
+        return data.draw(st.sampled_from(sorted(names)))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), evicted=st.booleans())
+    def lose(self, data, evicted):
+        name = self.pick(data, self.workers)
+        for attempt in self.workers.pop(name).runs:
+            self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
+        self.tell(ev.WorkerLost, name, evicted=evicted)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def notice(self, data):
+        self.tell(ev.EvictionNotice, self.pick(data, self.workers))
+
+    @precondition(lambda self: any(worker.loads for worker in self.workers.values()))
+    @rule(data=st.data())
+    def end_load(self, data):
+        name = self.pick(data, [n for n, w in self.workers.items() if w.loads])
+        self.finish_load(name, self.pick(data, self.workers[name].loads))
+
+    def finish_load(self, name, context):
+        worker = self.workers[name]
+        step = worker.loads.pop(context)
+        if step == "Stage":
+            self.tell(ev.ContextStaged, name, context)
+        elif context == "broken" or (context == "large" and worker.bad):
+            failure = ev.Failure("exception", "RuntimeError", "cannot build")
+            self.tell(ev.ContextFailed, name, context, failure)
+        else:
+            self.tell(ev.ContextReady, name, context, seconds=1.0, memory=55)
+
+    @precondition(lambda self: any(worker.runs for worker in self.workers.values()))
+    @rule(data=st.data())
+    def end_run(self, data):
+        name = self.pick(data, [n for n, w in self.workers.items() if w.runs])
+        self.finish_run(name, self.pick(data, self.workers[name].runs))
+
+    def finish_run(self, name, attempt):
+        run = self.workers[name].runs.pop(attempt)
+        items = set(run.items)
+        if items & self.killers:
+            failure = ev.Failure("crash", "LibraryDied", "killed")
+            for other, its in list(self.workers[name].runs.items()):
+                if its.context == run.context:  # It dies with the library process.
+                    del self.workers[name].runs[other]
+            self.tell(ev.BatchFailed, name, attempt, failure, lost_context=True)
+        elif items & self.poison:
+            self.tell(ev.BatchFailed, name, attempt, ev.Failure("exception", "ValueError", "bad item"))
+        else:
+            self.tell(ev.BatchFinished, name, attempt, 1.0)
+            self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def late_message(self, data):
+        event = data.draw(st.sampled_from(self.stale))
+        self.tell(type(event), event.worker, event.attempt, event.seconds)
+
+    @rule(data=st.data(), stop=st.booleans())
+    def cancel(self, data, stop):
+        if self.next_item:
+            first = data.draw(st.integers(0, self.next_item - 1))
+            items = [i for i in range(first, min(first + 5, self.next_item)) if not self.fates[i]]
+            self.cancelled.update(items)
+            self.fates.update(items)
+            self.tell(ev.ItemsCancelled, items, stop=stop)
+
+    @rule(seconds=st.floats(0, 20))
+    def tick(self, seconds):
+        self.now += seconds
+        self.tell(ev.Tick)
+
+    @invariant()
+    def nothing_twice(self):
+        if hasattr(self, "fates"):
+            assert not self.fates or max(self.fates.values()) == 1
+
+    def teardown(self):
+        """Everything comes to an end with healthy workers, and every item had the fate it deserved."""
+        if not hasattr(self, "scheduler"):
+            return
+        for name in list(self.workers):
+            self.workers.pop(name)
+            self.tell(ev.WorkerLost, name, evicted=True)
+        for _ in range(4):
+            self.spawned += 1 + ((self.spawned + 1) % BAD_WORKER == 0)
+            name = f"w{self.spawned}"
+            self.workers[name] = FakeWorker(self.spawned, bad=False)
+            self.tell(ev.WorkerJoined, ev.WorkerSpec(name, gpus=1, memory=100))
+        for _ in range(20_000):
+            name, worker = next(((n, w) for n, w in self.workers.items() if w.loads or w.runs), ("", None))
+            if worker is None and not self.scheduler.state.open:
+                break
+            if worker is None:
+                self.now += 100
+                self.tell(ev.Tick)
+            elif worker.loads:
+                self.finish_load(name, next(iter(worker.loads)))
+            else:
+                self.finish_run(name, next(iter(worker.runs)))
+        assert not self.scheduler.state.open, "the run does not end"
+        assert sorted(self.fates) == list(range(self.next_item)) or set(self.fates) >= set(range(self.next_item))
+        for item, context in self.dead.items():
+            assert context == "broken" or context == "large" or item in self.poison | self.killers | self.suspects()
+
+    def suspects(self):
+        """Items whose workers were lost too often without a reason are given up too."""
+        return {item for item in self.dead if self.dead[item] is None}
+
+
+Pool.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestPool = Pool.TestCase
