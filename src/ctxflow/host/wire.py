@@ -16,9 +16,14 @@ from typing import Any
 _LENGTHS = struct.Struct("<IQ")
 _CHUNK = 1 << 16
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
-_decode = json.loads
+_raw_decode = json.JSONDecoder().raw_decode
 
 Head = dict[str, Any]
+
+
+def _decode(text: bytes) -> Head:
+    head: Head = _raw_decode(text.decode())[0]
+    return head
 
 
 def frame(head: Head, body: bytes = b"") -> bytes:
