@@ -255,11 +255,13 @@ _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 def _is_plain(value: Any, depth: int = 3) -> bool:
     """Whether a value is of nothing but plain data, which plain pickle, several times faster, sends as well."""
     kind = type(value)
-    if kind is tuple or kind is list:
-        if _SCALARS.issuperset(map(type, value)):
-            return True
-        return depth > 0 and all(_is_plain(part, depth - 1) for part in value)
-    return kind in _SCALARS or (kind is dict and not value)
+    if kind in _SCALARS or (kind is dict and not value):
+        return True
+    if kind is not tuple and kind is not list:
+        return False
+    if _SCALARS.issuperset(map(type, value)):
+        return True
+    return depth > 0 and all([_is_plain(part, depth - 1) for part in value])
 
 
 def blame(value: Any, _depth: int = 0) -> tuple[str, Any]:
