@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 _LENGTHS = struct.Struct("<IQ")
@@ -33,21 +34,6 @@ def frame(head: Head, body: bytes = b"") -> bytes:
     """
     text = _encode(head).encode()
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
-
-
-def _messages(data: bytes | bytearray) -> tuple[list[tuple[Head, bytes]], int]:
-    """The whole messages at the start of some data, and how many bytes they take."""
-    messages: list[tuple[Head, bytes]] = []
-    start = 0
-    while len(data) - start >= _LENGTHS.size:
-        head, body = _LENGTHS.unpack_from(data, start)
-        middle = start + _LENGTHS.size + head
-        end = middle + body
-        if len(data) < end:
-            break
-        messages.append((_decode(data[start + _LENGTHS.size : middle]), bytes(data[middle:end])))
-        start = end
-    return messages, start
 
 
 class Channel:
@@ -122,9 +108,18 @@ class Channel:
             pass
         except OSError:
             self.closed = True
-        messages, used = _messages(self._incoming)
-        del self._incoming[:used]
-        return messages
+        return list(self._messages()) if self._incoming else []
+
+    def _messages(self) -> Iterator[tuple[Head, bytes]]:
+        data, start = self._incoming, 0
+        while len(data) - start >= _LENGTHS.size:
+            head, body = _LENGTHS.unpack_from(data, start)
+            middle = start + _LENGTHS.size + head
+            if len(data) < middle + body:
+                break
+            yield _decode(data[start + _LENGTHS.size : middle]), bytes(data[middle : middle + body])
+            start = middle + body
+        del data[:start]
 
     def close(self) -> None:
         """Close the connection."""
@@ -138,8 +133,7 @@ class BlockingChannel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         self.socket = connection
-        self._arrived: list[tuple[Head, bytes]] = []  # Messages that came with the one before, the last first.
-        self._rest = b""  # What has arrived of the next one.
+        self._rest = b""  # What arrived beyond the last message.
 
     def send(self, head: Head, body: bytes = b"") -> None:
         """Send a message."""
@@ -150,29 +144,17 @@ class BlockingChannel:
 
         :raises EOFError: when the other end is gone.
         """
-        while not self._arrived:
-            data = self._rest + self._read(_CHUNK)
-            if len(data) >= _LENGTHS.size:
-                missing = _LENGTHS.size + sum(_LENGTHS.unpack_from(data)) - len(data)
-                if missing > _CHUNK:  # A large one: in one piece, not added up from many.
-                    data = b"".join((data, self._read_all(missing)))
-            messages, used = _messages(data)
-            self._arrived = messages[::-1]
-            self._rest = data[used:]
-        return self._arrived.pop()
+        head, body = _LENGTHS.unpack(self._take(_LENGTHS.size))
+        data = self._take(head + body)
+        return _decode(data[:head]), data[head:]
 
-    def _read(self, most: int) -> bytes:
-        data = self.socket.recv(most)
-        if not data:
-            raise EOFError
-        return data
-
-    def _read_all(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            got = self.socket.recv_into(view)
-            if not got:
+    def _take(self, count: int) -> bytes:
+        """The next bytes: a short message comes whole in one system call, a long one without being added up."""
+        while len(self._rest) < count:
+            missing = count - len(self._rest)
+            block = self.socket.recv(max(missing, _CHUNK), socket.MSG_WAITALL if missing > _CHUNK else 0)
+            if not block:
                 raise EOFError
-            view = view[got:]
-        return data
+            self._rest += block
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
