@@ -179,7 +179,12 @@ class Run:
     def submit_call(self, app: str, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
         future = CallFuture(self._cancel_one)
-        self.submit(app, [inputs], future, lambda items: setattr(future, "item", items[0]))
+        with self._lock:
+            item = future.item = self._number(1)
+            self._inputs[item] = inputs
+            self._sinks[item] = future
+            deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, (item,)))
+        self._submitted(deliveries)
         return future
 
     def submit(
@@ -192,20 +197,28 @@ class Run:
         :raises RunEnded: if the run was stopped.
         """
         with self._lock:
-            if self._ended.is_set():
-                raise RunEnded("the run was stopped: make calls while its executor is running")
-            items = range(self._next_item, self._next_item + len(inputs))
-            self._next_item = items.stop
+            first = self._number(len(inputs))
+            items = range(first, first + len(inputs))
             self._inputs.update(zip(items, inputs, strict=True))
             self._sinks.update(dict.fromkeys(items, sink))
             if numbered is not None:
                 numbered(items)
             deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, items))
-            held_back = self._scheduler.next_wake is not None
-        if held_back:
+        self._submitted(deliveries)
+        return items
+
+    def _number(self, count: int) -> int:
+        """The first of the next item numbers."""
+        if self._ended.is_set():
+            raise RunEnded("the run was stopped: make calls while its executor is running")
+        first = self._next_item
+        self._next_item = first + count
+        return first
+
+    def _submitted(self, deliveries: Iterable[_Delivery]) -> None:
+        if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
         self._deliver(deliveries)
-        return items
 
     def cancel(self, items: Sequence[int], stop: bool = False) -> None:
         """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
@@ -246,7 +259,8 @@ class Run:
         if not isinstance(event, ev.BatchFinished):
             return event
         try:
-            return dataclasses.replace(event, results=pickle.loads(event.results))
+            results = pickle.loads(event.results)
+            return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
         except Exception as error:
             failure = ev.Failure(
                 "exception",
