@@ -193,6 +193,8 @@ class Host:
             if kind == "ended":
                 library.calls.pop(head["call"], None)
                 continue
+            if kind == "ready" and self._end_if_too_big(library):
+                return
             if kind in ("ready", "failed"):
                 head["context"], head["key"] = library.context, library.key
                 library.load_deadline = float("inf")
@@ -256,14 +258,19 @@ class Host:
         limited = [library for library in self._libraries.values() if library.memory_limit is not None]
         self._next_memory_check = time + _MEMORY_CHECK_SECONDS if limited else float("inf")
         for library in limited:
-            limit = library.memory_limit or 0
-            used = tree_bytes(library.process.pid, limit)
-            if used > limit:
-                message = (
-                    f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
-                    "asks for: raise its memory=, or make batches smaller"
-                )
-                self._fail(library, "crash", "MemoryExceeded", message)
+            self._end_if_too_big(library)
+
+    def _end_if_too_big(self, library: LibraryProcess) -> bool:
+        limit = library.memory_limit
+        used = tree_bytes(library.process.pid, limit) if limit is not None else 0
+        if limit is None or used <= limit:
+            return False
+        message = (
+            f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
+            "asks for: raise its memory=, or make batches smaller"
+        )
+        self._fail(library, "crash", "MemoryExceeded", message)
+        return True
 
     def _remove(self, context: str) -> bool:
         library = self._libraries.pop(context, None)
