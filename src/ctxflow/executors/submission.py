@@ -61,7 +61,11 @@ class Calls:
         self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def submit(
-        self, function: Callable[..., Any], specification: Mapping[str, Any], args: Any, kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        specification: Mapping[str, Any],
+        args: Any,
+        kwargs: dict[str, Any],
     ) -> Future[Any]:
         """What `ParslExecutor.submit` does."""
         if kwargs:

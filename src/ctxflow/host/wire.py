@@ -7,7 +7,9 @@ What does not live here: what the messages mean.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -94,7 +96,7 @@ class Channel:
             del self._outgoing[0]
 
     def receive(self) -> list[tuple[Head, bytes]]:
-        """The messages that have arrived; sets `closed` at the end of the stream."""
+        """The messages that have arrived; sets `closed` at the end of the stream, or where it is no message."""
         try:
             while True:
                 block = self.socket.recv(_CHUNK)
@@ -117,7 +119,12 @@ class Channel:
             middle = start + _LENGTHS.size + head
             if len(data) < middle + body:
                 break
-            yield _decode(data[start + _LENGTHS.size : middle]), bytes(data[middle : middle + body])
+            try:
+                message = _decode(data[start + _LENGTHS.size : middle])
+            except ValueError:
+                self.closed = True
+                break
+            yield message, bytes(data[middle : middle + body])
             start = middle + body
         del data[:start]
 
@@ -125,6 +132,45 @@ class Channel:
         """Close the connection."""
         self.closed = True
         self.socket.close()
+
+
+def listen(path: str) -> socket.socket:
+    """A socket that waits, without blocking, for connections at a path of any length."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as address:
+            listener.bind(address)
+        listener.listen(64)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to a socket that listens at a path of any length."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as address:
+            connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _short(path: str) -> Iterator[str]:
+    """The path of a socket in at most 107 bytes, which is all that the kernel takes."""
+    if len(os.fsencode(path)) < 108:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
 
 
 class BlockingChannel:
