@@ -7,6 +7,7 @@ how a person calls (executor.py, apps.py).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -86,6 +87,7 @@ class Run:
         self._sinks: dict[int, Sink] = {}
         self._ended = threading.Event()
         self._failed: EngineFailed | None = None
+        self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
         self._log: IO[str] | None = None
         self.samples: list[tuple[float, int, int]] = []
@@ -260,6 +262,11 @@ class Run:
             deliveries = self._handle(ev.ItemsCancelled(self.clock(), items, stop))
         self._deliver(deliveries)
 
+    def soon(self, action: Callable[[], None]) -> None:
+        """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
+        self._actions.append(action)
+        self.engine.wake()
+
     def _cancel_one(self, item: int) -> None:
         self.cancel([item])
 
@@ -272,6 +279,8 @@ class Run:
             due = next_tick if wake is None else min(next_tick, wake)
             try:
                 events = [self._opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+                while self._actions:
+                    self._actions.popleft()()
                 now = self.clock()
                 if now >= due:
                     next_tick = now + _TICK_SECONDS
