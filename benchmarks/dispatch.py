@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What ctxflow itself costs: no-op calls on 2 workers, beside other ways to send them there.
 
     benchmarks/dispatch.py --engine embedded --json
@@ -126,9 +127,7 @@ def parsl_kernel(folder: str) -> Iterator[Any]:
         provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1),
     )
     executors = [htex, ContextExecutor(label="ctxflow", workers=WORKERS)]
-    config = Config(
-        executors=executors, initialize_logging=False, strategy="none", usage_tracking=0, run_dir=folder
-    )
+    config = Config(executors=executors, initialize_logging=False, strategy="none", usage_tracking=0, run_dir=folder)
     with parsl.load(config) as kernel:
         yield kernel
 
@@ -307,9 +306,7 @@ def _through_app(label: str) -> Submit:
     return lambda function, value: app(value)
 
 
-def _ratios(
-    name: str, unit: str, measurements: dict[str, common.Measurement], rounds: int
-) -> dict[str, common.Figure]:
+def _ratios(name: str, unit: str, measurements: dict[str, common.Measurement], rounds: int) -> dict[str, common.Figure]:
     """What ctxflow does, what its peers do, and how many times theirs that is."""
     samples = common.interleaved(measurements, rounds, name)
     singular = unit.replace("/", "_per_")
