@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import itertools
 import os
@@ -94,8 +95,7 @@ def process_pool() -> Iterator[Submit]:
 @contextlib.contextmanager
 def ray_tasks() -> Iterator[Submit]:
     """Ray's tasks."""
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     ray.init(num_cpus=WORKERS, include_dashboard=False, logging_level="error")
     try:
         remote = ray.remote(echo)
@@ -107,9 +107,8 @@ def ray_tasks() -> Iterator[Submit]:
 @contextlib.contextmanager
 def dask_tasks() -> Iterator[Submit]:
     """Dask's tasks."""
-    from distributed import Client
-
-    with Client(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as client:
+    distributed: Any = importlib.import_module("distributed")
+    with distributed.Client(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as client:
         yield lambda function, value: client.submit(function, value, pure=False)
 
 
@@ -209,10 +208,10 @@ def builds_per_worker(folder: str) -> float:
         time.sleep(0.5)
         return 1
 
-    @batch_app(built(marks))
-    def plus(one: int, values: list[int]) -> list[int]:
+    def add(one: int, values: list[int]) -> list[int]:
         return [one + value for value in values]
 
+    plus = batch_app(built(marks))(add)
     assert list(plus.map(range(10_000))) == list(range(1, 10_001))
     with open(marks) as file:
         return len(file.readlines()) / WORKERS
@@ -271,6 +270,8 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
         kernel = stack.enter_context(parsl_kernel(folder))
         for label in ("ctxflow", "htex"):
             peers[label] = _without_resources(kernel.executors[label].submit)
+        # Before the others, whose freed memory could be used again unseen.
+        memory = common.figure([map_megabytes(scale.long_items)], "MB", "lower")
         for name, submit in peers.items():
             common.progress(f"warm-up: {name}")
             calls_per_second(submit, 0.3)
@@ -287,7 +288,7 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
             "htex_chunked": _bound(chunks_per_second, peers["htex"], scale.items),
             "processpool_chunked": _bound(chunks_per_second, peers["processpool"], scale.items),
         }, rounds)  # fmt: skip
-        figures["map_memory_mb"] = common.figure([map_megabytes(scale.long_items)], "MB", "lower")
+        figures["map_memory_mb"] = memory
         figures["context_builds_per_worker"] = common.figure([builds_per_worker(folder)], "builds", "lower")
     return figures
 
