@@ -8,8 +8,8 @@ HighThroughputExecutor"), bursts through a Parsl app, items through `map`, memor
 to the first result, and "built once per worker".
 
 Peers run beside ctxflow in one process tree, in rounds that take turns: concurrent.futures'
-ProcessPoolExecutor(2); Parsl's HighThroughputExecutor with 2 workers, in the same Parsl kernel as ctxflow; Ray
-and Dask where they are installed. Figures named X_vs_PEER are ratios of the same measurement, round by round:
+ProcessPoolExecutor(2); Parsl's HighThroughputExecutor with 2 workers, in the same Parsl kernel as ctxflow; then,
+where they are installed, Ray and Dask. Figures named X_vs_PEER are ratios of the same measurement, round by round:
 
 - `calls`: two calls in flight on two workers, the next one submitted when one ends, to the executors themselves.
 - `burst`: many calls of one Parsl `python_app` at once, until the last result is there.
@@ -264,9 +264,6 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
         # The pool forks: it comes first, while there are no threads.
         peers = {"processpool": stack.enter_context(process_pool())}
         peers["processpool"](echo, 0).result()
-        for name, (package, peer) in OPTIONAL.items():
-            if importlib.util.find_spec(package) is not None:
-                peers[name] = stack.enter_context(peer())
         kernel = stack.enter_context(parsl_kernel(folder))
         for label in ("ctxflow", "htex"):
             peers[label] = _without_resources(kernel.executors[label].submit)
@@ -289,8 +286,25 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
             "processpool_chunked": _bound(chunks_per_second, peers["processpool"], scale.items),
         }, rounds)  # fmt: skip
         figures["map_memory_mb"] = memory
+        for name, (package, peer) in OPTIONAL.items():
+            if importlib.util.find_spec(package) is not None:
+                for key, figure in _beside(name, peer, peers["ctxflow"], rounds, scale).items():
+                    figures.setdefault(key, figure)
         figures["context_builds_per_worker"] = common.figure([builds_per_worker(folder)], "builds", "lower")
     return figures
+
+
+def _beside(
+    name: str, peer: Callable[[], contextlib.AbstractContextManager[Submit]], ours: Submit, rounds: int, scale: Scale
+) -> dict[str, common.Figure]:
+    """A peer whose processes are busy even when they have no work: it gets rounds of its own with ctxflow."""
+    with peer() as submit:
+        calls_per_second(submit, 0.3)
+        turns = {
+            "ctxflow": _bound(calls_per_second, ours, scale.seconds),
+            name: _bound(calls_per_second, submit, scale.seconds),
+        }
+        return _ratios("calls", "calls/s", turns, rounds)
 
 
 def _bound(function: Callable[..., float], *args: Any) -> common.Measurement:
