@@ -133,9 +133,9 @@ class _Walker:
             yield str(value).encode()
         elif isinstance(value, (types.MethodType, functools.partial)):
             yield type(value).__name__.encode()
-            yield self.hex(value.__func__ if isinstance(value, types.MethodType) else value.func).encode()
-            inner = value.__self__ if isinstance(value, types.MethodType) else (value.args, value.keywords)
-            yield self.hex(inner).encode()
+            method = isinstance(value, types.MethodType)
+            yield self.hex(value.__func__ if method else value.func).encode()
+            yield self.hex(value.__self__ if method else (value.args, value.keywords)).encode()
         elif isinstance(value, (staticmethod, classmethod)):
             yield type(value).__name__.encode()
             yield self.hex(value.__func__).encode()

@@ -70,4 +70,4 @@ def test_a_recipe_travels_to_a_worker():
     )
     assert process.returncode == 0, process.stderr.decode()
     expected = recipe.build().encode(["Paris is in France."])
-    np.testing.assert_array_equal(cloudpickle.loads(process.stdout), expected)
+    np.testing.assert_allclose(cloudpickle.loads(process.stdout), expected, atol=1e-5, rtol=0)

@@ -243,6 +243,14 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
     assert torch.equal(scores[2], torch.from_numpy(logits[2]))
 
 
+def test_a_draw_of_zero_picks_no_token_that_was_ruled_out():
+    row = Sampling(max_new_tokens=1, temperature=1.0, top_k=2, seed=0)
+    sampler = _Sampler([row], [Tokens([1], False)], width=1, device=torch.device("cpu"))
+    sampler._draws.zero_()
+    scores = sampler(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[-5.0, 2.0, 1.0]]))
+    assert int(scores.argmax()) == 1
+
+
 def test_sampled_tokens_are_distributed_as_the_model_says(causal_lm):
     draws = 3000
     answers = TextGenerator(causal_lm, max_batch_size=500).generate(

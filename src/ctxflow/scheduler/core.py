@@ -218,7 +218,7 @@ class Scheduler:
         gone = set(event.items)
         for number, attempt in list(self.state.attempts.items()):
             # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
-            if event.stop and gone.issuperset(attempt.items):
+            if event.stop and number in self.state.attempts and gone.issuperset(attempt.items):
                 self._stop(number, out)
 
     # --- workers
@@ -284,8 +284,10 @@ class Scheduler:
 
     def _context_ready(self, event: ev.ContextReady, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
-        if worker is not None:
-            residency.ready(self.state, worker, event)
+        app = residency.ready(self.state, worker, event) if worker is not None else None
+        # What it was built for goes first: a policy that thinks again could build and unload for ever.
+        if worker is not None and app is not None and app.backlog and worker.id in self.state.free:
+            self._run(worker, app, out)
 
     def _context_failed(self, event: ev.ContextFailed, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
