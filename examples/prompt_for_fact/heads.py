@@ -69,7 +69,7 @@ def save_head(head: Head, path: Path) -> None:
 def load_head(path: Path) -> Head | None:
     """Read a head back; None if there is none, or none that is whole."""
     try:
-        with np.load(path) as file:
-            return Head(file["weights"], file["offsets"])
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        with path.open("rb") as file, np.load(file) as arrays:
+            return Head(arrays["weights"], arrays["offsets"])
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
         return None

@@ -136,9 +136,7 @@ class Sweep:
                 listener.advance()
         return vectors
 
-    def _ask(
-        self, model: Model, template: Template, head: Head | None, listener: Listener
-    ) -> dict[str, str | None]:
+    def _ask(self, model: Model, template: Template, head: Head | None, listener: Listener) -> dict[str, str | None]:
         """The answer of a pair to each claim by its key, None for an item that is dead."""
         app, constants = (
             (verify_by_likelihood, {"template": template})

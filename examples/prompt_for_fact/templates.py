@@ -40,9 +40,7 @@ class Template(NamedTuple):
             raise ValueError(f"the template {self.name} has {len(self.parts)} texts: give one or two")
         for part in self.parts:
             if not re.search(r"\{claim\}|\{evidence\}", part):
-                raise ValueError(
-                    f"the template {self.name} has a text without {{claim}} or {{evidence}}: {part!r}"
-                )
+                raise ValueError(f"the template {self.name} has a text without {{claim}} or {{evidence}}: {part!r}")
         return self
 
     @property
@@ -69,7 +67,7 @@ KNOWN = (
     Template("separate", ("{claim}", "{evidence}")),
     Template("separate-tagged", ("claim: {claim}", "evidence: {evidence}")),
 )
-DEFAULT = ("claim-only", "tagged", "question", "separate")
+DEFAULT = ("claim-only", "tagged", "separate")
 
 
 def suited(has_evidence: bool) -> list[Template]:
@@ -96,9 +94,7 @@ def choose(names: Sequence[str]) -> list[Template]:
         elif name.endswith(".json"):
             chosen.update({template.name: template for template in read_templates(Path(name))})
         else:
-            raise ValueError(
-                f"there is no template {name!r}: choose from {', '.join(known)}, or give a .json file"
-            )
+            raise ValueError(f"there is no template {name!r}: choose from {', '.join(known)}, or give a .json file")
     return list(chosen.values())
 
 

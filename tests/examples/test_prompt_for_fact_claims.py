@@ -92,9 +92,7 @@ def test_evidence_in_all_its_shapes(value, texts, references):
     assert parse_evidence(value) == (texts, references)
 
 
-@given(
-    st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4))
-)
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4)))
 def test_evidence_of_any_shape_does_not_raise(value):
     texts, references = parse_evidence(value)
     assert all(isinstance(text, str) for text in texts)
@@ -103,9 +101,7 @@ def test_evidence_of_any_shape_does_not_raise(value):
 
 def test_evidence_is_joined_in_the_order_cited_and_what_lacks_is_counted(tmp_path):
     text = tmp_path / "e.jsonl"
-    write(
-        text, {"page": "A", "sentence": 0, "text": "First."}, {"page": "A", "sentence": 1, "text": "Second."}
-    )
+    write(text, {"page": "A", "sentence": 0, "text": "First."}, {"page": "A", "sentence": 1, "text": "Second."})
     build_database(text, tmp_path / "e.sqlite")
     claims = [
         Claim("1", "c", LABELS[0], "test", (("A", 1), ("A", 0))),

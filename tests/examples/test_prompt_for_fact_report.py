@@ -21,9 +21,7 @@ def printed(table):
 
 def test_the_table_shows_the_best_first_and_marks_random_weights():
     shown = printed(
-        results_table(
-            [result("worse", "random weights", (1, 10)), result("better")], Score(33, 100), "REFUTED"
-        )
+        results_table([result("worse", "random weights", (1, 10)), result("better")], Score(33, 100), "REFUTED")
     )
     assert shown.index("better") < shown.index("worse (random weights)") < shown.index("majority class")
     assert "70.0 % [60.4, 78.1]" in shown
@@ -38,15 +36,12 @@ def test_the_verdict_says_whether_the_baseline_is_beaten():
 
 def test_the_closing_line_says_what_was_evicted_retried_and_lost():
     line = str(Figures(60.2, 5000, 2, 7, 320, 0, 9))
-    assert line == (
-        "5,000 items in 60 s: 7 workers evicted, 320 items retried, 0 lost, contexts built 9 times"
-    )
+    assert line == ("5,000 items in 60 s: 7 workers evicted, 320 items retried, 0 lost, contexts built 9 times")
 
 
 samples = st.lists(st.tuples(st.floats(0.1, 5), st.integers(0, 8), st.integers(0, 500)), min_size=2).map(
     lambda steps: [
-        (sum(s[0] for s in steps[: i + 1]), steps[i][1], sum(s[2] for s in steps[: i + 1]))
-        for i in range(len(steps))
+        (sum(s[0] for s in steps[: i + 1]), steps[i][1], sum(s[2] for s in steps[: i + 1])) for i in range(len(steps))
     ]
 )
 
