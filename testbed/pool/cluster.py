@@ -7,6 +7,8 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from . import machine, network, root
@@ -24,6 +26,7 @@ from .settings import (
     Settings,
     TestbedError,
     address,
+    cache,
     load,
     save,
 )
@@ -39,8 +42,10 @@ def up(settings: Settings, with_torch: bool) -> None:
     machine.check()
     source = root.prepare(with_torch)
     wanted = (settings, str(CHECKOUT), str(source))
-    running = dict(machine.inits())
-    if running and (load() != wanted or SWITCH not in running or SUBMIT not in running):
+    running, before = dict(machine.inits()), load()
+    if running and (before != wanted or SWITCH not in running or SUBMIT not in running):
+        whose = before[1] if before else "a run that was cut off"
+        sys.stderr.write(f"Ending the testbed of {whose} first, which was set up otherwise.\n")
         down()
     root.prune(source)
     try:
@@ -53,14 +58,16 @@ def up(settings: Settings, with_torch: bool) -> None:
                 restore(name, settings)
             _wait_until_ready(settings)
     except BaseException:
+        _keep_logs()
         down()
         raise
 
 
 def down() -> None:
-    """End everything that belongs to a testbed on this machine, also of one that was cut off: nothing is left.
+    """End everything that belongs to a testbed on this machine, also of one that was cut off.
 
-    All mounts, bridges and namespaces live inside the pool's own namespaces, and go with their first processes.
+    Nothing is left: all mounts, bridges and namespaces live inside the pool's own namespaces, and go with
+    their first processes.
     """
     machine.kill([pid for name, pid in machine.inits() if name == SWITCH])
     machine.kill([pid for _, pid in machine.inits()])
@@ -71,7 +78,7 @@ def down() -> None:
 
 
 def restore(name: str, settings: Settings) -> None:
-    """Bring a host back as it was declared: started if it is dead, on the bridge if it was cut off, at its full speed."""
+    """Bring a host back as declared: booted if it is dead, on the bridge, at full speed."""
     switch, pid = _switch(), machine.find(name)
     if pid is None:
         _boot(name, [str(settings.disk_gb), str(CHECKOUT)], enter(switch, "mount", "pid"))
@@ -84,7 +91,7 @@ def restore(name: str, settings: Settings) -> None:
 
 
 def kill(name: str) -> None:
-    """Take a host's power away: its packets stop at once, so that nobody hears a farewell, then all its processes."""
+    """Take a host's power away: its packets stop, so that nobody hears a farewell, then its processes."""
     network.cut(_switch(), name)
     machine.kill([_pid(name)])
 
@@ -115,18 +122,8 @@ def state() -> dict[str, Any]:
     """The pool as data: its settings and every host's state, address, link, GPUs and slots."""
     settings = the_settings()
     links, gpus, running = network.links(_switch()), gpus_of(settings), dict(machine.inits())
-    asked = [
-        *enter(running[SUBMIT]),
-        "condor_status",
-        "-af",
-        "Machine",
-        "Name",
-        "SlotType",
-        "State",
-        "RemoteOwner",
-    ]
-    answer = run(asked, check=False)
-    found: list[list[str]] = [line.split() for line in answer.stdout.splitlines()]
+    words = ["condor_status", "-af", "Machine", "Name", "SlotType", "State", "RemoteOwner"]
+    found = [line.split() for line in run([*enter(running[SUBMIT]), *words], check=False).stdout.splitlines()]
     hosts = {}
     for name in settings.names:
         link = links.get(name, {"cut": True, "mbit": None, "sent": 0, "received": 0})
@@ -137,28 +134,23 @@ def state() -> dict[str, Any]:
         hosts[name] = {
             "state": up_or_not, "address": address(name), "mbit": link["mbit"], "bytes_sent": link["sent"],
             "bytes_received": link["received"], "gpus": [gpu.model.name for gpu in gpus.get(name, [])],
-            "slots": [{"name": line[1], "type": line[2], "state": line[3], "owner": line[4]} for line in mine],
+            "slots": [dict(zip(("name", "type", "state", "owner"), line[1:], strict=False)) for line in mine],
         }  # fmt: skip
     return {"hosts": hosts, "static": settings.static, "numa": settings.numa, "shared": str(STATE / "shared")}
 
 
 def command_on(host: str, user: str, directory: str, command: list[str]) -> list[str]:
-    """The words that run a command on a host as a user, from a directory, with a login's environment and nothing else."""
+    """The words that run a command on a host as a user, in a directory, with a login's environment."""
     home = "/root" if user == "root" else f"/home/{user}"
     environment = {
-        "HOME": home, "USER": user, "LOGNAME": user, "PATH": PATH_INSIDE, "LANG": "C.UTF-8", "SHELL": "/bin/bash",
-        "TERM": os.environ.get("TERM", "dumb"), "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": home, "USER": user, "LOGNAME": user, "PATH": PATH_INSIDE, "LANG": "C.UTF-8",
+        "SHELL": "/bin/bash", "TERM": os.environ.get("TERM", "dumb"), "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis",
     }  # fmt: skip
-    # The death signal: a command whose `testbed/run` is killed is asked to end too, over the border between namespaces.
+    # The death signal: a command whose `testbed/run` is killed is asked to end too.
     identity = ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "--pdeathsig", "TERM"]
-    words = [
-        "env",
-        "-i",
-        f"--chdir={directory or home}",
-        *(f"{key}={value}" for key, value in environment.items()),
-    ]
-    return [*enter(_pid(host)), *identity, *words, *command]
+    settings = (f"{key}={value}" for key, value in environment.items())
+    return [*enter(_pid(host)), *identity, "env", "-i", f"--chdir={directory or home}", *settings, *command]
 
 
 def _lay_out(settings: Settings) -> None:
@@ -192,25 +184,12 @@ def _lay_out(settings: Settings) -> None:
 def _boot(name: str, words: list[str], inside: list[str]) -> None:
     """Start a host's first process in namespaces of its own, detached from us, and wait until it stands."""
     kind = [SWITCH] if name == SWITCH else ["host", name]
-    spaces = [
-        "unshare",
-        "--mount",
-        "--pid",
-        "--net",
-        "--uts",
-        "--ipc",
-        "--fork",
-        str(TESTBED / "boot"),
-        *kind,
-        *words,
-    ]
+    spaces = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", str(TESTBED / "boot")]
     log = STATE / f"{name}.log"
     # The shell in between ends at once, so that the host is a child of nobody here.
-    detached = [*inside, "setsid", "sh", "-c", 'exec "$@" & :', "sh", *spaces]
-    with log.open("wb") as output:
-        subprocess.run(
-            detached, check=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=30
-        )
+    detached = [*inside, "setsid", "sh", "-c", 'exec "$@" & :', "sh", *spaces, *kind, *words]
+    with log.open("wb") as out:
+        subprocess.run(detached, check=True, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=30)
 
     def stands() -> bool:
         complaint = log.read_text(errors="replace").strip()
@@ -224,32 +203,33 @@ def _boot(name: str, words: list[str], inside: list[str]) -> None:
 def _wait_until_ready(settings: Settings) -> None:
     """Wait until HTCondor lists every slot and takes jobs, and give bob the machines' owner's priority."""
     submit = enter(_pid(SUBMIT))
+    whole = 'SlotType =!= "Dynamic" && isUndefined(SlotBrokenCode)'
+
+    def answers(*command: str) -> bool:
+        return run([*submit, *command], check=False).returncode == 0
 
     def listed() -> bool:
-        answer = run(
-            [*submit, "condor_status", "-const", 'SlotType =!= \"Dynamic\" && isUndefined(SlotBrokenCode)', "-af", "Name"], check=False
-        )
+        answer = run([*submit, "condor_status", "-const", whole, "-af", "Name"], check=False)
         return len(answer.stdout.split()) == slots(settings)
 
-    until(
-        listed,
-        60,
-        f"HTCondor did not list the pool's {slots(settings)} slots (testbed/run cat /var/log/condor/*)",
-        0.3,
-    )
-    until(
-        lambda: run([*submit, "condor_q", "-af", "ClusterId"], check=False).returncode == 0,
-        30,
-        "HTCondor's queue did not answer",
-        0.3,
-    )
-    factor = ["condor_userprio", "-setfactor", f"bob@{DOMAIN}", "1"]
-    until(
-        lambda: run([*submit, *factor], check=False).returncode == 0,
-        30,
-        "HTCondor's negotiator did not answer",
-        0.3,
-    )
+    until(listed, 60, f"HTCondor did not list its {slots(settings)} slots (logs: {_kept_logs()})", 0.3)
+    until(lambda: answers("condor_q"), 30, f"HTCondor's queue did not answer (logs: {_kept_logs()})", 0.3)
+    factor = ("condor_userprio", "-setfactor", f"bob@{DOMAIN}", "1")
+    until(lambda: answers(*factor), 30, f"HTCondor's negotiator did not answer (logs: {_kept_logs()})", 0.3)
+
+
+def _kept_logs() -> Path:
+    return cache() / "failed"
+
+
+def _keep_logs() -> None:
+    """Save the hosts' logs, which end with the hosts, before a pool that did not come up is taken down."""
+    shutil.rmtree(_kept_logs(), ignore_errors=True)
+    for name, pid in machine.inits():
+        for log in Path(f"/proc/{pid}/root/var/log/condor").glob("*Log"):
+            (_kept_logs() / name).mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                shutil.copyfile(log, _kept_logs() / name / log.name)
 
 
 def _switch() -> int:

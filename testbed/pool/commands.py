@@ -19,8 +19,9 @@ def up(words: Sequence[str]) -> int:
     """`testbed/up`."""
     parser = argparse.ArgumentParser(
         prog="testbed/up",
-        description="Bring up a real HTCondor pool with TaskVine on this machine: a submit host, and execute hosts that "
-        "advertise GPUs. The first time takes a minute or two, later ones seconds. Run again, it mends and refreshes.",
+        description="Bring up a real HTCondor pool with TaskVine on this machine: a submit host, and execute "
+        "hosts that advertise GPUs. The first time takes a minute or two, later ones seconds. Run again, it "
+        "mends what is broken and installs what changed.",
     )
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="execute hosts (default: 4)")
     parser.add_argument(
@@ -38,6 +39,7 @@ def up(words: Sequence[str]) -> int:
     parser.add_argument(
         "--with-torch", action="store_true", help="with PyTorch, transformers and the example's packages"
     )
+    parser.add_argument("--root-only", action="store_true", help="only build the root that the hosts run")
     parser.add_argument(
         "--check", action="store_true", help="only say whether a testbed can be built here (exit 3: no)"
     )
@@ -50,6 +52,10 @@ def up(words: Sequence[str]) -> int:
             raise CannotBuild(complaint)
         return 0
     with machine.locked():
+        if asked.root_only:
+            machine.check_root()
+            root.prepare(asked.with_torch)
+            return 0
         cluster.up(settings, asked.with_torch)
     sys.stderr.write("The testbed is up. Try: testbed/run condor_status\n")
     return 0
@@ -105,8 +111,9 @@ def run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="testbed/run",
         usage="testbed/run [--user USER] [--host NAME] [--directory DIR] CMD...",
-        description="Run a command in the testbed: on the submit host, as alice. The checkout is /checkout there (read-only), "
-        "/shared is seen by all hosts; a command called from within the checkout runs in the same directory there.",
+        description="Run a command in the testbed: on the submit host, as alice. The checkout is /checkout "
+        "there (read-only), /shared is seen by all hosts. From within the checkout, the command runs in the "
+        "same directory there, else in the user's home.",
     )
     parser.add_argument(
         "--user", default=USERS[0], choices=[*USERS, "root"], help="who runs it (default: alice)"
@@ -171,7 +178,7 @@ def _table(state: dict[str, Any]) -> str:
 
 
 def main(command: Callable[[Sequence[str]], int]) -> None:
-    """Run one of the commands above for a person: trouble is one sentence, and the exit code says what kind."""
+    """Run one of the commands above for a person: trouble is one sentence, the exit code says what kind."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         code = command(sys.argv[1:])

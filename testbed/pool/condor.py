@@ -1,4 +1,4 @@
-"""HTCondor's configuration, one text per host; the paths are the same on every host, since each has its own mounts."""
+"""HTCondor's configuration, one text per host; paths are the same on all, since each has its own mounts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ ALLOW_ADMINISTRATOR = root@{domain}, condor@{domain}, condor@password
 ALLOW_DAEMON = root@{domain}, condor@{domain}, condor@password
 ALLOW_NEGOTIATOR = root@{domain}, condor@{domain}, condor@password
 
-# Seconds, where a campus has minutes: matches within a few seconds, a lost host forgotten within half a minute
+# Seconds, where a campus has minutes: matches within a few seconds, a lost host forgotten in half a minute
 UPDATE_INTERVAL = 5
 MASTER_UPDATE_INTERVAL = 30
 CLASSAD_LIFETIME = 25
 ALIVE_INTERVAL = 5
 MAX_CLAIM_ALIVES_MISSED = 4
 JOB_DEFAULT_LEASE_DURATION = 20
+TCP_KEEPALIVE_INTERVAL = 5
 STARTER_UPDATE_INTERVAL = 10
 SHADOW_QUEUE_UPDATE_INTERVAL = 10
 MASTER_BACKOFF_CONSTANT = 1
@@ -82,7 +83,6 @@ KILLING_TIMEOUT = 5
 MAXJOBRETIREMENTTIME = 0
 CLAIM_WORKLIFE = 60
 POLLING_INTERVAL = 2
-STARTD_SENDS_ALIVES = True
 """
 
 PARTITIONABLE = """\

@@ -1,4 +1,4 @@
-"""What the hosts advertise: GPU models and their numbers (Table 1 of the pervasive-context paper), speeds, and topology.
+"""What the hosts advertise: GPU models, their numbers (the pervasive-context paper's Table 1), topology.
 
 Pure functions; nothing here touches the machine.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import uuid
+from collections.abc import Iterable, Sequence
 
 from .settings import NUMA_CORES, NUMA_NODES, SOCKETS, Settings
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A GPU model: how many the paper's campus holds, what HTCondor is told of it, and its speed beside an NVIDIA A10."""
+    """A GPU model: its number on the paper's campus, what HTCondor is told, its speed beside an A10."""
 
     name: str
     campus: int
@@ -33,8 +34,9 @@ MODELS = (
     Model("NVIDIA A40", 26, 8.6, 49152, 1.16),
     Model("NVIDIA H100 80GB HBM3", 15, 9.0, 81920, 5.58),
 )
-"""Table 1. Speeds are ratios of memory bandwidth, which bounds token generation; TITAN X (Pascal) is the ratio of the paper's
-own times per inference (0.2727 s / 0.3846 s), and the two other cards without tensor cores are scaled by the same 0.71 / 0.80."""
+"""Table 1. Speeds are ratios of memory bandwidth, which bounds token generation; TITAN X (Pascal) is
+the ratio of the paper's own times per inference (0.2727 s / 0.3846 s), and the two other cards without tensor
+cores are scaled by the same 0.71 / 0.80."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Gpu:
 
 
 def apportion(seats: int) -> list[Model]:
-    """Deal `seats` out over the models in the campus's proportions, each model's seats together, most frequent models first.
+    """Deal `seats` out over the models in the campus's proportions, most frequent models first.
 
     Huntington and Hill's method: every model gets one before any gets two, if there are seats enough.
 
@@ -77,7 +79,7 @@ def apportion(seats: int) -> list[Model]:
 
 
 def gpus_of(settings: Settings) -> dict[str, list[Gpu]]:
-    """Every execute host's GPUs. A --numa host holds one model; elsewhere the dealt list is cut into hosts as it stands."""
+    """Every execute host's GPUs: a --numa host holds one model, others a cut of the dealt list."""
     hosts = settings.execute_hosts
     if settings.numa:
         models = [model for model in apportion(len(hosts)) for _ in range(NUMA_NODES)]
@@ -103,8 +105,9 @@ def inventory(gpus: list[Gpu]) -> str:
     for gpu in gpus:
         place = "" if gpu.numa is None else f"NumaNode={gpu.numa}; Socket={gpu.socket}; "
         lines.append(
-            f'{gpu.short.replace("-", "_")}=[ id="{gpu.short}"; DeviceUuid="{gpu.uuid[4:]}"; DeviceName="{gpu.model.name}"; '
-            f'DevicePciBusId="{gpu.bus}"; Capability={gpu.model.capability}; GlobalMemoryMb={gpu.model.memory_mb}; {place}]'
+            f'{gpu.short.replace("-", "_")}=[ id="{gpu.short}"; DeviceUuid="{gpu.uuid[4:]}"; '
+            f'DeviceName="{gpu.model.name}"; DevicePciBusId="{gpu.bus}"; Capability={gpu.model.capability}; '
+            f"GlobalMemoryMb={gpu.model.memory_mb}; {place}]"
         )
     return "\n".join(lines) + "\n"
 
@@ -115,7 +118,7 @@ def speeds(gpus: list[Gpu]) -> str:
 
 
 def topology(gpus: list[Gpu]) -> dict[str, str]:
-    """A --numa host's /sys and /proc files, by path: what the kernel would say of its CPUs, NUMA nodes and PCI devices."""
+    """A --numa host's /sys and /proc files by path: CPUs, NUMA nodes and devices as a kernel shows them."""
     cores = NUMA_NODES * NUMA_CORES
     everything = f"0-{cores - 1}"
     files = {f"sys/devices/system/cpu/{name}": everything for name in ("online", "possible", "present")}
@@ -123,12 +126,20 @@ def topology(gpus: list[Gpu]) -> dict[str, str]:
         f"sys/devices/system/node/{name}": f"0-{NUMA_NODES - 1}" for name in ("online", "possible", "has_cpu")
     }
     for core in range(cores):
-        place = f"sys/devices/system/cpu/cpu{core}/topology"
-        files[f"{place}/physical_package_id"] = str(core * SOCKETS // cores)
-        files[f"{place}/core_id"] = files[f"{place}/thread_siblings_list"] = str(core)
+        socket, place = core * SOCKETS // cores, f"sys/devices/system/cpu/cpu{core}/topology"
+        files |= {f"{place}/physical_package_id": str(socket), f"{place}/core_id": str(core)}
+        package = range(socket * cores // SOCKETS, (socket + 1) * cores // SOCKETS)
+        for names, members in (
+            (("thread_siblings", "core_cpus"), [core]),
+            (("core_siblings", "package_cpus"), package),
+        ):
+            for name in names:
+                files[f"{place}/{name}"] = _mask(members)
+                files[f"{place}/{name}_list"] = _span(members)
     for node in range(NUMA_NODES):
         place = f"sys/devices/system/node/node{node}"
-        files[f"{place}/cpulist"] = f"{node * NUMA_CORES}-{(node + 1) * NUMA_CORES - 1}"
+        members = range(node * NUMA_CORES, (node + 1) * NUMA_CORES)
+        files |= {f"{place}/cpulist": _span(members), f"{place}/cpumap": _mask(members)}
         files[f"{place}/distance"] = " ".join(str(_distance(node, other)) for other in range(NUMA_NODES))
     for number, gpu in enumerate(gpus):
         place = f"sys/bus/pci/devices/{gpu.bus}"
@@ -139,9 +150,21 @@ def topology(gpus: list[Gpu]) -> dict[str, str]:
         }
         files[f"{place}/local_cpulist"] = files[f"sys/devices/system/node/node{gpu.numa}/cpulist"]
         files[f"proc/driver/nvidia/gpus/{gpu.bus}/information"] = (
-            f"Model: \t\t {gpu.model.name}\nGPU UUID: \t {gpu.uuid}\nBus Location: \t {gpu.bus}\nDevice Minor: \t {number}"
+            f"Model: \t\t {gpu.model.name}\nGPU UUID: \t {gpu.uuid}\n"
+            f"Bus Location: \t {gpu.bus}\nDevice Minor: \t {number}"
         )
     return {path: text + "\n" for path, text in files.items()}
+
+
+def _span(members: Sequence[int]) -> str:
+    """The kernel's list of consecutive CPUs."""
+    return f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0])
+
+
+def _mask(members: Iterable[int]) -> str:
+    """The kernel's map of CPUs: hexadecimal, in groups of 32 bits."""
+    digits = f"{sum(1 << member for member in members):016x}"
+    return f"{digits[:8]},{digits[8:]}"
 
 
 def _distance(node: int, other: int) -> int:

@@ -1,4 +1,5 @@
-"""This machine as the testbed sees it: its tools, the hosts that run on it (found in /proc, no file is trusted), a lock."""
+"""This machine as the testbed sees it: its tools, its running hosts (found in /proc, no file is trusted),
+a lock."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ LOCK = STATE.with_suffix(".lock")
 TOOLS = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "chroot": "coreutils",
     "ip": "iproute2",
     "tc": "iproute2",
@@ -140,7 +142,7 @@ def until(condition: object, limit: float, complaint: str, pause: float = 0.05) 
 
 
 def enter(pid: int, *namespaces: str) -> list[str]:
-    """The words that run a command in the named namespaces of a process; with none named, as if on that host."""
+    """The words that run a command in namespaces of a process; with none named, as if on that host."""
     chosen = namespaces or ("mount", "pid", "net", "uts", "ipc", "root", "wdns=/")
     return ["nsenter", "--target", str(pid), *(f"--{namespace}" for namespace in chosen), "--"]
 

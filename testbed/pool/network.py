@@ -1,4 +1,4 @@
-"""The pool's network: a bridge in the switch's namespace, a veth pair to each host, both ends shaped by tc's token bucket."""
+"""The pool's network: a bridge in the switch's namespace, a veth pair to each host, shaped by tc's tbf."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _port(name: str) -> str:
 
 
 def _shape(device: str, mbit: float) -> list[str]:
-    # A bucket of 2 ms of the link, and at least two of the largest segments that a veth pair hands over at once.
+    # A bucket of 2 ms of the link, and at least two of the largest segments that a veth pair hands over.
     burst = max(131072, int(mbit * 1e6 / 8 * 0.002))
     rate = f"{int(mbit * 1e6)}bit"
     return [
@@ -66,7 +66,7 @@ def join(switch: int, name: str) -> None:
 
 
 def links(switch: int) -> dict[str, dict[str, Any]]:
-    """Every host's link: `cut`, `mbit`, and the bytes the host has `sent` and `received` since it was plugged in."""
+    """Every host's link: `cut`, `mbit`, and the bytes it `sent` and `received` since it was plugged in."""
     inside = enter(switch, "net")
     devices = json.loads(run([*inside, "ip", "-json", "-stats", "link", "show"]).stdout)
     shapes = json.loads(run([*inside, "tc", "-json", "qdisc", "show"]).stdout)

@@ -1,4 +1,4 @@
-"""What a person sees while a command works: one line a step, with its seconds; and running a step's program, bounded in time."""
+"""What a person sees while a command works: a line a step, with its seconds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 from .settings import TestbedError
+
+FENCE = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+"""Namespaces around a step's program: what it mounts or leaves running is gone when it ends."""
 
 
 class Step:
@@ -42,14 +45,16 @@ def step(text: str) -> Iterator[Step]:
         current.show("\n")
 
 
-def work(text: str, command: list[str], log: Path, limit: float, environment: dict[str, str]) -> None:
-    """Run a long program as one step, its output in `log`; it and its children end with this process, or after `limit` seconds.
+def work(
+    text: str, command: list[str], log: Path, limit: float, environment: dict[str, str], fenced: bool = True
+) -> None:
+    """Run a long program as one step, its output in `log`, ending with us or after `limit` seconds.
 
     :raises TestbedError: it failed, with the last line it wrote.
     """
     with step(text) as current, log.open("ab") as output:
         process = subprocess.Popen(
-            ["nice", "-n", "10", *command],
+            ["nice", "-n", "10", "setpriv", "--pdeathsig", "KILL", *(FENCE if fenced else ()), *command],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + limit

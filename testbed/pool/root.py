@@ -1,6 +1,7 @@
-"""The Debian root that every host runs: built once by `provision`, cached, and refreshed where its inputs changed.
+"""The Debian root that every host runs: built by `provision`, cached, refreshed where its inputs changed.
 
-Each part leaves a stamp in the root with the digest of what it was made from, so that a second `up` finds nothing to do.
+Each part leaves a stamp in the root with the digest of what it was made from, so that a second `up` finds
+nothing to do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -53,7 +55,7 @@ def prepare(with_torch: bool) -> Path:
 
 
 def find() -> Path | None:
-    """The root that is there already: this very system where it was built from testbed/Dockerfile, else the cached one."""
+    """The root that is there: this very system if testbed/Dockerfile built it, else the cached one."""
     if _stamp(Path("/"), "base"):
         return Path("/")
     root = cache() / f"root-{digest([PROVISION])}"
@@ -61,9 +63,11 @@ def find() -> Path | None:
 
 
 def prune(keep: Path) -> None:
-    """Delete the roots of earlier versions of the provisioning script, and builds that were cut off."""
+    """Delete the roots of other versions of the provisioning script that no `up` wanted for a week."""
+    if keep != Path("/"):
+        os.utime(keep)
     for old in cache().glob("root-*"):
-        if old != keep:
+        if old != keep and time.time() - old.stat().st_mtime > 7 * 24 * 3600:
             shutil.rmtree(old)
 
 
@@ -139,11 +143,10 @@ def _bootstrap(root: Path) -> None:
         str(partial),
         *_mirror(script),
     ]
-    # A mount namespace of its own: what debootstrap mounts and forgets is gone with it.
     limit = 20 * MINUTES
     work(
         "Making a Debian root",
-        ["unshare", "--mount", *command],
+        command,
         _log(),
         limit,
         _environment(PATH=os.environ["PATH"]),
@@ -155,7 +158,7 @@ def _bootstrap(root: Path) -> None:
 
 
 def _mirror(script: list[str]) -> list[str]:
-    """The Debian mirror that this machine uses itself, and the script; debootstrap knows a mirror where there is none."""
+    """The Debian mirror that this machine itself uses, if any, and the script of debootstrap."""
     lists = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     text = "\n".join(
         path.read_text() for path in lists if path.suffix in (".list", ".sources") and path.is_file()
@@ -167,7 +170,7 @@ def _mirror(script: list[str]) -> list[str]:
 
 
 def _configure(root: Path) -> None:
-    """Give the root this machine's certificates, name servers, and settings of apt and pip, so that it reaches what we reach."""
+    """Give the root this machine's certificates, name servers, and settings of apt and pip."""
     if root == Path("/"):
         return
     for path in (CERTIFICATES, Path("/etc/resolv.conf")):
@@ -213,9 +216,9 @@ def _provision(root: Path, text: str, part: str, words: list[str]) -> None:
         inside: list[str] = []
     else:
         boot = [str(TESTBED / "boot"), "inside", str(root), str(CHECKOUT), *folders, "--"]
-        inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *boot]
+        inside = boot
     command = [*inside, "/bin/bash", "-c", script, "provision", part, *words]
-    work(text, command, _log(), 20 * MINUTES, _environment())
+    work(text, command, _log(), 20 * MINUTES, _environment(), fenced=root != Path("/"))
 
 
 def problem() -> str | None:

@@ -1,4 +1,4 @@
-"""What a pool is: its hosts, addresses and sizes, and where the testbed keeps things. No I/O but reading and writing settings."""
+"""What a pool is: its hosts, addresses and sizes, and where the testbed keeps things."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ USERS = ("alice", "bob")
 """The users in the root: alice's jobs are opportunistic, bob owns the machines and may take them back."""
 
 WORKER_CPUS, WORKER_MEMORY_MB, WORKER_DISK_GB = 2, 10240, 72
-"""What a host advertises for each GPU: a little more than the paper's worker asks for (2 cores, 10 GB, 70 GB of disk)."""
+"""What a host advertises for each GPU: about the paper's worker (2 cores, 10 GB, 70 GB of disk)."""
 
 SOCKETS, NUMA_NODES, NUMA_CORES = 2, 8, 8
-"""A --numa host: sockets, NUMA nodes over all sockets, cores in each NUMA node; one GPU hangs off each node."""
+"""A --numa host: sockets, NUMA nodes over all sockets, cores in each node; one GPU hangs off each node."""
 
 
 class TestbedError(Exception):
@@ -37,9 +37,9 @@ class CannotBuild(TestbedError):
 class Settings:
     """One pool, as `testbed/up` was asked for it.
 
-    `hosts` execute hosts carry `gpus` GPUs each, on links of `link_mbit` Mbit/s in either direction. With `static` every GPU is
-    a static slot of its own, else each host is one partitionable slot. With `numa` each host has 2 sockets, 8 NUMA nodes, 64
-    cores and 8 GPUs of one model.
+    `hosts` execute hosts carry `gpus` GPUs each, on links of `link_mbit` Mbit/s in either direction.
+    With `static` every GPU is a static slot of its own, else each host is one partitionable slot. With `numa`
+    each host has 2 sockets, 8 NUMA nodes, 64 cores and 8 GPUs of one model.
     """
 
     hosts: int = 4
@@ -106,7 +106,7 @@ def save(settings: Settings, source: Path) -> None:
 
 
 def load() -> tuple[Settings, str, str] | None:
-    """What the running pool was asked to be: its settings, its checkout, its root; None where there is none."""
+    """What the running pool was asked to be: its settings, checkout and root; None where there is none."""
     try:
         record = json.loads((STATE / "settings.json").read_text())
         return Settings(**record["settings"]), record["checkout"], record["root"]
