@@ -81,14 +81,14 @@ def digest(files: Iterable[Path], words: Iterable[str] = ()) -> str:
 
 
 def requirements(extra: str | None = None) -> list[str]:
-    """What pip has to install: ctxflow's requirements and the tests' tools, or those of one of its extras.
+    """What pip has to install: for ctxflow, its policies and its tests, or for one of its extras.
 
     Extras that name other extras of ctxflow are followed; PyTorch and transformers are Debian's.
     """
     config = configparser.ConfigParser()
     config.read(CHECKOUT / "setup.cfg")
     if extra is None:
-        return [*_lines(config["options"]["install_requires"]), *TOOLS_OF_TESTS]
+        return [*_lines(config["options"]["install_requires"]), *requirements("policies"), *TOOLS_OF_TESTS]
     found: list[str] = []
     for line in _lines(config["options.extras_require"][extra]):
         nested = re.fullmatch(r"ctxflow\[(.*)]", line)
