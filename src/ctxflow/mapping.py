@@ -44,6 +44,7 @@ class Mapped:
         window: int | None,
     ) -> None:
         self._mapping: _Mapping | None = None
+        self._results: Iterator[Any] = iter(())
         if on_error not in ("raise", "return"):
             raise ValueError(f'on_error={on_error!r} is not known: write "raise" or "return"')
         if order not in ("input", "completed"):
@@ -58,7 +59,7 @@ class Mapped:
         self.finished = mapping.finished
         executor.at_shutdown(_weakly(mapping))
         mapping.begin()
-        self._results: Iterator[Any] = mapping.ordered() if order == "input" else mapping.completed()
+        self._results = mapping.ordered() if order == "input" else mapping.completed()
 
     def __iter__(self) -> Mapped:
         return self
@@ -68,6 +69,7 @@ class Mapped:
 
     def close(self) -> None:
         """Stop: cancel what is queued, keep what is done."""
+        self._results = iter(())
         if self._mapping is not None:
             self._mapping.end()
 

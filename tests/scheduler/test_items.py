@@ -252,7 +252,7 @@ def test_a_duplicate_that_fails_costs_nothing_while_the_other_runs(duplicated):
 
 
 def test_if_both_fail_the_items_are_bisected_once(duplicated):
-    bench, first, second = duplicated
+    bench, first, _ = duplicated
     bench.lose("w2", evicted=True)
     run = run_of(bench.fail(first))
     assert run.items == (0,)
