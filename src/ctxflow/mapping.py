@@ -149,15 +149,16 @@ class _Mapping:
 
     # --- answers
 
-    def _arrived(self) -> Iterator[tuple[int, Any]]:
-        """Answers that are there, after waiting for some: (index, result or Failed)."""
-        arrived = self._stream.take(timeout=None)
-        for items, results in arrived:
+    def _arrived(self, timeout: float | None = None) -> list[tuple[int, Any]]:
+        """Answers that are there, after waiting for some: (index, result or Failed). The file has them first."""
+        arrived: list[tuple[int, Any]] = []
+        for items, results in self._stream.take(timeout):
             self._waiting -= len(items)
             indices = self._indices(items)
             if self._file is not None:
                 self._file.add(indices, results)
-            yield from zip(indices, results, strict=True)
+            arrived += zip(indices, results, strict=True)
+        return arrived
 
     def _indices(self, items: Sequence[int]) -> Sequence[int]:
         """The indices of items: they were submitted in spans of consecutive numbers, in rising order."""
@@ -250,12 +251,15 @@ class _Mapping:
             self._run.soon(self._cancel)
 
     def _finish(self) -> bool:
-        """Close the file, for another map may want it at once; whether this was the first to end the map."""
+        """Keep what has arrived and close the file, for another map may want it at once; False if done before."""
         if self._ended:
             return False
         self._ended = True
         if self._file is not None:
-            self._file.close()
+            try:
+                self._arrived(timeout=0)
+            finally:
+                self._file.close()
         return True
 
     def _cancel(self) -> None:
