@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pickle
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -232,6 +233,8 @@ def dumps(
     :param advice: what to do where it cannot be pickled.
     :raises TypeError: if it cannot be pickled, naming the part that is to blame.
     """
+    if _is_plain(value):
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     import cloudpickle  # The host imports this module, and never pickles.
 
     try:
@@ -244,6 +247,21 @@ def dumps(
             f"{place} cannot be pickled ({type(error).__name__}: {error}); {advice}"
         ) from None
     return data
+
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def _is_plain(value: Any, depth: int = 3) -> bool:
+    """Whether a value is of nothing but plain data, which plain pickle, several times faster, sends as well."""
+    kind = type(value)
+    if kind in _SCALARS or (kind is dict and not value):
+        return True
+    if kind is not tuple and kind is not list:
+        return False
+    if _SCALARS.issuperset(map(type, value)):
+        return True
+    return depth > 0 and all([_is_plain(part, depth - 1) for part in value])
 
 
 def blame(value: Any) -> tuple[str, Any]:
