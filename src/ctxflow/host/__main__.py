@@ -41,10 +41,16 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
 
     host = Host(emit, selector, scratch, logs)
 
+    released = False
+
     def heard() -> None:
+        nonlocal released
         channel.flush()
         for head, body in channel.receive():
-            host.handle(head, body)
+            if head["do"] == "release":
+                released = True
+            else:
+                host.handle(head, body)
         watch_writes()
 
     def noticed() -> None:
@@ -57,9 +63,10 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     selector.register(notice_read, selectors.EVENT_READ, noticed)
     selector.register(channel, selectors.EVENT_READ, heard)
     channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
-    serve(host, selector, alive=lambda: not channel.closed and os.getppid() == driver)
+    serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
     host.stop()
-    clear(scratch if os.getppid() == driver else os.path.dirname(scratch))
+    # The driver that did not release this worker has ended, or is about to: so has the run.
+    clear(scratch if released else os.path.dirname(scratch))
 
 
 if __name__ == "__main__":

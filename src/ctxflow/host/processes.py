@@ -34,7 +34,8 @@ def descendants(pid: int) -> list[int]:
 
 def kill_tree(pid: int) -> None:
     """Kill a process, all its descendants, and what is left of the process group that it leads."""
-    for each in [pid, *descendants(pid)]:
+    # The farthest first: should this be interrupted, whoever is left still finds all that it started.
+    for each in reversed([pid, *descendants(pid)]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
