@@ -24,6 +24,7 @@ import psutil
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.devices import Device, cuda_devices
 from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Channel, Head, listen
@@ -509,8 +510,7 @@ class EmbeddedEngine:
         share = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
         if self._devices:
             share["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
-        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        share["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        share["PYTHONPATH"] = python_path()
         return share
 
     def _gone(self, worker: _Worker) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from ctxflow.host.host import Host, clear, serve
-from ctxflow.host.processes import adopt_orphans
+from ctxflow.host.processes import adopt_orphans, kill_children
 from ctxflow.host.wire import Channel, frame
 
 
@@ -63,6 +63,7 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
     serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
     host.stop()
+    kill_children()
     # The driver that did not release this worker has ended, or is about to: so has the run.
     clear(scratch if released else os.path.dirname(scratch))
 
