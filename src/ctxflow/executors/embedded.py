@@ -381,7 +381,7 @@ class EmbeddedEngine:
 
     def _introduced(self, channel: Channel) -> None:
         for head, _ in channel.receive():
-            line = self._expected.pop(head.get("key"), None)
+            line = self._expected.pop(str(head.get("key")), None)
             if line is not None:
                 self._strangers.discard(channel)
                 line.channel = channel

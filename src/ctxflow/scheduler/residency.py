@@ -92,11 +92,12 @@ def _fits(state: RunState, worker: Worker, wanted: ContextSpec, without: list[st
 
 
 def _memory(context: ContextState) -> int | None:
-    return context.memory if context.memory is not None else context.spec.memory
+    # What the user declared counts calls too; what was measured is only what building took.
+    return context.spec.memory if context.spec.memory is not None else context.memory
 
 
 def _gpu_memory(context: ContextState) -> int | None:
-    return context.gpu_memory if context.gpu_memory is not None else context.spec.gpu_memory
+    return context.spec.gpu_memory if context.spec.gpu_memory is not None else context.gpu_memory
 
 
 def staged(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
