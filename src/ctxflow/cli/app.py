@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from ctxflow.cli import demo, doctor
+from ctxflow.cli.demo import demo
+from ctxflow.cli.doctor import doctor
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
 
@@ -39,8 +40,8 @@ def _frame(
     pass
 
 
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
+app.command("doctor")(doctor)
+app.command("demo")(demo)
 
 
 def main() -> None:

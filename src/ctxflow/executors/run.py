@@ -7,6 +7,7 @@ how a person calls (executor.py, apps.py).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -30,6 +31,7 @@ from ctxflow.scheduler.run_state import RunState
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
+_LOG_BUFFER = 1 << 18  # Bytes of the event log that are written together; at a tick, what there is.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Run:
         self._sinks: dict[int, Sink] = {}
         self._ended = threading.Event()
         self._failed: EngineFailed | None = None
+        self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
         self._log: IO[str] | None = None
         self.samples: list[tuple[float, int, int]] = []
@@ -126,7 +129,7 @@ class Run:
         try:
             os.makedirs(self.directory, exist_ok=True)
             if self._log_events:
-                self._log = open(os.path.join(self.directory, "events.jsonl"), "w")  # noqa: SIM115 - closed in `stop`
+                self._log = open(os.path.join(self.directory, "events.jsonl"), "w", _LOG_BUFFER)  # noqa: SIM115
         except OSError as error:
             raise CtxflowError(
                 f"the run cannot keep its files in {self.directory} ({error}): start the program in a directory that "
@@ -206,7 +209,12 @@ class Run:
     def submit_call(self, app: str, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
         future = CallFuture(self._cancel_one)
-        self.submit(app, [inputs], future, lambda items: setattr(future, "item", items[0]))
+        with self._lock:
+            item = future.item = self._number(1)
+            self._inputs[item] = inputs
+            self._sinks[item] = future
+            deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, (item,)))
+        self._submitted(deliveries)
         return future
 
     def submit(
@@ -219,22 +227,30 @@ class Run:
         :raises RunEnded: if the run was stopped.
         """
         with self._lock:
-            if self._failed is not None:
-                raise self._failed
-            if self._ended.is_set():
-                raise RunEnded("the run was stopped: make calls while its executor is running")
-            items = range(self._next_item, self._next_item + len(inputs))
-            self._next_item = items.stop
+            first = self._number(len(inputs))
+            items = range(first, first + len(inputs))
             self._inputs.update(zip(items, inputs, strict=True))
             self._sinks.update(dict.fromkeys(items, sink))
             if numbered is not None:
                 numbered(items)
             deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, items))
-            held_back = self._scheduler.next_wake is not None
-        if held_back:
+        self._submitted(deliveries)
+        return items
+
+    def _number(self, count: int) -> int:
+        """The first of the next item numbers."""
+        if self._failed is not None:
+            raise self._failed
+        if self._ended.is_set():
+            raise RunEnded("the run was stopped: make calls while its executor is running")
+        first = self._next_item
+        self._next_item = first + count
+        return first
+
+    def _submitted(self, deliveries: Iterable[_Delivery]) -> None:
+        if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
         self._deliver(deliveries)
-        return items
 
     def cancel(self, items: Sequence[int], stop: bool = False) -> None:
         """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
@@ -246,6 +262,11 @@ class Run:
                 del self._inputs[item]
             deliveries = self._handle(ev.ItemsCancelled(self.clock(), items, stop))
         self._deliver(deliveries)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
+        self._actions.append(action)
+        self.engine.wake()
 
     def _cancel_one(self, item: int) -> None:
         self.cancel([item])
@@ -259,6 +280,8 @@ class Run:
             due = next_tick if wake is None else min(next_tick, wake)
             try:
                 events = [self._opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+                while self._actions:
+                    self._actions.popleft()()
                 now = self.clock()
                 if now >= due:
                     next_tick = now + _TICK_SECONDS
@@ -266,6 +289,7 @@ class Run:
                 self._feed(*events)
                 if now >= due:
                     self._sample(now)
+                    self._flush_log()
             except EngineFailed as error:
                 logger.error("%s", error)
                 with self._lock:
@@ -282,7 +306,8 @@ class Run:
         if not isinstance(event, ev.BatchFinished):
             return event
         try:
-            return dataclasses.replace(event, results=pickle.loads(event.results))
+            results = pickle.loads(event.results)
+            return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
         except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
             failure = ev.Failure(
                 "exception",
@@ -302,8 +327,6 @@ class Run:
     def _handle(self, event: ev.Event) -> list[_Delivery]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
         commands = self._scheduler.handle(event)
-        if self._log is not None:
-            self._write_log(line(event, commands) + "\n")
         deliveries: list[_Delivery] = []
         orders: list[cmd.Command] = []
         for command in commands:
@@ -313,16 +336,33 @@ class Run:
                 deliveries.append(self._burial(command, event))
             else:
                 orders.append(command)
-        if orders:
-            self.engine.execute(orders)
+        try:
+            if orders:
+                self.engine.execute(orders)
+        finally:
+            self._write_log(event, commands)  # After the engine has acted: workers wait for that.
         return deliveries
 
-    def _write_log(self, text: str) -> None:
+    def _write_log(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+        if self._log is None:
+            return
         try:
-            self._log.write(text)  # type: ignore[union-attr]
+            self._log.write(line(event, commands) + "\n")
         except OSError as error:
-            logger.warning("the event log ends here (%s): make room in %s", error, self.directory)
-            self._close_log()
+            self._end_log(error)
+
+    def _flush_log(self) -> None:
+        with self._lock:
+            if self._log is None:
+                return
+            try:
+                self._log.flush()
+            except OSError as error:
+                self._end_log(error)
+
+    def _end_log(self, error: OSError) -> None:
+        logger.warning("the event log ends here (%s): make room in %s", error, self.directory)
+        self._close_log()
 
     def _delivery(self, command: cmd.Deliver, event: ev.Event) -> _Delivery:
         results: Any = event.results  # type: ignore[attr-defined]

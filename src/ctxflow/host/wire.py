@@ -18,9 +18,14 @@ from typing import Any
 _LENGTHS = struct.Struct("<IQ")
 _CHUNK = 1 << 16
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
-_decode = json.loads
+_raw_decode = json.JSONDecoder().raw_decode
 
 Head = dict[str, Any]
+
+
+def _decode(text: bytes | bytearray) -> Head:
+    head: Head = _raw_decode(text.decode())[0]
+    return head
 
 
 def frame(head: Head, body: bytes = b"") -> bytes:
@@ -176,7 +181,7 @@ class BlockingChannel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         self.socket = connection
-        self._reader = connection.makefile("rb", buffering=1 << 16)
+        self._rest = b""  # What arrived beyond the last message.
 
     def send(self, head: Head, body: bytes = b"") -> None:
         """Send a message."""
@@ -187,11 +192,17 @@ class BlockingChannel:
 
         :raises EOFError: when the other end is gone.
         """
-        lengths = self._reader.read(_LENGTHS.size)
-        if len(lengths) < _LENGTHS.size:
-            raise EOFError
-        head, body = _LENGTHS.unpack(lengths)
-        data = self._reader.read(head + body)
-        if len(data) < head + body:
-            raise EOFError
+        head, body = _LENGTHS.unpack(self._take(_LENGTHS.size))
+        data = self._take(head + body)
         return _decode(data[:head]), data[head:]
+
+    def _take(self, count: int) -> bytes:
+        """The next bytes: a short message comes whole in one system call, a long one without being added up."""
+        while len(self._rest) < count:
+            missing = count - len(self._rest)
+            block = self.socket.recv(max(missing, _CHUNK), socket.MSG_WAITALL if missing > _CHUNK else 0)
+            if not block:
+                raise EOFError
+            self._rest += block
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken

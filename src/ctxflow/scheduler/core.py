@@ -119,7 +119,8 @@ class Scheduler:
         state = self.state
         size = 1 if app.isolated else state.batch_size(app, worker)
         if size < 1:
-            app.held_until = (app.waiting_since or state.now) + state.policies.batching.linger
+            since = state.now if app.waiting_since is None else app.waiting_since
+            app.held_until = since + state.policies.batching.linger
             state.wake(app.held_until)
             return False
         batch, isolated = items.take(state, app, size)
@@ -218,7 +219,7 @@ class Scheduler:
         gone = set(event.items)
         for number, attempt in list(self.state.attempts.items()):
             # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
-            if event.stop and gone.issuperset(attempt.items):
+            if event.stop and number in self.state.attempts and gone.issuperset(attempt.items):
                 self._stop(number, out)
 
     # --- workers
@@ -239,9 +240,10 @@ class Scheduler:
         if worker is None:
             return
         evicted = event.evicted or worker.noticed is not None
+        taken = evicted and not worker.draining  # One that was given back was not taken.
         state.counters.lost += 1
-        state.counters.evicted += evicted
-        self._note_lifetime(worker, evicted)
+        state.counters.evicted += taken
+        self._note_lifetime(worker, taken)
         for context in list(worker.contexts):
             residency.drop(state, worker, context)
         for context_state in state.contexts.values():
@@ -284,8 +286,10 @@ class Scheduler:
 
     def _context_ready(self, event: ev.ContextReady, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
-        if worker is not None:
-            residency.ready(self.state, worker, event)
+        app = residency.ready(self.state, worker, event) if worker is not None else None
+        # What it was built for goes first: a policy that thinks again could build and unload for ever.
+        if worker is not None and app is not None and app.backlog and worker.id in self.state.free:
+            self._run(worker, app, out)
 
     def _context_failed(self, event: ev.ContextFailed, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)

@@ -108,12 +108,12 @@ def staged(state: RunState, worker: Worker, context: str, out: list[Command]) ->
         out.append(Load(worker.id, context))
 
 
-def ready(state: RunState, worker: Worker, event: ContextReady) -> None:
-    """A context is built: its worker can run calls against it."""
+def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
+    """A context is built: its worker can run calls against it. Gives the app that it was built for."""
     held = worker.contexts.get(event.context)
     if held is None or held.state == "ready":
-        return
-    context = state.contexts[event.context]
+        return None
+    context, claim = state.contexts[event.context], held.claim
     _end_load(state, worker, held)
     held.state, held.since, held.last_used = "ready", state.now, state.now
     held.memory, held.gpu_memory = event.memory, event.gpu_memory
@@ -122,6 +122,7 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> None:
     context.suspects.pop(worker.id, None)
     worker.context_seconds[event.context] = event.seconds
     state.update_free(worker)
+    return state.apps[claim.app] if claim is not None else None
 
 
 def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:

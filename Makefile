@@ -1,0 +1,46 @@
+# The two commands of the README. Each makes its own virtual environment: nothing has to be installed first but
+# Python 3.10 or newer with venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-
+
+.PHONY: demo test test-cluster lint clean help
+
+help: ## Show what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "ctxflow needs Python 3.10 or newer: set PYTHON=python3.X"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "install venv first (Debian: apt-get install python3-venv)"; exit 1; }
+
+$(STAMP)example: $(BIN)/python setup.cfg pyproject.toml constraints.txt
+	@echo "Installing ctxflow with the example's needs into $(VENV) (once, about a minute) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[example]'
+	@touch $@
+
+$(STAMP)test: $(STAMP)example
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[example,policies,test]'
+	@touch $@
+
+demo: $(STAMP)example ## Run the main example on this machine, with evictions
+	@$(BIN)/ctxflow demo
+
+lint: $(STAMP)test ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## Check, and run all tests
+	$(BIN)/python -m pytest tests --ignore=tests/cluster --durations=10
+	$(BIN)/python -m pytest --doctest-modules src/ctxflow --ignore=src/ctxflow/examples
+
+test-cluster: $(STAMP)test ## Run the tests that need the testbed: root on Linux with debootstrap (see docs/testbed.md)
+	$(BIN)/python -m pytest tests/cluster --durations=10
+
+clean: ## Remove what was installed and made
+	rm -rf $(VENV) build dist runs runinfo .demo

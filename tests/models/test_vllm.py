@@ -1,0 +1,85 @@
+"""vLLM needs a GPU, so here its module is replaced by one that writes down what it is asked."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from ctxflow.models import Generation, MissingPackageError, VLLMGenerator, vllm_generator
+
+
+class RecordedLLM:
+    def __init__(self, **arguments):
+        self.arguments = arguments
+        self.calls = []
+
+    def generate(self, prompts, sampling_params, use_tqdm):
+        self.calls.append((prompts, sampling_params))
+        assert not use_tqdm
+        return [
+            types.SimpleNamespace(
+                outputs=[
+                    types.SimpleNamespace(
+                        text=f"answer {number}",
+                        token_ids=(1, 2, 3)[: parameters.max_tokens],
+                        finish_reason="length" if parameters.max_tokens < 3 else "stop",
+                    )
+                ]
+            )
+            for number, parameters in enumerate(sampling_params)
+        ]
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    module = types.SimpleNamespace(LLM=RecordedLLM, SamplingParams=types.SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    return module
+
+
+def test_prompts_and_parameters_reach_vllm_row_by_row(vllm, causal_lm_folder):
+    generator = VLLMGenerator(
+        causal_lm_folder, dtype="bfloat16", max_model_len=40, options={"enforce_eager": True}
+    )
+    assert generator._llm.arguments == {
+        "model": str(causal_lm_folder.resolve()),
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 1,
+        "gpu_memory_utilization": 0.9,
+        "max_model_len": 40,
+        "enforce_eager": True,
+    }
+    long = "Numbers such as 0, 1, 2 appear in claims. " * 20
+    answers = generator.generate(
+        ["Paris", long], max_new_tokens=[2, 8], temperature=[0, 0.7], top_k=5, seed=3, stop="x"
+    )
+    ((prompts, parameters),) = generator._llm.calls
+    paris, numbers = (generator.tokenizer(text)["input_ids"] for text in ("Paris", long))
+    assert prompts == [{"prompt_token_ids": paris}, {"prompt_token_ids": numbers[-32:]}]
+    assert [vars(row) for row in parameters] == [
+        {"max_tokens": 2, "temperature": 0.0, "top_p": 1.0, "seed": 3, "stop": ["x"], "top_k": 5},
+        {"max_tokens": 8, "temperature": 0.7, "top_p": 1.0, "seed": 3, "stop": ["x"], "top_k": 5},
+    ]
+    assert answers == [
+        Generation("answer 0", len(paris), 2, "length"),
+        Generation("answer 1", 32, 3, "stop", truncated=True),
+    ]
+
+
+def test_conversations_are_written_out_as_for_transformers(vllm, causal_lm_folder):
+    generator = VLLMGenerator(causal_lm_folder)
+    generator.chat([[{"role": "user", "content": "Hi"}]], max_new_tokens=4)
+    ((prompts, parameters),) = generator._llm.calls
+    text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts == [{"prompt_token_ids": generator.tokenizer(text)["input_ids"]}]
+    assert "top_k" not in vars(parameters[0])
+    assert generator.generate([]) == []
+    generator.close()
+
+
+def test_without_vllm_the_extra_is_named(monkeypatch, causal_lm_folder):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingPackageError, match=r"vLLM .* pip install 'ctxflow\[vllm\]'"):
+        vllm_generator(str(causal_lm_folder)).build()

@@ -1,0 +1,32 @@
+"""Parsl's own test suite, with ctxflow's executor: what passes with Parsl's local threads passes here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import parsl
+import pytest
+
+SUITE = Path(parsl.__file__).parent / "tests"
+OURS = Path(__file__).parent / "parsl_suite" / "embedded.py"
+
+
+def failures(config, folder):
+    """The tests that fail with a configuration, and how many passed."""
+    command = [sys.executable, "-m", "pytest", str(SUITE), "-k", "not cleannet", "--config", str(config)]
+    command += ["-q", "-p", "no:cacheprovider", "--timeout", "60", "--no-header"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed, run.stdout[-3000:] + run.stderr[-3000:]
+    return set(re.findall(r"^(?:FAILED|ERROR) \S*?([\w/]+\.py::\S+)", run.stdout, re.MULTILINE)), int(passed[1])
+
+
+@pytest.mark.timeout(300)
+def test_parsl_suite(tmp_path):
+    failed, passed = failures(OURS, tmp_path)
+    assert passed > 100
+    excused, _ = failures(SUITE / "configs" / "local_threads.py", tmp_path) if failed else (set(), 0)
+    print(f"{passed} of Parsl's tests passed; these fail with Parsl's local threads here too: {sorted(excused)}")
+    short = {name.rpartition("/")[2] for name in excused}
+    assert not {name for name in failed if name.rpartition("/")[2] not in short}
