@@ -158,6 +158,7 @@ class Run:
             self.engine.stop()
         error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
         self._fail_all(error)
+        self._flush_log()
         with self._lock:
             self._close_log()
 
