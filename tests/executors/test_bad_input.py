@@ -302,7 +302,7 @@ def test_multiprocessing_inside_a_call(method):
     "mess",
     [
         lambda: os.chdir("/"),
-        lambda: sys.stdout.close(),
+        lambda: print(end="", flush=True) or sys.stdout.close(),
         lambda: os.close(1),
         lambda: os.close(2),
         lambda: setattr(sys, "stdout", None),

@@ -118,7 +118,9 @@ def test_a_run_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     before = descriptors()
     executor = started(tmp_path / "file" / "run")
-    with pytest.raises(CtxflowError, match="the run cannot keep its files in .*/file/run/ctxflow .*: start the program"):
+    with pytest.raises(
+        CtxflowError, match=r"the run cannot keep its files in .*/file/run/ctxflow .*: start the program"
+    ):
         executor.start()
     executor.shutdown()
     assert descriptors() == before
@@ -129,7 +131,7 @@ def test_a_scratch_directory_that_cannot_be_made(tmp_path):
     executor = ContextExecutor(Site(scratch=str(tmp_path / "file" / "scratch")))
     executor.run_dir = str(tmp_path / "run")
     before = descriptors()
-    with pytest.raises(CtxflowError, match="workers have no place for their files .*: put scratch= of the site"):
+    with pytest.raises(CtxflowError, match=r"workers have no place for their files .*: put scratch= of the site"):
         executor.start()
     executor.shutdown()
     assert descriptors() == before
@@ -200,7 +202,15 @@ def engine(tmp_path):
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"\0" * 11, frame({"is": "line", "key": "guess"}), frame({}), frame({"key": ["list"]}), frame([1]), b"\xff" * 50],
+    [
+        b"",
+        b"\0" * 11,
+        frame({"is": "line", "key": "guess"}),
+        frame({}),
+        frame({"key": ["list"]}),
+        frame([1]),
+        b"\xff" * 50,
+    ],
     ids=["nothing", "part", "guess", "no-key", "list", "no-dict", "junk"],
 )
 def test_strangers_on_the_drivers_socket_do_no_harm(engine, said):

@@ -464,9 +464,7 @@ def _status(state: RunState, contexts: Mapping[str, ContextPayload], now: float)
 class _Delivery:
     """Answers (or one error) on their way to whoever waits for them."""
 
-    def __init__(
-        self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException
-    ) -> None:
+    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
         self._items = items
         self._sinks = sinks
         self._results = results
