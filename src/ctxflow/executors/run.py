@@ -23,6 +23,7 @@ from ctxflow.context import Context, dumps
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.futures import CallFuture, Sink, error_of
+from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -218,6 +219,7 @@ class Run:
         self._submitted(deliveries)
         return future
 
+    @uninterrupted
     def submit(
         self, app: str, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
     ) -> range:
@@ -253,6 +255,7 @@ class Run:
             self.engine.wake()
         self._deliver(deliveries)
 
+    @uninterrupted
     def cancel(self, items: Sequence[int], stop: bool = False) -> None:
         """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
         with self._lock:
@@ -318,6 +321,7 @@ class Run:
             )
             return ev.BatchFailed(event.time, event.worker, event.attempt, failure)
 
+    @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
         deliveries: list[_Delivery] = []
         with self._lock:
