@@ -23,6 +23,7 @@ from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Sink, error_of
+from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -157,6 +158,7 @@ class Run:
             self.engine.stop()
         error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
         self._fail_all(error)
+        self._flush_log()
         with self._lock:
             if self._log is not None:
                 self._log.close()
@@ -211,6 +213,7 @@ class Run:
         self._submitted(deliveries)
         return future
 
+    @uninterrupted
     def submit(
         self, app: str, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
     ) -> range:
@@ -246,6 +249,7 @@ class Run:
             self.engine.wake()
         self._deliver(deliveries)
 
+    @uninterrupted
     def cancel(self, items: Sequence[int], stop: bool = False) -> None:
         """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
         with self._lock:
@@ -310,6 +314,7 @@ class Run:
             )
             return ev.BatchFailed(event.time, event.worker, event.attempt, failure)
 
+    @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
         deliveries: list[_Delivery] = []
         with self._lock:
