@@ -121,7 +121,7 @@ class _Walker:
         own = getattr(value, "__ctxflow_digest__", None)
         if own is not None and not isinstance(value, type):
             yield b"own"
-            yield str(own()).encode()
+            yield self.hex(own()).encode()
         elif value is None or isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins":
             yield type(value).__name__.encode()
             yield repr(value).encode("utf-8", "surrogatepass")
