@@ -1,11 +1,17 @@
 """The forms that Parsl's users write: the paper's Figure 3, proposal #3724, memoization, files, joins."""
 
+import sys
+
+import cloudpickle
 import parsl
 import pytest
 from parsl import File, bash_app, join_app, python_app
 from parsl.dataflow.errors import DependencyError
 
 from ctxflow import ContextExecutor, batch_app, context, context_app
+
+# So that workers need not import this module, and Parsl and pytest with it, for each context.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +27,11 @@ def load_model(name, scale=1):
 
 def test_figure_3_of_the_paper(kernel):
     @python_app
-    def infer(inputs, parsl_resource_specification={}):  # noqa: B006 - the paper's own form
+    def infer(claims, parsl_resource_specification={}):  # noqa: B006 - the paper's own form
         from ctxflow import load_variable_from_context
 
         load_variable_from_context("count")[0] += 1
-        return load_variable_from_context("model"), load_variable_from_context("count")[0], inputs
+        return load_variable_from_context("model"), load_variable_from_context("count")[0], claims
 
     spec = {"context": [load_model, ["llama"], {"scale": 3}]}
     results = [infer(n, parsl_resource_specification=spec).result() for n in range(6)]
