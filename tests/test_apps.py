@@ -86,7 +86,12 @@ def test_wrong_arguments_say_what_is_taken(executor, args, kwargs, message):
 @pytest.mark.parametrize(
     ("given", "options", "error", "message"),
     [
-        (base, {}, TypeError, r"base is a context function, not a recipe: call it with its inputs, as in base\(\.\.\.\)"),
+        (
+            base,
+            {},
+            TypeError,
+            r"base is a context function, not a recipe: call it with its inputs, as in base\(\.\.\.\)",
+        ),
         ("model", {}, TypeError, "the context of an app is a recipe made by a @context function, not a str"),
         (None, {"priorty": 1}, TypeError, "an app has no option 'priorty': it takes priority, deadline, timeout"),
         (None, {"batch_size": 0}, ValueError, "batch_size is the number of items in a batch: give 1 or more"),

@@ -77,7 +77,9 @@ def _check_context(context: Any) -> None:
         name = context.function.__name__
         raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
     if context is not None and not isinstance(context, Context):
-        raise TypeError(f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}")
+        raise TypeError(
+            f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}"
+        )
 
 
 class _App:

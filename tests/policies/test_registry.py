@@ -55,7 +55,9 @@ def acme(tmp_path, monkeypatch):
 
 
 def test_a_policy_of_another_package_runs_by_its_name(acme):
-    (acme / "site.toml").write_text('workers = 2\nbatching = "pairs"\nrouting = {policy = "tracing", colour = "blue"}\n')
+    (acme / "site.toml").write_text(
+        'workers = 2\nbatching = "pairs"\nrouting = {policy = "tracing", colour = "blue"}\n'
+    )
     executor = ContextExecutor(site=str(acme / "site.toml"))
     executor.run_dir = str(acme / "run")
 
@@ -74,7 +76,7 @@ def test_what_others_offer_is_listed_and_checked(acme):
     assert "pairs" in names("batching") and "pairs" not in names("routing")
     with pytest.raises(ValueError, match="choose one of fixed, pairs"):
         make("batching", "triples")
-    with pytest.raises(ValueError, match="the scaling policy cannot be .*Nothing object.* which has no 'target'"):
+    with pytest.raises(ValueError, match=r"the scaling policy cannot be .*Nothing object.* which has no 'target'"):
         make("scaling", "nothing")
 
 

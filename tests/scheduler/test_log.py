@@ -55,7 +55,7 @@ def test_a_torn_last_line_is_left_out_and_another_is_named():
     lines = [line(event, []) + "\n" for event in EVENTS]
     assert len(list(read([*lines, lines[0][:20]]))) == len(EVENTS)
     assert len(list(read([*lines[:-1], lines[-1][:-1]]))) == len(EVENTS) - 1
-    with pytest.raises(ValueError, match="line 2 is no line of an event log .* is this the run's events.jsonl"):
+    with pytest.raises(ValueError, match=r"line 2 is no line of an event log .* is this the run's events.jsonl"):
         list(read([lines[0], "{}\n", lines[1]]))
     assert list(read([])) == []
 

@@ -96,7 +96,10 @@ def test_wrong_places_say_what_to_give(tmp_path):
     ("text", "message"),
     [
         ('routing = "fastest"', "there is no routing policy 'fastest': choose one of context-affinity, least-loaded"),
-        ('batching = {policy = "fixed", sise = 3}', "policy 'fixed' has no option 'sise': it takes size, linger, share"),
+        (
+            'batching = {policy = "fixed", sise = 3}',
+            "policy 'fixed' has no option 'sise': it takes size, linger, share",
+        ),
         ("batching = {size = 3}", r'the batching policy has no name: write \{policy = "...", ...\}'),
         ('batching = {policy = "fixed", size = 0}', "size is the number of items in a batch: give 1 or more"),
         ("routing = 5", r"the routing policy cannot be 5, which has no 'assign': give a name \(context-affinity"),
