@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 import psutil
@@ -23,6 +24,7 @@ import psutil
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.devices import Device, cuda_devices
 from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Channel, Head, listen
@@ -30,6 +32,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
 TIER = "local"
+_END_SECONDS = 5.0  # How long workers may take to end by themselves.
 _STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
@@ -187,8 +190,7 @@ class EmbeddedEngine:
     def _release(self, worker: _Worker) -> None:
         """Have a worker end by itself."""
         worker.released = True
-        with contextlib.suppress(OSError):
-            worker.channel.socket.shutdown(socket.SHUT_WR)
+        self._send(worker, {"do": "release"})
 
     def _send_call(self, worker: _Worker, command: cmd.Run) -> None:
         try:
@@ -508,8 +510,7 @@ class EmbeddedEngine:
         share = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
         if self._devices:
             share["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
-        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        share["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        share["PYTHONPATH"] = python_path()
         return share
 
     def _gone(self, worker: _Worker) -> None:
@@ -542,13 +543,13 @@ class EmbeddedEngine:
                 self._spawn()
 
     def _end(self, worker: _Worker) -> None:
+        kill_tree(worker.process.pid)  # Also what left the worker's session.
+        kill_session(worker.process.pid)  # Also what lost its parents.
+        worker.process.wait()
         for context in list(worker.lines):
             self._drop_line(worker, context)
         self._selector.unregister(worker.channel)
         worker.channel.close()
-        kill_tree(worker.process.pid)  # Also what left the worker's session.
-        kill_session(worker.process.pid)  # Also what lost its parents.
-        worker.process.wait()
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
     def worker_pids(self) -> dict[str, int]:
@@ -587,7 +588,14 @@ class EmbeddedEngine:
             if self._stopped:
                 return
             self._stopped = True
+            # All end themselves at the same time, also if this is interrupted.
             for worker in self._workers.values():
+                with contextlib.suppress(OSError):
+                    worker.channel.socket.shutdown(socket.SHUT_RDWR)
+            deadline = time.monotonic() + _END_SECONDS
+            for worker in self._workers.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
                 self._end(worker)
             self._workers.clear()
             for stranger in self._strangers:

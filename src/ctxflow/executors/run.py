@@ -31,6 +31,7 @@ from ctxflow.scheduler.run_state import RunState
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
+_LOG_BUFFER = 1 << 18  # Bytes of the event log that are written together; at a tick, what there is.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Run:
         try:
             os.makedirs(self.directory, exist_ok=True)
             if self._log_events:
-                self._log = open(os.path.join(self.directory, "events.jsonl"), "w")  # noqa: SIM115 - closed in `stop`
+                self._log = open(os.path.join(self.directory, "events.jsonl"), "w", _LOG_BUFFER)  # noqa: SIM115
         except OSError as error:
             raise CtxflowError(
                 f"the run cannot keep its files in {self.directory} ({error}): start the program in a directory that "
@@ -288,6 +289,7 @@ class Run:
                 self._feed(*events)
                 if now >= due:
                     self._sample(now)
+                    self._flush_log()
             except EngineFailed as error:
                 logger.error("%s", error)
                 with self._lock:
@@ -325,8 +327,6 @@ class Run:
     def _handle(self, event: ev.Event) -> list[_Delivery]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
         commands = self._scheduler.handle(event)
-        if self._log is not None:
-            self._write_log(line(event, commands) + "\n")
         deliveries: list[_Delivery] = []
         orders: list[cmd.Command] = []
         for command in commands:
@@ -336,16 +336,33 @@ class Run:
                 deliveries.append(self._burial(command, event))
             else:
                 orders.append(command)
-        if orders:
-            self.engine.execute(orders)
+        try:
+            if orders:
+                self.engine.execute(orders)
+        finally:
+            self._write_log(event, commands)  # After the engine has acted: workers wait for that.
         return deliveries
 
-    def _write_log(self, text: str) -> None:
+    def _write_log(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+        if self._log is None:
+            return
         try:
-            self._log.write(text)  # type: ignore[union-attr]
+            self._log.write(line(event, commands) + "\n")
         except OSError as error:
-            logger.warning("the event log ends here (%s): make room in %s", error, self.directory)
-            self._close_log()
+            self._end_log(error)
+
+    def _flush_log(self) -> None:
+        with self._lock:
+            if self._log is None:
+                return
+            try:
+                self._log.flush()
+            except OSError as error:
+                self._end_log(error)
+
+    def _end_log(self, error: OSError) -> None:
+        logger.warning("the event log ends here (%s): make room in %s", error, self.directory)
+        self._close_log()
 
     def _delivery(self, command: cmd.Deliver, event: ev.Event) -> _Delivery:
         results: Any = event.results  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.host.process import LibraryProcess, now
-from ctxflow.host.processes import tree_bytes
+from ctxflow.host.processes import bury_orphans, tree_bytes
 from ctxflow.host.staging import stage
 from ctxflow.host.wire import Head, frame
 
@@ -99,6 +99,15 @@ class Host:
         """End all library processes."""
         for context in list(self._libraries):
             self._remove(context)
+
+    def close(self) -> None:
+        """Free the host's own descriptors; nothing may be asked of it any more."""
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def bury_orphans(self) -> None:
+        """For a host that has adopted what calls left behind: some of it has ended."""
+        bury_orphans([library.process.pid for library in self._libraries.values()])
 
     # --- what it is told
 

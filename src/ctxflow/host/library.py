@@ -47,6 +47,9 @@ def main(descriptor: int, scratch: str, parent: int) -> None:
         while True:
             head, body = library.line.receive()
             library.handle(head, body)
+    # If it was the line to the driver that ended: the host ends this process, with all that calls started.
+    with contextlib.suppress(EOFError, OSError):
+        library.host.receive()
     # What the user's code left running (threads, exit handlers) must not keep the process.
     os._exit(0)
 
@@ -55,7 +58,7 @@ class _Library:
     """The built context, the functions seen so far, and the directory that the next call gets."""
 
     def __init__(self, host: BlockingChannel, scratch: str) -> None:
-        self._host = host
+        self.host = host
         self.line = host  # Where calls come from.
         self._output = Output()
         self._pid = os.getpid()
@@ -94,7 +97,7 @@ class _Library:
         self._end_fork()
         self._output.mend()
         seconds = time.monotonic() - started
-        self._host.send(
+        self.host.send(
             {
                 "is": "ready",
                 "seconds": seconds,
@@ -110,9 +113,9 @@ class _Library:
 
     def _call(self, head: Head, body: bytes) -> None:
         # The host, which enforces timeouts, hears of calls that come past it.
-        watched = self.line is not self._host and head.get("timeout")
+        watched = self.line is not self.host and head.get("timeout")
         if watched:
-            self._host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
+            self.host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
         started = time.monotonic()
         try:
             self._enter_directory()
@@ -129,7 +132,7 @@ class _Library:
                 seconds *= self._slowdown
             self._output.mend()
             if watched:
-                self._host.send({"is": "ended", "call": head["call"]})
+                self.host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
         self._leave_directory()
 
@@ -197,7 +200,7 @@ class _Library:
             "message": _message(error)[:_LONGEST],
             "traceback": _user_traceback(error)[-_LONGEST:],
         }
-        self._host.send({**head, "failure": failure}, body)
+        self.host.send({**head, "failure": failure}, body)
 
 
 def _connect(address: str, key: str) -> BlockingChannel:
