@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test lint docs-check clean help
+.PHONY: demo test test-cluster lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +36,11 @@ lint: $(STAMP)test ## Check style, types and the direction of imports
 	$(BIN)/lint-imports
 
 test: lint ## Check, and run all tests
-	$(BIN)/python -m pytest tests --durations=10
-	$(BIN)/python -m pytest --doctest-modules src/ctxflow
+	$(BIN)/python -m pytest tests --ignore=tests/cluster --durations=10
+	$(BIN)/python -m pytest --doctest-modules src/ctxflow --ignore=src/ctxflow/examples
+
+test-cluster: $(STAMP)test ## Run the tests that need the testbed: root on Linux with debootstrap (see docs/testbed.md)
+	$(BIN)/python -m pytest tests/cluster --durations=10
 
 clean: ## Remove what was installed and made
 	rm -rf $(VENV) build dist runs runinfo .demo

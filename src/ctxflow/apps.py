@@ -72,16 +72,21 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+def _check_context(context: Any) -> None:
+    if isinstance(context, ContextFunction):
+        name = context.function.__name__
+        raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
+    if context is not None and not isinstance(context, Context):
+        raise TypeError(f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}")
+
+
 class _App:
     """What both kinds of app share: a function, its context, and options."""
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
-        if isinstance(context, ContextFunction):
-            raise TypeError(
-                f"{context.function.__name__} is a context function, not a recipe: "
-                f"call it with its inputs, as in {context.function.__name__}(...)"
-            )
-        functools.update_wrapper(self, function)
+        _check_context(context)
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function
         self.context = context
         self.options = options
@@ -122,6 +127,16 @@ class _App:
 class ContextApp(_App):
     """A function that is called with the live context; each call is one call on a worker."""
 
+    def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
+        super().__init__(function, context, options)
+        self._deadline: tuple[str, float | None] = ("", None)
+
+    def deadline_on(self, run: Run) -> float | None:
+        """The deadline on a run's clock, counted from the app's first call there."""
+        if self._deadline[0] != run.id:
+            self._deadline = (run.id, self.options.deadline_on(run))
+        return self._deadline[1]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on a worker that holds the context; any arguments, one result, in a future."""
         return self._submit(_ContextCall(self), args, kwargs)
@@ -142,7 +157,7 @@ class _ContextCall:
                 context,
                 context is not None,
                 options.priority,
-                options.deadline_on(calls.run) if options.deadline is not None else None,
+                self.app.deadline_on(calls.run),
                 options.timeout,
                 options.retries,
             ),
@@ -207,7 +222,7 @@ class BatchApp(_App):
         mapped = Mapped(self, inputs, constants, executor, resume, on_error, order, window)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
-            specification = {KEY: _MapCall(mapped)}
+            specification = {KEY: _MapCall(mapped.finished)}
             kernel.submit(
                 self.function,
                 app_args=(),
@@ -240,11 +255,12 @@ class BatchApp(_App):
 
     def declare(self, run: Run, constants: Mapping[str, Any]) -> str:
         """Make this app with these constants known to a run; gives its id there."""
-        key = (run.id, tuple(sorted(constants.items())))
+        # With the types, since 1 == True and they are not the same.
+        key: Any = (run.id, tuple((name, type(value), value) for name, value in sorted(constants.items())))
         try:
             known = self._variants.get(key)
         except TypeError:  # A constant that has no hash.
-            key, known = (run.id, digest(dict(constants))), None
+            key = (run.id, digest(dict(constants)))
             known = self._variants.get(key)
         if known is None:
             known = self._variants[key] = self._variant(run, constants)
@@ -284,10 +300,10 @@ class _ItemCall:
 
 @dataclasses.dataclass(frozen=True)
 class _MapCall:
-    mapped: Any
+    finished: Future[int]  # Not the map itself: Parsl keeps this, and a map that its user drops must end.
 
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
-        return self.mapped.finished  # type: ignore[no-any-return]
+        return self.finished
 
 
 def _register_memo() -> None:
@@ -306,10 +322,9 @@ _register_memo()
 
 def _decorator(kind: type[_App], context: Any, options: Mapping[str, Any]) -> Any:
     chosen = Options(**_options(options))
-    if callable(context) and not isinstance(context, (Context, ContextFunction)):
+    if callable(context) and not isinstance(context, ContextFunction):
         return kind(context, None, chosen)
-    if context is not None and not isinstance(context, (Context, ContextFunction)):
-        raise TypeError(f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}")
+    _check_context(context)
     return lambda function: kind(function, context, chosen)
 
 

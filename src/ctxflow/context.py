@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pickle
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -232,6 +233,8 @@ def dumps(
     :param advice: what to do where it cannot be pickled.
     :raises TypeError: if it cannot be pickled, naming the part that is to blame.
     """
+    if _is_plain(value):
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     import cloudpickle  # The host imports this module, and never pickles.
 
     try:
@@ -246,7 +249,22 @@ def dumps(
     return data
 
 
-def blame(value: Any, _depth: int = 0) -> tuple[str, Any]:
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def _is_plain(value: Any, depth: int = 3) -> bool:
+    """Whether a value is of nothing but plain data, which plain pickle, several times faster, sends as well."""
+    kind = type(value)
+    if kind in _SCALARS or (kind is dict and not value):
+        return True
+    if kind is not tuple and kind is not list:
+        return False
+    if _SCALARS.issuperset(map(type, value)):
+        return True
+    return depth > 0 and all([_is_plain(part, depth - 1) for part in value])
+
+
+def blame(value: Any) -> tuple[str, Any]:
     """Where the smallest part of a value is that cannot be pickled, and that part.
 
     >>> import threading
@@ -255,13 +273,19 @@ def blame(value: Any, _depth: int = 0) -> tuple[str, Any]:
     """
     import cloudpickle
 
-    for step, part in _parts(value) if _depth < 12 else ():
-        try:
-            cloudpickle.dumps(part)
-        except Exception:
-            deeper, culprit = blame(part, _depth + 1)
-            return step + deeper, culprit
-    return "", value
+    place, seen = "", {id(value)}
+    while True:
+        for step, part in _parts(value):
+            if id(part) in seen:  # A recursive function or structure.
+                continue
+            try:
+                cloudpickle.dumps(part)
+            except Exception:
+                seen.add(id(part))
+                place, value = place + step, part
+                break
+        else:
+            return place, value
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
@@ -269,14 +293,27 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", item) for key, item in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{n}]", item) for n, item in enumerate(value)]
+    if isinstance(value, functools.partial):
+        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if isinstance(value, types.MethodType):
+        return [(".__self__", value.__self__), (".__func__", value.__func__)]
     if isinstance(value, types.FunctionType):
         parts = [
             (f" {value.__name__}() closure variable {name}", cell.cell_contents)
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            if cell != types.CellType()
         ]
-        names = [n for n in value.__code__.co_names if n in value.__globals__]
+        names = [n for n in _names(value.__code__) if n in value.__globals__]
         parts += [(f" {value.__name__}() global {name}", value.__globals__[name]) for name in names]
-        return parts + [(f" {value.__name__}() defaults", value.__defaults__)]
-    if hasattr(value, "__dict__") and not isinstance(value, type):
-        return [(f".{name}", item) for name, item in vars(value).items()]
+        return [*parts, (f" {value.__name__}() defaults", (value.__defaults__, value.__kwdefaults__))]
+    if isinstance(value, type):
+        return [(f".{name}", item) for name, item in vars(value).items() if not name.startswith("__")]
+    if hasattr(value, "__dict__"):
+        return [(f".{name}", item) for name, item in vars(value).items()] + [(" class", type(value))]
     return []
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names that the code and the functions inside it use."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(name for other in inner for name in _names(other))]))

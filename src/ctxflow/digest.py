@@ -7,7 +7,9 @@ What does not: what a recipe is made of (context.py), or how it travels.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
+import dis
 import functools
 import hashlib
 import importlib.util
@@ -15,6 +17,7 @@ import os
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,6 +26,13 @@ _SIZE = 16
 _LIBRARY_PATHS = tuple(
     {os.path.realpath(p) + os.sep for p in (sysconfig.get_paths().get(k) for k in ("stdlib", "platstdlib")) if p}
 )
+
+_CACHES = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+# What Python and the standard library add to classes, which says nothing that their members do not.
+_MADE = {
+    "__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
+    "__static_attributes__", "__annotate_func__", "__annotations_cache__", "__signature__",
+}  # fmt: skip
 
 
 def is_library_module(name: str | None) -> bool:
@@ -74,11 +84,24 @@ def digest(value: object) -> str:
 
 
 class _Walker:
-    """One walk over a value: remembers what it is inside of, so that cycles end."""
+    """One walk over a value: remembers what it is inside of, so that cycles end.
 
-    def __init__(self) -> None:
-        self.inside: dict[int, int] = {}
-        self.trail: list[str] = []
+    The user's functions and classes, which refer to each other in all ways, are walked once; from then on they
+    are known by their number, so that a walk takes time in proportion to the code.
+    """
+
+    def __init__(self, outer: _Walker | None = None) -> None:
+        self.inside: dict[int, int] = dict(outer.inside) if outer else {}
+        self.met: dict[int, tuple[int, object]] = dict(outer.met) if outer else {}
+        self.trail: list[str] = list(outer.trail) if outer else []
+
+    def again(self, value: object) -> bytes | None:
+        """The name of a function or class that this walk met before; else it is met now."""
+        known = self.met.get(id(value))
+        if known is not None:
+            return f"met-{known[0]}".encode()
+        self.met[id(value)] = (len(self.met), value)
+        return None
 
     def hex(self, value: object, step: str = "") -> str:
         seen = self.inside.get(id(value))
@@ -121,24 +144,32 @@ class _Walker:
             yield type(value).__name__.encode()
             for n, item in enumerate(value):
                 yield self.hex(item, f"[{n}]").encode()
-        elif type(value) is dict:
+        elif type(value) in (dict, types.MappingProxyType):
             yield b"dict"
-            for pair in sorted((self.hex(k), self.hex(v, f"[{k!r}]")) for k, v in value.items()):
-                yield "".join(pair).encode()
+            keys = {self.hex(name): name for name in value}
+            for key in sorted(keys):
+                yield (key + self.hex(value[keys[key]], f"[{keys[key]!r}]")).encode()
         elif type(value) in (set, frozenset):
             yield type(value).__name__.encode()
-            yield from (h.encode() for h in sorted(self.hex(item) for item in value))
+            # Each item by a walk of its own, since the order of a set is not the same in every process.
+            yield from (h.encode() for h in sorted(_Walker(self).hex(item) for item in value))
         elif isinstance(value, PurePath):
             yield b"path"
             yield str(value).encode()
-        elif isinstance(value, (types.MethodType, functools.partial)):
-            yield type(value).__name__.encode()
-            method = isinstance(value, types.MethodType)
-            yield self.hex(value.__func__ if method else value.func).encode()
-            yield self.hex(value.__self__ if method else (value.args, value.keywords)).encode()
+        elif isinstance(value, types.MethodType):
+            yield b"method"
+            yield self.hex((value.__func__, value.__self__)).encode()
+        elif isinstance(value, functools.partial):
+            yield b"partial"
+            yield self.hex((value.func, value.args, value.keywords)).encode()
         elif isinstance(value, (staticmethod, classmethod)):
             yield type(value).__name__.encode()
             yield self.hex(value.__func__).encode()
+        elif isinstance(value, functools.cached_property):
+            yield b"cached_property"
+            yield self.hex(value.func).encode()
+        elif isinstance(value, _CACHES):
+            yield type(value).__name__.encode()
         elif isinstance(value, property):
             yield b"property"
             yield self.hex((value.fget, value.fset, value.fdel)).encode()
@@ -148,23 +179,28 @@ class _Walker:
             yield f"builtin {value.__module__}.{value.__qualname__}".encode()
         elif hasattr(value, "dtype") and hasattr(value, "tobytes") and hasattr(value, "shape"):
             yield f"array {value.dtype} {tuple(value.shape)}".encode()
-            yield value.tobytes()
+            if getattr(value.dtype, "hasobject", False):  # Its bytes are addresses.
+                yield self.hex(value.tolist()).encode()
+            else:
+                yield value.tobytes()
         else:
             yield from self.reduced(value)
 
     def reduced(self, value: Any) -> Iterator[bytes]:
         """Any other object, by the parts that pickle would take."""
-        reducer = copyreg.dispatch_table.get(type(value))  # type: ignore[attr-defined]
+        reducer = copyreg.dispatch_table.get(type(value))
         try:
             reduced = reducer(value) if reducer else value.__reduce_ex__(4)
         except Exception as error:
-            place = "".join(self.trail) or "the value itself"
+            place = _place(self.trail)
             raise TypeError(
                 f"cannot identify {place}: a {type(value).__module__}.{type(value).__qualname__} has no content to "
                 f"compare ({error}); create it inside the function instead of passing or capturing it"
             ) from None
         if isinstance(reduced, str):
             yield f"global {type(value).__module__}.{reduced}".encode()
+            if hasattr(value, "__wrapped__"):  # Such as what functools.cache makes of a function.
+                yield self.hex(value.__wrapped__).encode()
             return
         yield b"object"
         for n, part in enumerate(reduced[:3]):
@@ -178,6 +214,9 @@ class _Walker:
     def function(self, function: types.FunctionType) -> Iterator[bytes]:
         if is_library_module(function.__module__) and "<locals>" not in function.__qualname__:
             yield f"library {function.__module__}.{function.__qualname__}".encode()
+            return
+        if again := self.again(function):
+            yield again
             return
         name = function.__name__
         yield f"function {name}".encode()
@@ -199,34 +238,52 @@ class _Walker:
             if value is not namespace:
                 yield name.encode()
                 yield self.hex(value, f"{function}() global {name}").encode()
-                if isinstance(value, types.ModuleType) and not is_library_module(value.__name__):
-                    for attribute in names:
-                        if attribute in vars(value):
-                            yield f"{name}.{attribute}".encode()
-                            yield self.hex(vars(value)[attribute], f"{name}.{attribute}").encode()
-            elif not is_library_module(name) and (origin := _origin(name)) and origin.endswith(".py"):
+                if isinstance(value, types.ModuleType):
+                    yield from self.attributes(value, names, name, set())
+        for module in sorted(_imports(code, namespace.get("__package__"))):
+            origin = None if is_library_module(module) else _origin(module)
+            if origin and origin.endswith(".py"):
                 # A module of the user's that the function imports when it runs: its whole text counts.
-                yield f"import {name} {digest_path(origin)}".encode()
+                yield f"import {module} {digest_path(origin)}".encode()
+
+    def attributes(
+        self, module: types.ModuleType, names: list[str], path: str, seen: set[types.ModuleType]
+    ) -> Iterator[bytes]:
+        """What code that has a module of the user's may take from it, also through modules inside it."""
+        if is_library_module(module.__name__) or module in seen:
+            return
+        seen.add(module)
+        for name in names:
+            if name in vars(module):
+                value = vars(module)[name]
+                yield f"{path}.{name}".encode()
+                yield self.hex(value, f"{path}.{name}").encode()
+                if isinstance(value, types.ModuleType):
+                    yield from self.attributes(value, names, f"{path}.{name}", seen)
 
     def code(self, code: types.CodeType) -> Iterator[bytes]:
         yield code.co_code
         yield repr((code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags)).encode()
         yield repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
         for constant in code.co_consts:
-            yield self.hex(constant).encode()
+            # The body of a class holds its line number, since Python 3.13.
+            if not ("__firstlineno__" in code.co_names and constant == code.co_firstlineno):
+                yield self.hex(constant).encode()
 
     def class_(self, cls: type) -> Iterator[bytes]:
         yield f"class {cls.__qualname__}".encode()
         if is_library_module(cls.__module__):
             yield cls.__module__.encode()
             return
+        if again := self.again(cls):
+            yield again
+            return
         for base in cls.__bases__:
             yield self.hex(base).encode()
-        skipped = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl",
-                   "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"}  # fmt: skip
-        for name in sorted(set(vars(cls)) - skipped):
+        for name in sorted(set(vars(cls)) - _MADE):
             member = vars(cls)[name]
-            if not isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+            made = isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            if not made and (name == "__pydantic_fields__" or not name.startswith("__pydantic_")):
                 yield name.encode()
                 yield self.hex(member, f"{cls.__name__}.{name}").encode()
 
@@ -237,6 +294,33 @@ def _names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
     return names
+
+
+def _imports(code: types.CodeType, package: str | None) -> set[str]:
+    """The modules that the code imports when it runs, and what may be modules among the names taken from them."""
+    found: set[str] = set()
+    level: Any = None
+    names: Any = None
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            module = "." * (level or 0) + step.argval
+            with contextlib.suppress(ImportError):  # A relative import outside a package.
+                module = importlib.util.resolve_name(module, package)
+                found |= {module, *(f"{module}.{name}" for name in names or ())}
+        elif step.opname not in ("EXTENDED_ARG", "CACHE"):
+            level, names = names, step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _imports(constant, package)
+    return found
+
+
+def _place(trail: list[str]) -> str:
+    """Where a walk is, in words."""
+    place = ""
+    for step in filter(None, trail):
+        place += step if step[0] in "[." or not place else f", {step}"
+    return place or "the value itself"
 
 
 def digest_path(path: str | os.PathLike[str]) -> str:

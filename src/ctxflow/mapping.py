@@ -5,7 +5,7 @@ What does not live here: what one call is (apps.py), and the file that keeps res
 
 from __future__ import annotations
 
-import collections
+import bisect
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ from ctxflow.resume import ResultsFile
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
     from ctxflow.executors.executor import ContextExecutor
+    from ctxflow.executors.run import Run
 
 _FEED = 1000
 _LEAST_WINDOW = 20_000
@@ -42,33 +43,22 @@ class Mapped:
         order: str,
         window: int | None,
     ) -> None:
+        self._mapping: _Mapping | None = None
         if on_error not in ("raise", "return"):
             raise ValueError(f'on_error={on_error!r} is not known: write "raise" or "return"')
         if order not in ("input", "completed"):
             raise ValueError(f'order={order!r} is not known: write "input" or "completed"')
         if window is not None and window < 1:
             raise ValueError("window is how many items may be on their way: give 1 or more")
-        self._run = executor.calls.run
-        self._app = app.declare(self._run, constants)
-        self._raises = on_error == "raise"
-        self._items: Iterator[tuple[Any, ...]] = zip(*inputs, strict=False)
-        self._stream = Stream()
-        self._window = window or _LEAST_WINDOW
-        self._pulled = 0  # Inputs taken from the iterables.
-        self._waiting = 0  # Items submitted and not answered.
-        self._buffered = 0  # Answered, but not yet yielded.
-        self._exhausted = False
-        self._spans: collections.deque[tuple[range, int]] = collections.deque()
-        self.finished: Future[int] = Future()
-        self._file = ResultsFile(resume, app, constants) if resume is not None else None
-        executor.at_shutdown(_weakly(self))
-        ordered = order == "input"
-        try:
-            self._feed()
-        except BaseException:
-            self.close()
-            raise
-        self._results = self._ordered() if ordered else self._completed()
+        run = executor.calls.run
+        name = app.declare(run, constants)
+        file = ResultsFile(resume, app, constants) if resume is not None else None
+        mapping = _Mapping(run, name, inputs, on_error == "raise", window or _LEAST_WINDOW, file)
+        self._mapping = mapping
+        self.finished = mapping.finished
+        executor.at_shutdown(_weakly(mapping))
+        mapping.begin()
+        self._results: Iterator[Any] = mapping.ordered() if order == "input" else mapping.completed()
 
     def __iter__(self) -> Mapped:
         return self
@@ -78,21 +68,56 @@ class Mapped:
 
     def close(self) -> None:
         """Stop: cancel what is queued, keep what is done."""
-        results = getattr(self, "_results", None)
-        if results is not None:
-            results.close()
-        self._end()
+        if self._mapping is not None:
+            self._mapping.end()
 
     def __del__(self) -> None:
-        if hasattr(self, "finished") and not self.finished.done():
-            self._end()
+        if self._mapping is not None:
+            self._mapping.drop()
+
+
+class _Mapping:
+    """The work of a map. Nothing in it refers to the `Mapped` that people hold, so that dropping that ends it."""
+
+    def __init__(
+        self,
+        run: Run,
+        app: str,
+        inputs: Sequence[Iterable[Any]],
+        raises: bool,
+        window: int,
+        file: ResultsFile | None,
+    ) -> None:
+        self._run = run
+        self._app = app
+        self._raises = raises
+        self._items: Iterator[tuple[Any, ...]] = zip(*inputs, strict=False)
+        self._stream = Stream()
+        self._window = window
+        self._chunk = max(1, min(_FEED, window // 4))
+        self._pulled = 0  # Inputs taken from the iterables.
+        self._waiting = 0  # Items submitted and not answered.
+        self._buffered = 0  # Answered (or in the file), but not yet yielded.
+        self._exhausted = False
+        self._ended = False
+        self._spans: list[tuple[range, int]] = []  # Items' numbers, and the index of the first.
+        self._file = file
+        self.finished: Future[int] = Future()
+
+    def begin(self) -> None:
+        """Submit the first inputs."""
+        try:
+            self._feed()
+        except BaseException:
+            self.end()
+            raise
 
     # --- feeding
 
     def _feed(self) -> None:
         """Submit inputs until the window is full."""
         while not self._exhausted and self._waiting + self._buffered < self._window:
-            count = min(_FEED, self._window - self._waiting - self._buffered)
+            count = min(self._chunk, self._window - self._waiting - self._buffered)
             inputs = list(itertools.islice(self._items, count))
             if len(inputs) < count:
                 self._exhausted = True
@@ -113,6 +138,7 @@ class Mapped:
         missing: list[Any] = []
         for index, item in enumerate(inputs, first):
             if file.holds(index, item):
+                self._buffered += 1
                 self._submit(missing, index - len(missing))
                 missing = []
             else:
@@ -132,28 +158,26 @@ class Mapped:
             yield from zip(indices, results, strict=True)
 
     def _indices(self, items: Sequence[int]) -> Sequence[int]:
-        """The indices of items: they were submitted in spans of consecutive numbers."""
-        first, last = items[0], items[-1]
-        for numbers, start in self._spans:
-            if first in numbers and last in numbers:
-                offset = start - numbers.start
-                if len(items) == last - first + 1 and isinstance(items, (range, tuple, list)):
-                    consecutive = range(first + offset, last + offset + 1)
-                    if last - first < 2 or list(items) == list(range(first, last + 1)):
-                        return consecutive
-                return [item + offset for item in items]
-        return [self._index(item) for item in items]
+        """The indices of items: they were submitted in spans of consecutive numbers, in rising order."""
+        numbers, start = self._span(items[0])
+        if min(items) not in numbers or max(items) not in numbers:
+            return [self._index(item) for item in items]
+        offset = start - numbers.start
+        return [item + offset for item in items]
 
     def _index(self, item: int) -> int:
-        for numbers, start in self._spans:
-            if item in numbers:
-                return item - numbers.start + start
-        raise LookupError(f"item {item} is none of this map's")
+        numbers, start = self._span(item)
+        return item - numbers.start + start
+
+    def _span(self, item: int) -> tuple[range, int]:
+        return self._spans[bisect.bisect_right(self._spans, item, key=lambda span: span[0].start) - 1]
 
     def _forget_spans(self, below: int) -> None:
         """Spans whose results were all yielded are of no more use."""
-        while self._spans and self._spans[0][1] + len(self._spans[0][0]) <= below:
-            self._spans.popleft()
+        count = 0
+        while count < len(self._spans) and self._spans[count][1] + len(self._spans[count][0]) <= below:
+            count += 1
+        del self._spans[:count]
 
     def _value(self, index: int, result: Any) -> Any:
         if type(result) is Failed:
@@ -162,12 +186,13 @@ class Mapped:
             return result.error
         return result
 
-    def _ordered(self) -> Iterator[Any]:
+    def ordered(self) -> Iterator[Any]:
+        """Results in the order of the inputs."""
         try:
             ready: dict[int, Any] = {}
             index = 0
             while True:
-                if self._waiting + self._buffered <= self._window - min(_FEED, self._window):
+                if self._waiting + self._buffered <= self._window - self._chunk:
                     self._feed()
                 while index < self._pulled:
                     if index in ready:
@@ -175,6 +200,7 @@ class Mapped:
                         self._buffered -= 1
                         yield self._value(index, result)
                     elif self._file is not None and self._file.skips(index):
+                        self._buffered -= 1
                         yield self._file.read(index)
                     else:
                         break
@@ -189,9 +215,10 @@ class Mapped:
                 ready.update(self._arrived())
                 self._buffered += len(ready) - before
         finally:
-            self._end()
+            self.end()
 
-    def _completed(self) -> Iterator[tuple[int, Any]]:
+    def completed(self) -> Iterator[tuple[int, Any]]:
+        """Pairs (index, result) as they come."""
         try:
             yielded = 0
             while True:
@@ -199,6 +226,7 @@ class Mapped:
                 if self._file is not None:
                     while yielded < self._pulled:
                         if self._file.skips(yielded):
+                            self._buffered -= 1
                             yield yielded, self._file.read(yielded)
                         yielded += 1
                 if self._exhausted and not self._waiting:
@@ -207,32 +235,45 @@ class Mapped:
                     for index, result in self._arrived():
                         yield index, self._value(index, result)
         finally:
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Cancel what is left, and say that the map is over."""
-        if self.finished.done():
-            return
-        self.finished.set_result(self._pulled)
-        if self._waiting:
-            done = [range(items.start, items.stop) for items, _ in self._spans]
-            self._run.cancel([item for items in done for item in items])
+        if self._finish():
+            self._cancel()
+
+    def drop(self) -> None:
+        """The same for a finalizer, which must wait for no lock: the run's thread does what needs one."""
+        if self._finish():
+            self._run.soon(self._cancel)
+
+    def _finish(self) -> bool:
+        """Close the file, for another map may want it at once; whether this was the first to end the map."""
+        if self._ended:
+            return False
+        self._ended = True
         if self._file is not None:
             self._file.close()
+        return True
 
-    def _shut(self) -> None:
-        """The executor was shut down; whoever waits has been told by the run."""
+    def _cancel(self) -> None:
+        if self._waiting:
+            self._run.cancel([item for items, _ in self._spans for item in items])
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell whoever waits for the map that it is over: done, closed, or its executor was shut down."""
         if not self.finished.done():
             self.finished.set_result(self._pulled)
 
 
-def _weakly(mapped: Mapped) -> Callable[[], None]:
-    """Shut a map if somebody still holds it."""
-    reference = weakref.ref(mapped)
+def _weakly(mapping: _Mapping) -> Callable[[], None]:
+    """Say that a map is over, if it is still going on."""
+    reference = weakref.ref(mapping)
 
-    def shut() -> None:
+    def tell() -> None:
         held = reference()
         if held is not None:
-            held._shut()
+            held.tell()
 
-    return shut
+    return tell

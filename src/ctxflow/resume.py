@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import array
 import base64
+import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ctxflow.context import dumps
 from ctxflow.digest import digest
 from ctxflow.executors.futures import Failed
 
@@ -40,17 +43,26 @@ def fingerprint(item: Any) -> str:
 
 
 def encode(result: Any) -> dict[str, Any]:
-    """A result as JSON where that gives back an equal value, else pickled.
+    """A result as JSON where that gives back the very same, types and all; else pickled.
+
+    :raises TypeError: if it can be neither, naming the part that is to blame.
 
     >>> encode([1, "a"]), sorted(encode((1, 2)))
     ({'result': [1, 'a']}, ['pickle'])
     """
-    try:
-        if json.loads(json.dumps(result)) == result:
-            return {"result": result}
-    except (TypeError, ValueError):
-        pass
-    return {"pickle": base64.b64encode(pickle.dumps(result)).decode()}
+    if _is_json(result):
+        return {"result": result}
+    return {"pickle": base64.b64encode(dumps(result, "a result that resume= keeps", "return plain data")).decode()}
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives back the very same: exact types only, since an Enum or numpy.float64 would lose its own."""
+    kind = type(value)
+    if kind is list:
+        return all(map(_is_json, value))
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_json, value.values()))
+    return kind in (str, int, bool, type(None)) or (kind is float and math.isfinite(value))
 
 
 def decode(record: Mapping[str, Any]) -> Any:
@@ -83,22 +95,23 @@ class ResultsFile:
         self._scan(identity, app.__name__)
 
     def _scan(self, identity: str, name: str) -> None:
-        header = self._file.readline()
-        if not header.endswith(b"\n"):
+        header = {"ctxflow": "map", "app": name, "identity": identity}
+        first = self._file.readline()
+        if not first.endswith(b"\n") and json.dumps(header).encode().startswith(first):  # Empty, or torn.
             self._file.truncate(0)
             self._file.seek(0)
-            self._write([{"ctxflow": "map", "app": name, "identity": identity}])
+            self._write([header])
             return
         try:
-            found = json.loads(header)
+            found = json.loads(first)
             known = found.get("ctxflow") == "map"
         except (ValueError, AttributeError):
             known = False
         if not known:
-            self._file.close()
+            self.close()
             raise ValueError(f"{self.path} is not a results file of a map: name another file")
         if found["identity"] != identity:
-            self._file.close()
+            self.close()
             raise ValueError(
                 f"{self.path} holds results of another app, or of {name} with other code, context or constants: "
                 "name another file, or delete it to begin anew"
@@ -109,7 +122,9 @@ class ResultsFile:
             if not line.endswith(b"\n"):
                 end = offset
                 break
-            self._note(json.loads(line)["index"], offset)
+            # A line that a full disk tore is as good as none: its item is computed again.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self._note(json.loads(line)["index"], offset)
         self._file.truncate(end)
         self._file.seek(end)
 
@@ -144,8 +159,8 @@ class ResultsFile:
     def add(self, indices: Sequence[int], results: Sequence[Any]) -> None:
         """Append results; failures are not kept, so that they are tried again."""
         self._write(
-            {"index": index, "key": self._keys.pop(index), **encode(result)}
-            for index, result in zip(indices, results, strict=True)
+            {"index": index, "key": key, **encode(result)}
+            for index, key, result in zip(indices, map(self._keys.pop, indices), results, strict=True)
             if type(result) is not Failed
         )
 

@@ -11,7 +11,6 @@ import os
 import secrets
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,15 +20,17 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
+from ctxflow.errors import CtxflowError
 from ctxflow.executors.devices import Device, cuda_devices
-from ctxflow.executors.engine import RunServices
-from ctxflow.host.processes import kill_tree
+from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.staging import cached
-from ctxflow.host.wire import Channel, Head
+from ctxflow.host.wire import Channel, Head, listen
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
 TIER = "local"
+_STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
 
@@ -41,15 +42,18 @@ def default_workers(devices: int) -> int:
 class _Worker:
     """A context host process as the engine sees it."""
 
-    def __init__(self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel) -> None:
+    def __init__(
+        self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel
+    ) -> None:
         self.name = name
         self.devices = devices
         self.process = process
         self.channel = channel
         self.joined = False
-        self.evicted = False
+        self.evicted = False  # Known to be taken away, or about to be.
         self.released = False
         self.scratch = ""
+        self.log = ""
         self.lines: dict[str, _Line] = {}
 
 
@@ -61,7 +65,7 @@ class _Line:
         self.context = context
         self.key = key
         self.channel: Channel | None = None
-        self.ready: ev.ContextReady | None = None  # Reported by the host before the line was there.
+        self.ready: ev.ContextReady | None = None  # Reported by the host; waits for the line to be there.
         self.functions: set[str] = set()  # Those that the process was given.
         self.calls: set[int] = set()  # Those that it runs.
 
@@ -103,12 +107,15 @@ class EmbeddedEngine:
         self._rejoin_seconds = rejoin_seconds
         self._slowdowns = list(slowdowns)
         self._lock = threading.Lock()
-        self._selector = selectors.DefaultSelector()
         self._workers: dict[str, _Worker] = {}
         self._events: list[ev.Event] = []
         self._target = 0
         self._spawned = 0
         self._respawn_at: list[float] = []
+        self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
+        self._failed: EngineFailed | None = None
+        self._noticed: list[_Worker] = []  # Told that they will be taken back.
+        self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
         self._stopped = False
         self._expected: dict[str, _Line] = {}  # Lines by the key that their library process will name.
 
@@ -117,19 +124,26 @@ class EmbeddedEngine:
         return ev.TierSpec(TIER, minimum=0, maximum=self.workers)
 
     def start(self, run: RunServices) -> None:
-        """Make the directories; workers come with `Acquire`."""
+        """Make the directories; workers come with `Acquire`.
+
+        :raises CtxflowError: if there is no place for the workers' files.
+        """
         self._run = run
-        if self._scratch_parent is not None:
-            os.makedirs(self._scratch_parent, exist_ok=True)
-        self._scratch = tempfile.mkdtemp(prefix="ctxflow-", dir=self._scratch_parent)
+        try:
+            if self._scratch_parent is not None:
+                os.makedirs(self._scratch_parent, exist_ok=True)
+            self._scratch = tempfile.mkdtemp(prefix="ctxflow-", dir=self._scratch_parent)
+            # The folder is this user's alone (0700), so only this user's processes can connect.
+            self._address = os.path.join(self._scratch, "driver.sock")
+            self._listener = listen(self._address)
+        except OSError as error:
+            raise CtxflowError(
+                f"workers have no place for their files ({error}): put scratch= of the site where there is one"
+            ) from error
         self._cache = os.path.join(self._scratch, "cache")
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        # The folder is this user's alone (0700), so only this user's processes can connect.
-        self._address = os.path.join(self._scratch, "driver.sock")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self._address)
-        self._listener.listen(64)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _woken(self) -> None:
@@ -160,13 +174,20 @@ class EmbeddedEngine:
             self._send_load(worker, command)
         elif isinstance(command, cmd.Stage):
             files = self._run.context_payload(command.context).files
-            self._send(worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache})
-        elif isinstance(command, cmd.Unload):
+            self._send(
+                worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache}
+            )
+        elif isinstance(command, (cmd.Unload, cmd.Abandon)):
+            # The host does not hear of calls that go over the line: it ends the library process either way.
+            self._drop_line(worker, command.context)
             self._send(worker, {"do": "unload", "context": command.context})
-        elif isinstance(command, cmd.Abandon):
-            self._send(worker, {"do": "abandon", "context": command.context, "call": command.attempt})
         elif isinstance(command, cmd.Release):
-            worker.released = True
+            self._release(worker)
+
+    def _release(self, worker: _Worker) -> None:
+        """Have a worker end by itself."""
+        worker.released = True
+        with contextlib.suppress(OSError):
             worker.channel.socket.shutdown(socket.SHUT_WR)
 
     def _send_call(self, worker: _Worker, command: cmd.Run) -> None:
@@ -174,12 +195,16 @@ class EmbeddedEngine:
             payload = self._run.call_payload(command)
         except Exception as error:
             failure = ev.Failure("input", type(error).__name__, str(error))
-            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
+            self._event(
+                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error)
+            )
             return
         line = worker.lines.get(command.context)
         if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
             failure = ev.Failure("crash", "LibraryGone", "the library process ended before the call")
-            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True))
+            self._event(
+                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True)
+            )
             return
         name = payload.function
         if name and name not in line.functions:
@@ -211,7 +236,9 @@ class EmbeddedEngine:
             "key": line.key,
             "context": context.id,
             "name": context.name,
-            "files": {name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()},
+            "files": {
+                name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()
+            },
             "environment": dict(context.environment),
             "timeout": context.timeout,
             "memory": context.memory,
@@ -232,6 +259,10 @@ class EmbeddedEngine:
 
     def poll(self, timeout: float) -> list[ev.Event]:
         """What happened."""
+        if self._stopped:
+            return []
+        if self._failed is not None:
+            raise self._failed
         if self._events:
             timeout = 0.0
         if self._respawn_at:
@@ -249,13 +280,20 @@ class EmbeddedEngine:
                 elif key.data is not None:
                     key.data()
             self._respawn()
+            for worker in self._noticed:
+                if not worker.released and not any(line.calls for line in worker.lines.values()):
+                    self._release(worker)
             happened, self._events = self._events, []
         return happened
 
     def _event(self, event: ev.Event) -> None:
         """Report something that was noticed while executing a command."""
         self._events.append(event)
-        self.wake()
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
 
     def _heard(self, worker: _Worker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
@@ -269,6 +307,8 @@ class EmbeddedEngine:
     def _translate(self, worker: _Worker, head: Head, body: bytes) -> Iterable[ev.Event]:
         """The events that a host's report stands for."""
         now, kind, name = self._run.clock(), head["is"], worker.name
+        if "key" in head and self._line(worker, head) is None:
+            return  # About an earlier load of the context.
         if kind == "raised":
             line = worker.lines.get(head["context"])
             if line is not None:
@@ -278,34 +318,47 @@ class EmbeddedEngine:
         elif kind == "died":
             yield from self._died(worker, head["context"], ev.Failure(**head["failure"], worker=name))
         elif kind == "ready":
-            memory, gpu_memory, line = head["memory"], head["gpu_memory"], worker.lines.get(head["context"])
-            event = ev.ContextReady(now, name, head["context"], head["seconds"], memory, gpu_memory)
-            if line is not None and line.channel is not None:
-                yield event
-            elif line is not None:
-                line.ready = event
+            line = worker.lines[head["context"]]
+            memory, gpu_memory = head["memory"], head["gpu_memory"]
+            line.ready = ev.ContextReady(now, name, head["context"], head["seconds"], memory, gpu_memory)
+            if line.channel is not None:
+                yield from self._now_ready(line)
         elif kind == "failed":
             self._drop_line(worker, head["context"])
             yield ev.ContextFailed(now, name, head["context"], ev.Failure(**head["failure"], worker=name))
         elif kind == "staged":
             yield ev.ContextStaged(now, name, head["context"])
         elif kind == "unloaded":
-            self._drop_line(worker, head["context"])
             yield ev.ContextUnloaded(now, name, head["context"])
         elif kind == "notice":
+            worker.evicted = True
+            self._noticed.append(worker)
             yield ev.EvictionNotice(now, name)
         elif kind == "hello":
             worker.joined = True
+            self._stillborn = 0
             yield ev.WorkerJoined(now, self._spec(worker))
+
+    @staticmethod
+    def _line(worker: _Worker, head: Head) -> _Line | None:
+        """The line to the library process that a report is about, if it is the one there is now."""
+        line = worker.lines.get(head["context"])
+        return line if line is not None and line.key == head["key"] else None
+
+    @staticmethod
+    def _now_ready(line: _Line) -> Iterable[ev.Event]:
+        """The host's report that a context is built, once its line is there to take calls."""
+        if line.ready is not None:
+            yield line.ready
+            line.ready = None
 
     def _died(self, worker: _Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
         """A library process ended: what it answered before still counts, what it ran is lost."""
-        line = worker.lines.get(context)
-        if line is None:
-            return
+        line = worker.lines[context]
         self._answered(line, selectors.EVENT_READ)
         calls = list(line.calls)
         self._drop_line(worker, context)
+        yield from self._now_ready(line)  # It never was of use: so much for what comes next to undo.
         now = self._run.clock()
         for call in calls:
             yield ev.BatchFailed(now, worker.name, call, failure, lost_context=True)
@@ -316,21 +369,26 @@ class EmbeddedEngine:
 
     def _accept(self) -> None:
         """A library process connects: find out which."""
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
         channel = Channel(connection)
+        self._strangers.add(channel)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._introduced(channel))
 
     def _introduced(self, channel: Channel) -> None:
         for head, _ in channel.receive():
             line = self._expected.pop(head.get("key"), None)
             if line is not None:
+                self._strangers.discard(channel)
                 line.channel = channel
                 self._selector.modify(channel, selectors.EVENT_READ, line)
-                if line.ready is not None:
-                    self._events.append(line.ready)
+                self._events.extend(self._now_ready(line))
                 return
             channel.closed = True
         if channel.closed:
+            self._strangers.discard(channel)
             self._selector.unregister(channel)
             channel.close()
 
@@ -361,6 +419,7 @@ class EmbeddedEngine:
         if line.channel is not None:
             self._selector.unregister(line.channel)
             line.channel.close()
+            line.channel = None
 
     def _spec(self, worker: _Worker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None
@@ -378,29 +437,70 @@ class EmbeddedEngine:
     # --- workers
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
         number = self._spawned
         self._spawned += 1
-        name = f"local-{number + 1}"
         devices = self._free_devices.pop(0) if self._free_devices else []
+        try:
+            worker = self._worker(number, devices)
+        except OSError as error:
+            self._free_devices.append(devices)
+            self._not_born(str(error))
+            return
+        self._workers[worker.name] = worker
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+
+    def _worker(self, number: int, devices: list[Device]) -> _Worker:
+        """Start a context host.
+
+        :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
+        """
+        name = f"local-{number + 1}"
         scratch = os.path.join(self._scratch, name)
         logs = os.path.join(self._run.directory, "workers", name)
         environment = {**os.environ, **self._share(devices)}
         if number < len(self._slowdowns):
             environment["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
-        command = [sys.executable, "-m", "ctxflow.host", str(theirs.fileno()), scratch, logs]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            start_new_session=True,  # Ctrl-C is the driver's; and the whole worker can be ended as one group.
-        )
-        theirs.close()
-        worker = _Worker(name, devices, process, Channel(ours))
-        worker.scratch = scratch
-        self._workers[name] = worker
-        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        os.makedirs(logs, exist_ok=True)
+        log = os.path.join(logs, "host.log")
+        with contextlib.ExitStack() as ours, open(log, "wb") as output:
+            near, far = socket.socketpair()
+            ours.callback(near.close)
+            with far:
+                process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "ctxflow.host",
+                        str(far.fileno()),
+                        scratch,
+                        logs,
+                        str(os.getpid()),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[far.fileno()],
+                    env=environment,
+                    cwd=self._scratch,  # Where no module of the user's hides one that the host needs.
+                    start_new_session=True,  # Ctrl-C is the driver's; and the worker can be ended as a whole.
+                )
+            ours.pop_all()
+        worker = _Worker(name, devices, process, Channel(near))
+        worker.scratch, worker.log = scratch, log
+        return worker
+
+    def _not_born(self, reason: str) -> None:
+        """A worker did not come up: try again, ever more slowly, and at last give up."""
+        self._stillborn += 1
+        if self._stillborn >= _STILLBIRTHS + self.workers:
+            self._failed = EngineFailed(
+                f"{self._stillborn} workers in a row did not start, so that nothing can run: {reason}; see that "
+                f"the machine has memory, processes and descriptors left, or run `{sys.executable} -m ctxflow.host` "
+                "to see whether that program can be imported"
+            )
+            return
+        self._respawn_at.append(self._run.clock() + self._rejoin_seconds * 2 ** min(5, self._stillborn))
+        self._respawn_at.sort()
 
     def _share(self, devices: list[Device]) -> dict[str, str]:
         """The environment that keeps a worker to its share of the machine."""
@@ -420,11 +520,20 @@ class EmbeddedEngine:
         del self._workers[worker.name]
         self._free_devices.append(worker.devices)
         now = self._run.clock()
+        if worker in self._noticed:
+            self._noticed.remove(worker)
         if worker.joined:
             known = worker.evicted or worker.released
             self._events.append(ev.WorkerLost(now, worker.name, evicted=known))
-        if len(self._workers) + len(self._respawn_at) < self._target:
+        if len(self._workers) + len(self._respawn_at) >= self._target:
+            return
+        if worker.joined or worker.evicted:
             self._respawn_at.append(now + self._rejoin_seconds)
+            self._respawn_at.sort()
+        else:
+            self._not_born(
+                _last_line(worker.log) or f"a worker ended with status {worker.process.returncode}"
+            )
 
     def _respawn(self) -> None:
         while self._respawn_at and self._respawn_at[0] <= self._run.clock():
@@ -437,9 +546,8 @@ class EmbeddedEngine:
             self._drop_line(worker, context)
         self._selector.unregister(worker.channel)
         worker.channel.close()
-        kill_tree(worker.process.pid)  # Also what left the worker's process group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
+        kill_tree(worker.process.pid)  # Also what left the worker's session.
+        kill_session(worker.process.pid)  # Also what lost its parents.
         worker.process.wait()
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
@@ -461,8 +569,7 @@ class EmbeddedEngine:
             if worker is None or self._stopped:
                 return None
             worker.evicted = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.process.pid, signal.SIGKILL)
+            kill_tree(worker.process.pid)
             if seconds is not None:
                 self._respawn_at.append(self._run.clock() + seconds)
                 self._respawn_at.sort()
@@ -470,11 +577,12 @@ class EmbeddedEngine:
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b".")
+        with self._lock:
+            if not self._stopped:
+                self._ring()
 
     def stop(self) -> None:
-        """End all workers."""
+        """End all workers, and free all descriptors. No other thread is in `poll`, or will call it."""
         with self._lock:
             if self._stopped:
                 return
@@ -482,16 +590,23 @@ class EmbeddedEngine:
             for worker in self._workers.values():
                 self._end(worker)
             self._workers.clear()
-        self.wake()
+            for stranger in self._strangers:
+                stranger.close()
+            self._selector.close()
+            self._listener.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def close(self) -> None:
-        """Free the descriptors; nobody polls any more."""
-        self._selector.close()
-        self._listener.close()
-        for descriptor in (self._wake_read, self._wake_write):
-            os.close(descriptor)
 
     def __repr__(self) -> str:
         return f"EmbeddedEngine(workers={self.workers}, gpus_per_worker={self.gpus_per_worker})"
 
+
+def _last_line(path: str) -> str:
+    """The last line of a log, "" if there is none."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read()[-4096:].decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

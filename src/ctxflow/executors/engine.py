@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ctxflow.errors import CtxflowError
 from ctxflow.scheduler.commands import Command, Run
 from ctxflow.scheduler.events import Event
 
@@ -74,6 +75,13 @@ class RunServices(Protocol):
         """A pickled function, which an engine sends to a worker once."""
 
 
+class EngineFailed(CtxflowError):
+    """Raised by `poll` when the engine cannot get any work done; its message says why, and what to do.
+
+    The run then fails all that is queued, and all that is submitted later.
+    """
+
+
 class Engine(Protocol):
     """Carries out commands and reports events.
 
@@ -88,10 +96,13 @@ class Engine(Protocol):
         """Carry out commands, in order, without waiting for them to take effect."""
 
     def poll(self, timeout: float) -> list[Event]:
-        """What happened; waits up to `timeout` seconds for something to."""
+        """What happened; waits up to `timeout` seconds for something to.
+
+        :raises EngineFailed: if no work will ever get done.
+        """
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""
 
     def stop(self) -> None:
-        """End all workers; nothing is left behind."""
+        """End all workers; nothing is left behind. What is called after it does nothing."""

@@ -7,6 +7,8 @@ how a person calls (executor.py, apps.py).
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import logging
 import os
@@ -18,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from ctxflow.context import Context, dumps
-from ctxflow.errors import RunEnded
-from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.errors import CtxflowError, RunEnded
+from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.futures import CallFuture, Sink, error_of
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
@@ -84,6 +86,8 @@ class Run:
         self._inputs: dict[int, Any] = {}
         self._sinks: dict[int, Sink] = {}
         self._ended = threading.Event()
+        self._failed: EngineFailed | None = None
+        self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
         self._log: IO[str] | None = None
         self.samples: list[tuple[float, int, int]] = []
@@ -117,33 +121,58 @@ class Run:
     # --- life
 
     def start(self) -> None:
-        """Start the engine and ask for workers."""
-        os.makedirs(self.directory, exist_ok=True)
-        if self._log_events:
-            self._log = open(os.path.join(self.directory, "events.jsonl"), "w")  # noqa: SIM115 - closed in `stop`
-        self.engine.start(self)
+        """Start the engine and ask for workers.
+
+        :raises CtxflowError: if the run has no place for its files, or its workers for theirs.
+        """
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            if self._log_events:
+                self._log = open(os.path.join(self.directory, "events.jsonl"), "w")  # noqa: SIM115 - closed in `stop`
+        except OSError as error:
+            raise CtxflowError(
+                f"the run cannot keep its files in {self.directory} ({error}): start the program in a directory that "
+                "can be written, or with Parsl name another as run_dir"
+            ) from error
+        try:
+            self.engine.start(self)
+        except BaseException:
+            self._close_log()
+            raise
         self.declare_context(None)
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
         self._thread.start()
 
     def stop(self) -> None:
         """End all workers. Calls that are not answered fail with `RunEnded`."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
-        self.engine.stop()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=30)
+        with self._lock:
+            if self._ended.is_set() or not self._thread.ident:
+                return
+            self._ended.set()
+        try:
+            self.engine.wake()
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout=30)
+        finally:
+            self.engine.stop()
+        error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
+        self._fail_all(error)
+        with self._lock:
+            self._close_log()
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Tell everybody who waits that no answer will come."""
         with self._lock:
             waiting = dict(self._sinks)
             self._sinks.clear()
             self._inputs.clear()
-            if self._log is not None:
+        self._deliver(_Delivery([item], [sink], error) for item, sink in waiting.items())
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # A full disk must not keep the run from ending.
                 self._log.close()
-                self._log = None
-        error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
-        for item, sink in waiting.items():
-            sink.fail([item], error)
+            self._log = None
 
     # --- submissions
 
@@ -179,7 +208,12 @@ class Run:
     def submit_call(self, app: str, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
         future = CallFuture(self._cancel_one)
-        self.submit(app, [inputs], future, lambda items: setattr(future, "item", items[0]))
+        with self._lock:
+            item = future.item = self._number(1)
+            self._inputs[item] = inputs
+            self._sinks[item] = future
+            deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, (item,)))
+        self._submitted(deliveries)
         return future
 
     def submit(
@@ -192,20 +226,30 @@ class Run:
         :raises RunEnded: if the run was stopped.
         """
         with self._lock:
-            if self._ended.is_set():
-                raise RunEnded("the run was stopped: make calls while its executor is running")
-            items = range(self._next_item, self._next_item + len(inputs))
-            self._next_item = items.stop
+            first = self._number(len(inputs))
+            items = range(first, first + len(inputs))
             self._inputs.update(zip(items, inputs, strict=True))
             self._sinks.update(dict.fromkeys(items, sink))
             if numbered is not None:
                 numbered(items)
             deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, items))
-            held_back = self._scheduler.next_wake is not None
-        if held_back:
+        self._submitted(deliveries)
+        return items
+
+    def _number(self, count: int) -> int:
+        """The first of the next item numbers."""
+        if self._failed is not None:
+            raise self._failed
+        if self._ended.is_set():
+            raise RunEnded("the run was stopped: make calls while its executor is running")
+        first = self._next_item
+        self._next_item = first + count
+        return first
+
+    def _submitted(self, deliveries: Iterable[_Delivery]) -> None:
+        if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
         self._deliver(deliveries)
-        return items
 
     def cancel(self, items: Sequence[int], stop: bool = False) -> None:
         """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
@@ -217,6 +261,11 @@ class Run:
                 del self._inputs[item]
             deliveries = self._handle(ev.ItemsCancelled(self.clock(), items, stop))
         self._deliver(deliveries)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
+        self._actions.append(action)
+        self.engine.wake()
 
     def _cancel_one(self, item: int) -> None:
         self.cancel([item])
@@ -230,6 +279,8 @@ class Run:
             due = next_tick if wake is None else min(next_tick, wake)
             try:
                 events = [self._opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+                while self._actions:
+                    self._actions.popleft()()
                 now = self.clock()
                 if now >= due:
                     next_tick = now + _TICK_SECONDS
@@ -237,17 +288,25 @@ class Run:
                 self._feed(*events)
                 if now >= due:
                     self._sample(now)
+            except EngineFailed as error:
+                logger.error("%s", error)
+                with self._lock:
+                    self._failed = error
+                self._fail_all(error)
+                return
             except Exception:
                 if not self._ended.is_set():
                     logger.exception("the run's loop met an error")
+                    self._ended.wait(0.1)  # If it is met again and again, not as fast as can be.
 
     def _opened(self, event: ev.Event) -> ev.Event:
         """Unpickle a batch's results; what cannot be unpickled here is a failure of the batch."""
         if not isinstance(event, ev.BatchFinished):
             return event
         try:
-            return dataclasses.replace(event, results=pickle.loads(event.results))
-        except Exception as error:
+            results = pickle.loads(event.results)
+            return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
+        except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
             failure = ev.Failure(
                 "exception",
                 type(error).__name__,
@@ -267,7 +326,7 @@ class Run:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
         commands = self._scheduler.handle(event)
         if self._log is not None:
-            self._log.write(line(event, commands) + "\n")
+            self._write_log(line(event, commands) + "\n")
         deliveries: list[_Delivery] = []
         orders: list[cmd.Command] = []
         for command in commands:
@@ -280,6 +339,13 @@ class Run:
         if orders:
             self.engine.execute(orders)
         return deliveries
+
+    def _write_log(self, text: str) -> None:
+        try:
+            self._log.write(text)  # type: ignore[union-attr]
+        except OSError as error:
+            logger.warning("the event log ends here (%s): make room in %s", error, self.directory)
+            self._close_log()
 
     def _delivery(self, command: cmd.Deliver, event: ev.Event) -> _Delivery:
         results: Any = event.results  # type: ignore[attr-defined]
@@ -380,7 +446,9 @@ def _status(state: RunState, contexts: Mapping[str, ContextPayload], now: float)
 class _Delivery:
     """Answers (or one error) on their way to whoever waits for them."""
 
-    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
+    def __init__(
+        self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException
+    ) -> None:
         self._items = items
         self._sinks = sinks
         self._results = results
@@ -409,7 +477,13 @@ def _payload(context: Context | None) -> ContextPayload:
 
     files = {name: (path, digest_path(path)) for name, path in context.files.items()}
     return ContextPayload(
-        context.id, context.name, context.dumps(), files, context.environment, context.load_timeout, context.memory
+        context.id,
+        context.name,
+        context.dumps(),
+        files,
+        context.environment,
+        context.load_timeout,
+        context.memory,
     )
 
 

@@ -61,7 +61,11 @@ class Calls:
         self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def submit(
-        self, function: Callable[..., Any], specification: Mapping[str, Any], args: Any, kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        specification: Mapping[str, Any],
+        args: Any,
+        kwargs: dict[str, Any],
     ) -> Future[Any]:
         """What `ParslExecutor.submit` does."""
         if kwargs:
@@ -94,10 +98,9 @@ class Calls:
         return self.run.submit_call(self._app(options), ApplyCall(name, dumps(inputs, what)))
 
     def _app(self, options: CallOptions) -> str:
-        # Not the context itself as the key: its equality compares digests.
-        key = (options.context.id if options.context is not None else None, *dataclasses.astuple(options)[1:])
-        if options.context is None:
-            key = (None, options.insert, options.priority, options.deadline, options.timeout, options.retries)
+        # Not the context itself in the key: its equality compares digests.
+        context_id = options.context.id if options.context is not None else None
+        key = (context_id, options.insert, options.priority, options.deadline, options.timeout, options.retries)
         app = self._apps.get(key)
         if app is None:
             context = self.run.declare_context(options.context)

@@ -12,13 +12,21 @@ from ctxflow.host.host import Host, clear, serve
 from ctxflow.host.wire import Channel, frame
 
 
-def main(descriptor: int, scratch: str, logs: str) -> None:
-    """Serve until the driver closes the connection or is gone."""
+def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
+    """Serve until the driver closes the connection or is gone.
+
+    :param scratch: the worker's directory, in one that is the run's.
+    :param driver: the driver's process, our parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
     selector = selectors.DefaultSelector()
     os.makedirs(scratch, exist_ok=True)
-    os.makedirs(logs, exist_ok=True)
+    # A process that the driver forked may hold the connection open for longer than the driver lives; and the
+    # system's notice of a parent's death is one of its thread's.
+    driver_ended = os.pidfd_open(driver)
+    selector.register(driver_ended, selectors.EVENT_READ, lambda: None)
 
     def watch_writes() -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
@@ -49,10 +57,10 @@ def main(descriptor: int, scratch: str, logs: str) -> None:
     selector.register(notice_read, selectors.EVENT_READ, noticed)
     selector.register(channel, selectors.EVENT_READ, heard)
     channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
-    serve(host, selector, alive=lambda: not channel.closed)
+    serve(host, selector, alive=lambda: not channel.closed and os.getppid() == driver)
     host.stop()
-    clear(scratch)
+    clear(scratch if os.getppid() == driver else os.path.dirname(scratch))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -27,9 +27,10 @@ _MEMORY_CHECK_SECONDS = 0.5
 class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
-    Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon`. Reports: `staged`, `ready`, `failed`,
-    `unloaded`, `finished`, `raised` (a call), `died` (a library process, with the calls that the host knew it
-    ran). All as messages of wire.py.
+    Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon` (a call, which costs the context). Reports:
+    `staged`, `ready`, `failed`, `unloaded`, `finished`, `raised` (a call), `died` (a library process, with the
+    calls that the host knew it ran). All as messages of wire.py. A `key` given with `load` comes back with the
+    reports about what was loaded, so that they are told from those about an earlier load.
 
     :param emit: takes each report, framed; called on the thread that runs the selector.
     :param selector: where the host registers what it waits for; each key's data is a function to call.
@@ -59,8 +60,25 @@ class Host:
         }
 
     def handle(self, head: Head, body: bytes) -> None:
-        """Carry out one instruction."""
-        self._handlers[head["do"]](head, body)
+        """Carry out one instruction. What cannot be carried out is reported as a failure."""
+        try:
+            self._handlers[head["do"]](head, body)
+        except Exception as error:
+            self._refuse(head, error)
+
+    def _refuse(self, head: Head, error: Exception) -> None:
+        message = f"the worker cannot {head['do']} it: {error or type(error).__name__}"
+        if isinstance(error, OSError):
+            message += (
+                "; see that the worker's machine has disk space, memory, processes and descriptors left"
+            )
+        failure = {"kind": "exception", "error": type(error).__name__, "message": message}
+        report: Head = {name: head[name] for name in ("context", "key", "call") if name in head}
+        report["failure"] = failure
+        if head["do"] == "call":
+            self._emit(frame({**report, "is": "raised", "seconds": 0.0}))
+        elif head["do"] in ("stage", "load"):
+            self._emit(frame({**report, "is": "failed"}))
 
     def timeout(self) -> float | None:
         """How long the selector may wait before `check` is due, in seconds."""
@@ -92,9 +110,12 @@ class Host:
             try:
                 for source, digest in head["files"].values():
                     stage(source, digest, head["cache"])
-            except OSError as error:
-                message = f"{error.strerror or error} while staging {error.filename or 'a file'} to {head['cache']}"
-                failure = {"kind": "exception", "error": type(error).__name__, "message": message}
+            except Exception as error:
+                failure = {
+                    "kind": "exception",
+                    "error": type(error).__name__,
+                    "message": _staging_message(error, head),
+                }
                 report = {"is": "failed", "context": head["context"], "failure": failure}
             self._staged.append(frame(report))
             with contextlib.suppress(OSError):
@@ -115,9 +136,11 @@ class Host:
         scratch = os.path.join(self._scratch, f"library-{self._started}")
         log = os.path.join(self._logs, f"{head['name'] or 'plain'}-{self._started}.log")
         library = LibraryProcess(context, scratch, head["environment"], log)
+        library.key = head.get("key", "")
         self._libraries[context] = library
         if head.get("timeout"):
             library.load_deadline = now() + head["timeout"]
+            library.timeout = head["timeout"]
         if head.get("memory"):
             library.memory_limit = head["memory"]
             self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
@@ -138,8 +161,14 @@ class Host:
     def _call(self, head: Head, body: bytes) -> None:
         library = self._libraries.get(head["context"])
         if library is None:  # It died while the call was on its way.
-            failure = {"kind": "crash", "error": "LibraryGone", "message": "the library process ended before the call"}
-            self._emit(frame({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}))
+            failure = {
+                "kind": "crash",
+                "error": "LibraryGone",
+                "message": "the library process ended before the call",
+            }
+            self._emit(
+                frame({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure})
+            )
             return
         name = head.get("function")
         if name:
@@ -150,8 +179,7 @@ class Host:
     def _abandon(self, head: Head, body: bytes) -> None:
         library = self._libraries.get(head["context"])
         if library is not None and head["call"] in library.calls:
-            self._remove(head["context"])
-            self._emit(frame({"is": "unloaded", "context": head["context"]}))
+            self._unload(head, body)
 
     # --- what happens
 
@@ -165,8 +193,10 @@ class Host:
             if kind == "ended":
                 library.calls.pop(head["call"], None)
                 continue
+            if kind == "ready" and self._end_if_too_big(library):
+                return
             if kind in ("ready", "failed"):
-                head["context"] = library.context
+                head["context"], head["key"] = library.context, library.key
                 library.load_deadline = float("inf")
                 library.ready = kind == "ready"
             else:
@@ -198,8 +228,6 @@ class Host:
             self._heard(library)
             if self._libraries.get(library.context) is not library:
                 return
-        if library.process.poll() is None:
-            library.process.kill()
         self._fail(library, "crash", "LibraryDied", library.cause_of_death())
 
     def _fail(self, library: LibraryProcess, kind: str, error: str, message: str) -> None:
@@ -207,29 +235,42 @@ class Host:
         calls, was_ready, output = list(library.calls), library.ready, library.tail()
         self._remove(library.context)
         failure = {"kind": kind, "error": error, "message": message, "output": output}
-        if not was_ready:
-            self._emit(frame({"is": "failed", "context": library.context, "failure": failure}))
-        else:
-            self._emit(frame({"is": "died", "context": library.context, "calls": calls, "failure": failure}))
+        report: Head = {"context": library.context, "key": library.key, "failure": failure}
+        self._emit(
+            frame({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"})
+        )
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         if library.load_deadline <= time:
-            message = "building the context took longer than its load_timeout: raise it, or find out what hangs"
+            message = (
+                f"building it took longer than its load_timeout of {library.timeout:g} s: "
+                "raise that, or see in the last lines where it hangs"
+            )
         else:
-            message = "the call took longer than its timeout: raise it, or make batches smaller"
+            message = (
+                f"the call took longer than its timeout of {library.timeout:g} s: "
+                "raise that, make batches smaller, or see in the last lines where it hangs"
+            )
+        library.show_where()
         self._fail(library, "timeout", "Timeout", message)
 
     def _check_memory(self, time: float) -> None:
         limited = [library for library in self._libraries.values() if library.memory_limit is not None]
         self._next_memory_check = time + _MEMORY_CHECK_SECONDS if limited else float("inf")
         for library in limited:
-            used, limit = tree_bytes(library.process.pid), library.memory_limit
-            if limit is not None and used > limit:
-                message = (
-                    f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
-                    "asks for: raise memory=, or make batches smaller"
-                )
-                self._fail(library, "crash", "MemoryExceeded", message)
+            self._end_if_too_big(library)
+
+    def _end_if_too_big(self, library: LibraryProcess) -> bool:
+        limit = library.memory_limit
+        used = tree_bytes(library.process.pid, limit) if limit is not None else 0
+        if limit is None or used <= limit:
+            return False
+        message = (
+            f"it used {used / 1e9:.2f} GB of memory, more than the {limit / 1e9:.2f} GB that its context "
+            "asks for: raise its memory=, or make batches smaller"
+        )
+        self._fail(library, "crash", "MemoryExceeded", message)
+        return True
 
     def _remove(self, context: str) -> bool:
         library = self._libraries.pop(context, None)
@@ -249,6 +290,22 @@ def serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool
                 data: Any = key.data
                 data()
         host.check()
+
+
+def _staging_message(error: Exception, head: Head) -> str:
+    """What went wrong in bringing files to the cache, and what to do."""
+    first = error.args[0][0] if isinstance(error, shutil.Error) and error.args and error.args[0] else None
+    if first is not None:  # A folder's: (source, target, why) of each file that failed.
+        source, _, reason = first
+    else:
+        source, reason = (
+            getattr(error, "filename", None) or "a file",
+            getattr(error, "strerror", None) or error,
+        )
+    return (
+        f"{reason} while staging {source} to {head['cache']}: see that the file can be read, and that there is "
+        "room, or put scratch= of the site on another disk"
+    )
 
 
 def clear(scratch: str) -> None:

@@ -9,6 +9,7 @@ and nowhere else.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import shutil
@@ -17,22 +18,30 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import cloudpickle
 
 from ctxflow.context import Context, _set_loaded, dumps
+from ctxflow.host.output import Output
 from ctxflow.host.processes import die_with_parent, resident_bytes
-from ctxflow.host.wire import BlockingChannel, Head
+from ctxflow.host.wire import BlockingChannel, Head, connect
 
+_LONGEST = 20_000  # Characters of a message or traceback that are kept.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
 def main(descriptor: int, scratch: str, parent: int) -> None:
     """Serve until the other end closes the connection."""
+    # A process group of its own, in the worker's session: what its calls start is ended with it.
+    os.setpgid(0, 0)
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)
+    # A crash, and the host before it ends a call that takes too long, have Python print where it is.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=False)
     library = _Library(BlockingChannel(socket.socket(fileno=descriptor)), scratch)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -48,7 +57,9 @@ class _Library:
     def __init__(self, host: BlockingChannel, scratch: str) -> None:
         self._host = host
         self.line = host  # Where calls come from.
-        self._scratch = scratch
+        self._output = Output()
+        self._pid = os.getpid()
+        self._scratch = os.path.realpath(scratch)
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._value: Any = None
         self._calls = 0
@@ -76,33 +87,47 @@ class _Library:
                 self._value = recipe.build()
                 _set_loaded(self._value)
         except BaseException as error:
+            self._end_fork()
             kind = "memory" if _is_out_of_memory(error) else "exception"
             self._send_error({"is": "failed"}, kind, error)
             return
-        _flush_output()
+        self._end_fork()
+        self._output.mend()
         seconds = time.monotonic() - started
         self._host.send(
-            {"is": "ready", "seconds": seconds, "memory": resident_bytes(os.getpid()), "gpu_memory": _gpu_bytes()}
+            {
+                "is": "ready",
+                "seconds": seconds,
+                "memory": resident_bytes(os.getpid()),
+                "gpu_memory": _gpu_bytes(),
+            }
         )
 
+    def _end_fork(self) -> None:
+        """End a process that the user's code forked and that came back here: this is not its place."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
     def _call(self, head: Head, body: bytes) -> None:
-        self._enter_directory()
         # The host, which enforces timeouts, hears of calls that come past it.
         watched = self.line is not self._host and head.get("timeout")
         if watched:
             self._host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
         started = time.monotonic()
         try:
+            self._enter_directory()
             result = self._run(head, body)
         except BaseException as error:
-            seconds = time.monotonic() - started
-            self._send_error({"is": "raised", "call": head["call"], "context": head["context"], "seconds": seconds}, "exception", error)
+            self._end_fork()
+            report = {"is": "raised", "call": head["call"], "context": head["context"]}
+            self._send_error({**report, "seconds": time.monotonic() - started}, "exception", error)
         else:
+            self._end_fork()
             seconds = time.monotonic() - started
             if self._slowdown > 1:
                 time.sleep(seconds * (self._slowdown - 1))
                 seconds *= self._slowdown
-            _flush_output()
+            self._output.mend()
             if watched:
                 self._host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
@@ -112,7 +137,8 @@ class _Library:
         if head["style"] == "batch":
             columns = pickle.loads(body)
             inputs = columns if head["context"] == "" else [self._value, *columns]
-            return _dump_results(_one_each(self._function(head)(*inputs), len(columns[0])))
+            function = self._function(head)
+            return _dump_results(_one_each(function(*inputs), len(columns[0]), function))
         if head.get("function"):
             args, kwargs = pickle.loads(body)
             function = self._function(head)
@@ -130,11 +156,20 @@ class _Library:
 
     def _enter_directory(self) -> None:
         """Each call has a directory of its own; an empty one may serve the next."""
-        if not self._directory:
-            self._calls += 1
-            self._directory = os.path.join(self._scratch, f"call-{self._calls}")
-            os.makedirs(self._directory)
-            os.chdir(self._directory)
+        if self._directory:
+            return
+        self._calls += 1
+        directory = os.path.join(self._scratch, f"call-{self._calls}")
+        try:
+            os.makedirs(directory)
+            os.chdir(directory)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the call got no directory to run in ({error}): make room there, or put scratch= of the site on "
+                "another disk",
+            ) from None
+        self._directory = directory
 
     def _leave_directory(self) -> None:
         try:
@@ -142,50 +177,53 @@ class _Library:
         except OSError:
             clean = False
         if not clean:
-            os.chdir(self._scratch)
+            # The call may have removed even the directory above.
+            with contextlib.suppress(OSError):
+                os.makedirs(self._scratch, exist_ok=True)
+                os.chdir(self._scratch)
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = ""
 
     def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
-        _flush_output()
+        self._output.mend()
         try:
             body = cloudpickle.dumps(error)
             pickle.loads(body)  # Some exceptions pickle but do not unpickle.
-        except Exception:
+        except BaseException:
             body = b""
         failure = {
             "kind": kind,
             "error": type(error).__name__,
-            "message": _message(error),
-            "traceback": _user_traceback(error),
+            "message": _message(error)[:_LONGEST],
+            "traceback": _user_traceback(error)[-_LONGEST:],
         }
         self._host.send({**head, "failure": failure}, body)
 
 
 def _connect(address: str, key: str) -> BlockingChannel:
     """Open the line to the driver, and say whose it is."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(address)
-    line = BlockingChannel(connection)
+    line = BlockingChannel(connect(address))
     line.send({"is": "line", "key": key})
     return line
 
 
-def _one_each(results: Any, expected: int) -> list[Any]:
+def _one_each(results: Any, expected: int, function: Callable[..., Any]) -> list[Any]:
     """The results of a batch as a list.
 
     :raises TypeError: if it is not one result per item.
     """
-    if isinstance(results, (str, bytes, dict)) or not hasattr(results, "__iter__"):
+    items = "1 item" if expected == 1 else f"{expected} items"
+    name = getattr(getattr(function, "func", function), "__name__", "the app")
+    if isinstance(results, (str, bytes, Mapping, Set)) or not hasattr(results, "__iter__"):
+        given = "nothing" if results is None else f"a {type(results).__name__}"
         raise TypeError(
-            f"the app returned a {type(results).__name__} for a batch of {expected} items: "
-            "return a list with one result per item, in their order"
+            f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
         )
     results = list(results)
     if len(results) != expected:
+        given = "1 result" if len(results) == 1 else f"{len(results)} results"
         raise ValueError(
-            f"the app returned {len(results)} results for {expected} items: "
-            "return a list with one result per item, in their order"
+            f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
         )
     return results
 
@@ -198,8 +236,11 @@ def _message(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; install it where the workers run, or name it in the site's environment"
     if isinstance(error, SystemExit):
-        return f"the call ended its process with exit({error.code!r}): raise an exception instead"
-    return str(error)
+        return f"exit({error.code!r}) was called: raise an exception instead"
+    try:
+        return str(error)
+    except BaseException:
+        return "its message cannot be had: its __str__ raises"
 
 
 def _user_traceback(error: BaseException) -> str:
@@ -220,12 +261,6 @@ def _gpu_bytes() -> int | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:

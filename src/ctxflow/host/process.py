@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -33,37 +34,54 @@ class LibraryProcess:
     :param scratch: a directory of its own; calls run below it.
     :param environment: the variables it gets beside the host's.
     :param log: the file that its output is kept in, up to 10 MB.
+    :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
     """
 
     def __init__(self, context: str, scratch: str, environment: dict[str, str], log: str) -> None:
         self.context = context
+        self.key = ""  # Tells this load of the context from earlier ones.
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
         self.functions: set[str] = set()  # Those that it was given.
         self.ready = False
         self.load_deadline = float("inf")
+        self.timeout: float | None = None  # What the deadline was made of.
         self.memory_limit: int | None = None
-        self._log: IO[bytes] | None = open(log, "ab")  # noqa: SIM115 - closed in `end`
+        self._log: IO[bytes] | None = None
+        with contextlib.suppress(OSError):  # Without a log there is still the tail in memory.
+            self._log = open(log, "ab")  # noqa: SIM115 - closed in `end`
         self._logged = 0
         self._tail: collections.deque[bytes] = collections.deque()
         self._tail_bytes = 0
+        try:
+            self._spawn(scratch, environment)
+        except BaseException:
+            self._close_log()
+            raise
+
+    def _spawn(self, scratch: str, environment: dict[str, str]) -> None:
         os.makedirs(scratch, exist_ok=True)
-        ours, theirs = socket.socketpair()
-        self.output, write_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.output, False)
-        command = [sys.executable, "-m", "ctxflow.host.library", str(theirs.fileno()), scratch, str(os.getpid())]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
-            cwd=scratch,
-        )
-        theirs.close()
-        os.close(write_end)
-        self.channel = Channel(ours)
-        self.death = os.pidfd_open(self.process.pid)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            near, far = socket.socketpair()
+            ours.callback(near.close)
+            theirs.callback(far.close)
+            self.output, write_end = os.pipe2(os.O_CLOEXEC)
+            ours.callback(os.close, self.output)
+            theirs.callback(os.close, write_end)
+            os.set_blocking(self.output, False)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ctxflow.host.library", str(far.fileno()), scratch, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=[far.fileno()],
+                env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                cwd=scratch,
+            )
+            ours.callback(self.process.wait)
+            ours.callback(self.process.kill)
+            self.death = os.pidfd_open(self.process.pid)
+            self.channel = Channel(near)
+            ours.pop_all()
 
     def give_function(self, name: str, body: bytes) -> None:
         """Send a function, once."""
@@ -80,6 +98,7 @@ class LibraryProcess:
         """Note that a call runs, and how long it may."""
         timeout = head.get("timeout")
         self.calls[head["call"]] = now + timeout if timeout else float("inf")
+        self.timeout = timeout
 
     @property
     def deadline(self) -> float:
@@ -129,6 +148,13 @@ class LibraryProcess:
         self._tail_bytes = 0
         return "\n".join(text.splitlines()[-lines:])
 
+    def show_where(self) -> None:
+        """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGUSR2)
+        select.select([self.output], [], [], 0.1)
+        time.sleep(0.02)  # It writes line by line.
+
     def end(self) -> None:
         """Kill it and all that it started, and wait until it is gone."""
         kill_tree(self.process.pid)
@@ -139,13 +165,33 @@ class LibraryProcess:
         os.close(self.death)
 
     def cause_of_death(self) -> str:
-        """How the process ended, in words; call it once `death` is readable."""
+        """How the process ended, in words; it must have ended, or at least closed its connection."""
+        if not select.select([self.death], [], [], 1.0)[0]:
+            self.process.kill()
+            self.process.wait()
+            return "the code closed the library process's connection to its host: it must leave descriptors alone"
         status = self.process.wait()
         if status >= 0:
-            return f"the library process ended by itself with exit status {status}"
-        name = signal.Signals(-status).name
-        hint = " (the machine's memory may be exhausted)" if -status == signal.SIGKILL else ""
-        return f"the library process was killed by {name}{hint}"
+            return (
+                f"the code ended its library process with exit status {status}: "
+                "raise an exception instead of calling os._exit"
+            )
+        return f"the library process was killed by {_signal_name(-status)}: {_ADVICE.get(-status, _FROM_OUTSIDE)}"
+
+
+_CRASHED = "compiled code that it uses has crashed; the last lines that it printed show where"
+_FROM_OUTSIDE = "something outside ctxflow, or the code itself, sent that signal"
+_ADVICE: dict[int, str] = {
+    signal.SIGKILL: "the machine's memory may be exhausted, so make batches smaller or run fewer workers",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL), _CRASHED),
+}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Most real-time signals have none.
+        return f"signal {number}"
 
 
 def now() -> float:

@@ -33,10 +33,35 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all its descendants, at once and for good."""
+    """Kill a process, all its descendants, and what is left of the process group that it leads."""
     for each in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_session(leader: int) -> None:
+    """Kill all that belongs to the session which a process leads or led, also what lost its parents."""
+    killed: set[int] = set()
+    while new := set(session_members(leader)) - killed:
+        killed |= new
+        for each in new:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+
+
+def session_members(leader: int) -> list[int]:
+    """The processes of a session that still run."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{entry}/stat") as file:
+                # After the name, which may hold anything: state, parent, group, session.
+                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+                if int(session) == leader and state != "Z":
+                    found.append(int(entry))
+    return found
 
 
 def resident_bytes(pid: int) -> int:
@@ -48,6 +73,20 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def tree_bytes(pid: int) -> int:
-    """The memory in bytes of a process and its descendants (what they share is counted for each)."""
-    return sum(map(resident_bytes, [pid, *descendants(pid)]))
+def proportional_bytes(pid: int) -> int:
+    """The memory of a process in bytes, shared pages divided by those who share them; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+    except (OSError, IndexError, ValueError):
+        return resident_bytes(pid)
+
+
+def tree_bytes(pid: int, limit: int = 0) -> int:
+    """The memory in bytes of a process and its descendants.
+
+    Forked children share much with their parent: that is told apart, which takes longer, above `limit`.
+    """
+    tree = [pid, *descendants(pid)]
+    total = sum(map(resident_bytes, tree))
+    return total if total <= limit else sum(map(proportional_bytes, tree))

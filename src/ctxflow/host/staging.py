@@ -38,8 +38,9 @@ def stage(source: str, digest: str, cache: str) -> str:
             shutil.copytree(source, copy, copy_function=_link_or_copy)
         else:
             _link_or_copy(source, copy)
+        os.makedirs(os.path.dirname(place), exist_ok=True)  # The same content may be there under another name.
         try:
-            os.rename(work, os.path.dirname(place))
+            os.rename(copy, place)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise

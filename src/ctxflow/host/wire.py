@@ -7,7 +7,9 @@ What does not live here: what the messages mean.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -16,9 +18,14 @@ from typing import Any
 _LENGTHS = struct.Struct("<IQ")
 _CHUNK = 1 << 16
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
-_decode = json.loads
+_raw_decode = json.JSONDecoder().raw_decode
 
 Head = dict[str, Any]
+
+
+def _decode(text: bytes | bytearray) -> Head:
+    head: Head = _raw_decode(text.decode())[0]
+    return head
 
 
 def frame(head: Head, body: bytes = b"") -> bytes:
@@ -89,7 +96,7 @@ class Channel:
             del self._outgoing[0]
 
     def receive(self) -> list[tuple[Head, bytes]]:
-        """The messages that have arrived; sets `closed` at the end of the stream."""
+        """The messages that have arrived; sets `closed` at the end of the stream, or where it is no message."""
         try:
             while True:
                 block = self.socket.recv(_CHUNK)
@@ -112,7 +119,12 @@ class Channel:
             middle = start + _LENGTHS.size + head
             if len(data) < middle + body:
                 break
-            yield _decode(data[start + _LENGTHS.size : middle]), bytes(data[middle : middle + body])
+            try:
+                message = _decode(data[start + _LENGTHS.size : middle])
+            except ValueError:
+                self.closed = True
+                break
+            yield message, bytes(data[middle : middle + body])
             start = middle + body
         del data[:start]
 
@@ -122,13 +134,52 @@ class Channel:
         self.socket.close()
 
 
+def listen(path: str) -> socket.socket:
+    """A socket that waits, without blocking, for connections at a path of any length."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as address:
+            listener.bind(address)
+        listener.listen(64)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to a socket that listens at a path of any length."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(path) as address:
+            connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _short(path: str) -> Iterator[str]:
+    """The path of a socket in at most 107 bytes, which is all that the kernel takes."""
+    if len(os.fsencode(path)) < 108:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
 class BlockingChannel:
     """The library process's end: it has nothing else to do than wait for the next message."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         self.socket = connection
-        self._reader = connection.makefile("rb", buffering=1 << 16)
+        self._rest = b""  # What arrived beyond the last message.
 
     def send(self, head: Head, body: bytes = b"") -> None:
         """Send a message."""
@@ -139,11 +190,17 @@ class BlockingChannel:
 
         :raises EOFError: when the other end is gone.
         """
-        lengths = self._reader.read(_LENGTHS.size)
-        if len(lengths) < _LENGTHS.size:
-            raise EOFError
-        head, body = _LENGTHS.unpack(lengths)
-        data = self._reader.read(head + body)
-        if len(data) < head + body:
-            raise EOFError
+        head, body = _LENGTHS.unpack(self._take(_LENGTHS.size))
+        data = self._take(head + body)
         return _decode(data[:head]), data[head:]
+
+    def _take(self, count: int) -> bytes:
+        """The next bytes: a short message comes whole in one system call, a long one without being added up."""
+        while len(self._rest) < count:
+            missing = count - len(self._rest)
+            block = self.socket.recv(max(missing, _CHUNK), socket.MSG_WAITALL if missing > _CHUNK else 0)
+            if not block:
+                raise EOFError
+            self._rest += block
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken

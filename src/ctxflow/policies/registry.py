@@ -26,6 +26,13 @@ _OWN = {
     "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
     "scaling": {"fixed": "ctxflow.policies.scaling:FixedWorkers"},
 }
+_METHODS = {
+    "routing": ("assign",),
+    "batching": ("size", "duplicate", "linger"),
+    "placement": ("plan",),
+    "preemption": ("victims",),
+    "scaling": ("target",),
+}
 FAMILIES = tuple(_OWN)
 
 
@@ -46,7 +53,7 @@ def make(family: str, choice: Any) -> Any:
     :param family: one of `FAMILIES`.
     :param choice: a name, a mapping with "policy" and the policy's options, or a policy object, which is
         given back as it is.
-    :raises ValueError: for an unknown name or option, saying which there are.
+    :raises ValueError: for an unknown name or option, saying which there are, or what is no policy.
 
     >>> make("batching", {"policy": "fixed", "size": 10}).linger
     0.0
@@ -54,7 +61,7 @@ def make(family: str, choice: Any) -> Any:
     if isinstance(choice, str):
         choice = {"policy": choice}
     if not isinstance(choice, dict):
-        return choice
+        return _checked(family, choice)
     options = dict(choice)
     try:
         name = options.pop("policy")
@@ -66,7 +73,18 @@ def make(family: str, choice: Any) -> Any:
         raise ValueError(
             f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(known) or 'none'}"
         )
-    return maker(**options)
+    return _checked(family, maker(**options))
+
+
+def _checked(family: str, policy: Any) -> Any:
+    missing = [name for name in _METHODS[family] if not hasattr(policy, name)]
+    if missing or isinstance(policy, type):
+        what = f"{policy!r}, which has no {missing[0]!r}" if missing else f"the class {policy.__name__}"
+        raise ValueError(
+            f"the {family} policy cannot be {what}: give a name ({', '.join(names(family))}), "
+            "a table with the key policy, or an object of the protocol"
+        )
+    return policy
 
 
 def _find(family: str, name: str) -> Any:

@@ -119,7 +119,8 @@ class Scheduler:
         state = self.state
         size = 1 if app.isolated else state.batch_size(app, worker)
         if size < 1:
-            app.held_until = (app.waiting_since or state.now) + state.policies.batching.linger
+            since = state.now if app.waiting_since is None else app.waiting_since
+            app.held_until = since + state.policies.batching.linger
             state.wake(app.held_until)
             return False
         batch, isolated = items.take(state, app, size)
@@ -239,9 +240,10 @@ class Scheduler:
         if worker is None:
             return
         evicted = event.evicted or worker.noticed is not None
+        taken = evicted and not worker.draining  # One that was given back was not taken.
         state.counters.lost += 1
-        state.counters.evicted += evicted
-        self._note_lifetime(worker, evicted)
+        state.counters.evicted += taken
+        self._note_lifetime(worker, taken)
         for context in list(worker.contexts):
             residency.drop(state, worker, context)
         for context_state in state.contexts.values():

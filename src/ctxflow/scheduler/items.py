@@ -20,6 +20,7 @@ def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) 
     state.counters.submitted += len(items)
     state.open.update(dict.fromkeys(items, app))
     app.queue.extend(items)
+    app.held_until = None  # What was held back may be enough for a batch now.
     _queued(state, app, out)
 
 

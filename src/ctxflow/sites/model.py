@@ -56,7 +56,7 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
     3
     """
     if isinstance(site, Site):
-        values = site.model_dump()
+        values = dict(site)
     elif str(site) == "local":
         values = {}
     else:
@@ -70,10 +70,13 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        values: dict[str, Any] = tomllib.loads(path.read_text())
+        return values
     except FileNotFoundError:
         raise ValueError(f'there is no site {str(path)!r}: give "local" or the path of a site file') from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ValueError(f"the site file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # Also what is not text.
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 

@@ -42,15 +42,15 @@ class ContextAffinity:
         slots = _FreeSlots(view)
         left = {app.id: app.backlog for app in ready}
         chosen: list[Assignment] = []
-        for app in sorted(ready, key=urgency):
+        for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
             for worker in view.free.values():
-                held = worker.contexts.get(app.context)
                 if left[app.id] <= 0:
                     break
+                held = worker.contexts.get(app.context)
                 if held is not None and held.state == "ready" and slots.take(worker):
                     chosen.append(Assignment(worker.id, app.id))
                     left[app.id] -= max(1, view.batch_size(app, worker))
-        waiting = {app.id: app for app in ready if min(left[app.id], app.unclaimed) > 0}
+        waiting = {app.id: app for app in ready if left[app.id] > 0 and app.unclaimed > 0}
         return chosen + list(self._spread(view, waiting, left, slots)) if waiting else chosen
 
     def _spread(

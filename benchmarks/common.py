@@ -1,0 +1,142 @@
+"""What the benchmarks share: figures, their one JSON form, the table, the machine, and interleaved rounds.
+
+What does not live here: anything that is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+Measurement = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One number and how far to trust it.
+
+    :ivar value: the median of the rounds.
+    :ivar better: "higher" or "lower".
+    :ivar spread: the largest round less the smallest.
+    :ivar n: how many rounds.
+    """
+
+    value: float
+    unit: str
+    better: str
+    spread: float
+    n: int
+
+
+def figure(samples: Sequence[float], unit: str, better: str = "higher") -> Figure:
+    """The median of some rounds and their spread.
+
+    >>> figure([3.0, 1.0, 2.0], "s", "lower")
+    Figure(value=2.0, unit='s', better='lower', spread=2.0, n=3)
+    """
+    spread = max(samples) - min(samples)
+    return Figure(_rounded(statistics.median(samples)), unit, better, _rounded(spread), len(samples))
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """How many times the peer's figure ours is, round by round: the machine's speed drifts between rounds.
+
+    >>> ratio([10.0, 30.0], [5.0, 10.0]).value
+    2.5
+    """
+    return figure([a / b for a, b in zip(ours, theirs, strict=True)], "times")
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits: what is beyond them is noise."""
+    return float(f"{value:.4g}")
+
+
+def interleaved(measurements: Mapping[str, Measurement], rounds: int, what: str) -> dict[str, list[float]]:
+    """Take every measurement once a round; each round begins with another one.
+
+    :returns: the samples of each, by name.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in measurements}
+    names = list(measurements)
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            progress(f"{what}: round {number + 1} of {rounds}, {name}")
+            samples[name].append(measurements[name]())
+    return samples
+
+
+def progress(text: str) -> None:
+    """Say on stderr what goes on: one line that is overwritten on a terminal."""
+    end = "" if sys.stderr.isatty() else "\n"
+    start = "\r\x1b[2K" if sys.stderr.isatty() else ""
+    print(start + text, end=end, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, str | int | float]:
+    """What the figures were measured on."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "load": round(os.getloadavg()[0], 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "time": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of Python, ctxflow and the packages that are installed."""
+    from ctxflow.version import __version__
+
+    found = {"python": platform.python_version(), "ctxflow": __version__}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            progress(f"{name} is not installed: left out")
+    return found
+
+
+def report(benchmark: str, figures: Mapping[str, Figure], packages: Mapping[str, str], as_json: bool) -> None:
+    """Print the figures: one JSON object, or a table."""
+    if sys.stderr.isatty():
+        print("\r\x1b[2K", end="", file=sys.stderr)
+    if as_json:
+        values = {name: dataclasses.asdict(each) for name, each in figures.items()}
+        print(json.dumps({"benchmark": benchmark, "machine": machine(), "versions": packages, "figures": values}))
+        return
+    console = Console()
+    console.print(table(benchmark, figures))
+    console.print(", ".join(f"{name} {value}" for name, value in {**machine(), **packages}.items()), style="dim")
+
+
+def table(benchmark: str, figures: Mapping[str, Figure]) -> Table:
+    """The figures for a terminal."""
+    shown = Table(title=benchmark)
+    for name in ("figure", "median", "spread", "unit", "better", "rounds"):
+        shown.add_column(name, justify="right" if name in ("median", "spread", "rounds") else "left")
+    for name, each in figures.items():
+        shown.add_row(name, f"{each.value:,}", f"{each.spread:,}", each.unit, each.better, str(each.n))
+    return shown

@@ -1,0 +1,450 @@
+"""The engines' contract suite: what every engine must do, as pytest tests that a plug-in's author subclasses.
+
+    class TestMyEngine(EngineContract):
+        def make(self): return MyEngine(workers=2)
+        def evict(self, engine, worker): engine.lose(worker)
+
+What does not live here: any one engine's own tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ctxflow.context import Context, dumps
+from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up on an event; no test waits that long for one that comes."""
+
+E = TypeVar("E", bound=ev.Event)
+
+
+class ContractRun:
+    """Stands in for a run: gives an engine its payloads, drives it, and collects what it reports.
+
+    :param engine: not started yet.
+    :param directory: for the run's files.
+    """
+
+    def __init__(self, engine: Engine, directory: str, tier: str) -> None:
+        self.id = "contract"
+        self.directory = directory
+        self.engine = engine
+        self.events: list[ev.Event] = []
+        self._tier = tier
+        self._origin = time.monotonic()
+        self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
+        self._functions: dict[str, bytes] = {}
+        self._calls: dict[int, Callable[[], CallPayload]] = {}
+        self._numbers = itertools.count(1)
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._origin
+
+    def context_payload(self, context: str) -> ContextPayload:
+        """What to build."""
+        return self._contexts[context]
+
+    def call_payload(self, command: cmd.Run) -> CallPayload:
+        """What to run."""
+        return self._calls[command.attempt]()
+
+    def function(self, name: str) -> bytes:
+        """A pickled function."""
+        return self._functions[name]
+
+    def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
+        """Make a context known; gives its id."""
+        files = options.pop("files", {})
+        recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
+        name = f"{function.__name__}-{next(self._numbers)}"
+        payload = ContextPayload(
+            name, function.__name__, recipe.dumps(), files, {}, options.get("timeout"), options.get("memory")
+        )
+        self._contexts[name] = payload
+        return name
+
+    def start(self, workers: int = 1) -> list[str]:
+        """Start the engine, and give the workers that joined."""
+        self.engine.start(self)
+        self.engine.execute([cmd.Acquire(self._tier, workers)])
+        self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
+        return [event.worker.id for event in self.all(ev.WorkerJoined)]
+
+    def load(self, worker: str, context: str) -> ev.ContextReady:
+        """Build a context on a worker."""
+        self.engine.execute([cmd.Load(worker, context)])
+        return self.wait(ev.ContextReady)
+
+    def run(
+        self,
+        worker: str,
+        context: str,
+        function: Callable[..., Any],
+        *columns: Sequence[Any],
+        timeout: float | None = None,
+    ) -> int:
+        """Have a batch run, without waiting for it; gives the attempt."""
+        self._functions.setdefault(function.__name__, dumps(function, "the function"))
+        attempt = next(self._numbers)
+
+        def payload() -> CallPayload:
+            body = dumps([tuple(column) for column in columns], "the input")
+            return CallPayload("batch", function.__name__, False, timeout, body)
+
+        self._calls[attempt] = payload
+        items = range(len(columns[0]))
+        self.engine.execute([cmd.Run(worker, attempt, "app", context, items)])
+        return attempt
+
+    def apply(self, worker: str, function: Callable[..., Any], *args: Any) -> int:
+        """Have a single call run without a context; gives the attempt."""
+        attempt = next(self._numbers)
+        body = dumps((function, args, {}), "the call")
+        self._calls[attempt] = lambda: CallPayload("apply", "", False, None, body)
+        self.engine.execute([cmd.Run(worker, attempt, "app", ev.PLAIN, range(1))])
+        return attempt
+
+    def all(self, kind: type[E]) -> list[E]:
+        """The events of a kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Poll until something holds."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"it never came; there were {self.events}"
+            self.events.extend(self.engine.poll(0.5))
+
+    def wait(self, kind: type[E]) -> E:
+        """The next event of a kind, which is then taken away with all before it."""
+        self.until(lambda: bool(self.all(kind)))
+        event = self.all(kind)[0]
+        del self.events[: self.events.index(event) + 1]
+        return event
+
+
+class EngineContract:
+    """Subclass it as a pytest class, and say how to make an engine; the hooks say what cannot be done."""
+
+    tier = "local"
+    executes = True
+    """Whether functions are run for real; without it only events are looked at."""
+
+    def make(self) -> Engine:
+        """A new engine, not started, that takes at least 2 workers."""
+        raise NotImplementedError
+
+    def evict(self, engine: Any, worker: str) -> None:
+        """Take a worker away at once, as a resource manager would."""
+        pytest.skip("this engine cannot lose a worker on purpose")
+
+    def notify(self, engine: Any, worker: str) -> None:
+        """Give a worker notice that it will be taken away."""
+        pytest.skip("this engine's workers cannot be given notice")
+
+    def processes(self, engine: Any) -> list[int]:
+        """All processes that the engine has started, and theirs."""
+        pytest.skip("this engine starts no processes")
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Iterator[ContractRun]:
+        """A run whose engine is stopped afterwards."""
+        run = ContractRun(self.make(), str(tmp_path / "run"), self.tier)
+        yield run
+        run.engine.stop()
+
+    # --- workers
+
+    def test_workers_join_and_are_told_apart(self, run: ContractRun) -> None:
+        assert len(set(run.start(2))) == 2
+
+    def test_a_released_worker_is_lost_and_nobody_is_to_blame(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.engine.execute([cmd.Acquire(self.tier, 0), cmd.Release(worker)])
+        lost = run.wait(ev.WorkerLost)
+        assert (lost.worker, lost.evicted) == (worker, True)
+
+    def test_an_evicted_worker_is_lost_and_another_takes_its_place(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        self.evict(run.engine, worker)
+        lost = run.wait(ev.WorkerLost)
+        assert (lost.worker, lost.evicted) == (worker, True)
+        assert run.wait(ev.WorkerJoined).worker.id != worker
+
+    def test_notice_comes_before_the_loss(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        self.notify(run.engine, worker)
+        assert run.wait(ev.EvictionNotice).worker == worker
+        assert run.wait(ev.WorkerLost).evicted
+
+    # --- contexts
+
+    def test_loading_is_measured(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        ready = run.load(worker, run.declare(_slow, 0.2))
+        assert ready.seconds >= 0.2
+        assert ready.memory is None or ready.memory > 0
+
+    def test_staged_files_have_local_paths_under_their_names(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        (tmp_path / "weights.bin").write_text("42")
+        context = run.declare(_read, files={"weights": (str(tmp_path / "weights.bin"), "digest-of-42")})
+        run.engine.execute([cmd.Stage(worker, context)])
+        assert run.wait(ev.ContextStaged).context == context
+        run.load(worker, context)
+        run.run(worker, context, _with_context, [1])
+        self._answers(run.wait(ev.BatchFinished), [("42", 1)])
+
+    def test_files_that_are_not_there_fail_the_context(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        context = run.declare(_read, files={"weights": (str(tmp_path / "missing"), "digest")})
+        run.engine.execute([cmd.Stage(worker, context)])
+        assert "missing" in run.wait(ev.ContextFailed).failure.message
+
+    def test_a_context_that_raises_fails_with_its_traceback_and_may_be_tried_again(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        for _ in range(2):
+            context = run.declare(_broken)
+            run.engine.execute([cmd.Load(worker, context)])
+            failure = run.wait(ev.ContextFailed).failure
+            assert (failure.kind, failure.error) == ("exception", "ZeroDivisionError")
+            assert "_broken" in failure.traceback
+            assert "printed first" in failure.output
+        run.load(worker, run.declare(_slow, 0))
+
+    def test_a_context_that_takes_too_long_fails(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.engine.execute([cmd.Load(worker, run.declare(_slow, 60, timeout=0.5))])
+        assert run.wait(ev.ContextFailed).failure.kind == "timeout"
+
+    def test_unloading_ends_the_context_and_it_can_be_loaded_again_at_once(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        context = run.declare(_slow, 0)
+        run.load(worker, context)
+        run.engine.execute([cmd.Unload(worker, context), cmd.Load(worker, context)])
+        assert run.wait(ev.ContextUnloaded).context == context
+        run.wait(ev.ContextReady)
+        run.run(worker, context, _with_context, [1])
+        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+
+    def test_a_worker_holds_several_contexts(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        contexts = [run.declare(_slow, number / 1000) for number in (1, 2)]
+        for context in contexts:
+            run.load(worker, context)
+        for number, context in enumerate(contexts, 1):
+            run.run(worker, context, _with_context, [0])
+            self._answers(run.wait(ev.BatchFinished), [(number / 1000, 0)])
+
+    # --- batches
+
+    def test_a_batch_gives_one_result_an_item(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        attempt = run.run(worker, ev.PLAIN, _add, [1, 2, 3], [10, 20, 30])
+        finished = run.wait(ev.BatchFinished)
+        assert (finished.worker, finished.attempt) == (worker, attempt)
+        assert finished.seconds >= 0
+        self._answers(finished, [11, 22, 33])
+
+    def test_a_single_call_takes_any_arguments(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.apply(worker, divmod, 17, 5)
+        self._answers(run.wait(ev.BatchFinished), (3, 2))
+
+    def test_big_inputs_and_results_arrive_whole(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        big = os.urandom(5_000_000)
+        run.run(worker, ev.PLAIN, _same, [big])
+        self._answers(run.wait(ev.BatchFinished), [big])
+
+    def test_an_exception_comes_with_traceback_and_output_and_costs_no_context(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        attempt = run.run(worker, ev.PLAIN, _raise, ["x"])
+        failed = run.wait(ev.BatchFailed)
+        assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, False, "exception")
+        assert failed.failure.error == "KeyError"
+        assert "_raise" in failed.failure.traceback
+        assert "about to raise" in failed.failure.output
+        assert isinstance(pickle.loads(failed.exception), KeyError)
+        run.run(worker, ev.PLAIN, _same, [1])
+        self._answers(run.wait(ev.BatchFinished), [1])
+
+    def test_an_input_that_cannot_be_sent_fails_its_batch_alone(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.run(worker, ev.PLAIN, _same, [threading.Lock()])
+        failed = run.wait(ev.BatchFailed)
+        assert (failed.failure.kind, failed.lost_context) == ("input", False)
+        assert isinstance(failed.exception, TypeError)
+        run.run(worker, ev.PLAIN, _same, [1])
+        self._answers(run.wait(ev.BatchFinished), [1])
+
+    def test_a_crash_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        context = run.declare(_slow, 0)
+        run.load(worker, context)
+        attempt = run.run(worker, context, _crash, [1])
+        failed = run.wait(ev.BatchFailed)
+        assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, True, "crash")
+        run.load(worker, context)
+        run.run(worker, context, _with_context, [1])
+        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+
+    def test_a_timeout_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.run(worker, ev.PLAIN, _sleep, [60], timeout=0.3)
+        failed = run.wait(ev.BatchFailed)
+        assert (failed.lost_context, failed.failure.kind) == (True, "timeout")
+        run.load(worker, ev.PLAIN)
+
+    def test_an_abandoned_batch_gives_no_answer_and_makes_room(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        context = run.declare(_slow, 0)
+        run.load(worker, context)
+        attempt = run.run(worker, context, _sleep_with_context, [60])
+        run.engine.execute([cmd.Abandon(worker, attempt, context), cmd.Load(worker, context)])
+        run.wait(ev.ContextReady)
+        run.run(worker, context, _with_context, [1])
+        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+
+    # --- threads and ends
+
+    def test_poll_returns_when_woken(self, run: ContractRun) -> None:
+        run.start()
+        timer = threading.Timer(0.2, run.engine.wake)
+        timer.start()
+        started = time.monotonic()
+        while timer.is_alive() or time.monotonic() - started < 0.2:
+            run.engine.poll(PATIENCE)  # If the wake were lost, the test's own timeout would end it.
+        timer.join()
+
+    def test_commands_come_from_other_threads_while_one_polls(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        total = 200
+
+        def submit() -> None:
+            for number in range(total):
+                run.run(worker, ev.PLAIN, _same, [number])
+
+        thread = threading.Thread(target=submit)
+        thread.start()
+        run.until(lambda: len(run.all(ev.BatchFinished)) == total)
+        thread.join()
+        answered = [event.attempt for event in run.all(ev.BatchFinished)]
+        assert answered == sorted(set(answered))
+
+    def test_stop_leaves_no_process(self, run: ContractRun) -> None:
+        workers = run.start(2)
+        run.load(workers[0], ev.PLAIN)
+        run.run(workers[0], ev.PLAIN, _sleep, [60])
+        run.engine.execute([cmd.Load(workers[1], run.declare(_slow, 60))])
+        before = self.processes(run.engine)
+        assert before
+        run.engine.stop()
+        deadline = time.monotonic() + PATIENCE
+        while left := [pid for pid in before if _runs(pid)]:
+            assert time.monotonic() < deadline, f"these were left: {left}"
+            time.sleep(0.02)
+
+    def test_nothing_happens_after_stop(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.engine.stop()
+        run.engine.stop()
+        run.engine.execute([cmd.Acquire(self.tier, 2), cmd.Load(worker, ev.PLAIN)])
+        run.engine.wake()
+        assert run.engine.poll(0.0) == []
+
+    def test_it_can_be_stopped_while_workers_start(self, run: ContractRun) -> None:
+        run.engine.start(run)
+        run.engine.execute([cmd.Acquire(self.tier, 2)])
+
+    # --- helpers
+
+    def _needs_code(self) -> None:
+        if not self.executes:
+            pytest.skip("this engine runs no functions")
+
+    def _answers(self, event: ev.BatchFinished, expected: Any) -> None:
+        if self.executes:
+            assert pickle.loads(event.results) == expected
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# What the suite's contexts and calls do; workers import it from here.
+
+
+def _slow(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def _read(weights: str) -> str:
+    return Path(weights).read_text()
+
+
+def _broken() -> None:
+    print("printed first")  # noqa: T201 - it is what the test looks for
+    raise ZeroDivisionError
+
+
+def _with_context(context: Any, items: Sequence[Any]) -> list[Any]:
+    return [(context, item) for item in items]
+
+
+def _sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float]:
+    return _sleep(seconds)
+
+
+def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _same(items: Sequence[Any]) -> Sequence[Any]:
+    return items
+
+
+def _sleep(seconds: Sequence[float]) -> Sequence[float]:
+    time.sleep(sum(seconds))
+    return seconds
+
+
+def _raise(keys: Sequence[str]) -> list[str]:
+    print("about to raise")  # noqa: T201 - it is what the test looks for
+    empty: dict[str, str] = {}
+    return [empty[key] for key in keys]
+
+
+def _crash(context: Any, items: Sequence[Any]) -> None:
+    ctypes.string_at(0)

@@ -1,0 +1,247 @@
+"""The pool as a whole: up, down, one host at a time, and what state it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import machine, network, root
+from .condor import configuration, slots
+from .gpus import gpus_of, inventory, speeds, topology
+from .machine import SWITCH, enter, run, until
+from .progress import step
+from .settings import (
+    CHECKOUT,
+    DOMAIN,
+    ROOT,
+    STATE,
+    SUBMIT,
+    TESTBED,
+    Settings,
+    TestbedError,
+    address,
+    cache,
+    load,
+    save,
+)
+
+PATH_INSIDE = "/opt/ctxflow/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def up(settings: Settings, with_torch: bool) -> None:
+    """Bring the pool up as asked: what runs as asked already is kept, what differs or is broken is replaced.
+
+    :raises TestbedError: it could not be brought up; nothing is left running.
+    """
+    machine.check()
+    source = root.prepare(with_torch)
+    wanted = (settings, str(CHECKOUT), str(source))
+    running, before = dict(machine.inits()), load()
+    if running and (before != wanted or SWITCH not in running or SUBMIT not in running):
+        whose = before[1] if before else "a run that was cut off"
+        sys.stderr.write(f"Ending the testbed of {whose} first, which was set up otherwise.\n")
+        down()
+    root.prune(source)
+    try:
+        if not machine.inits():
+            _lay_out(settings)
+            _boot(SWITCH, [str(source)], [])
+            save(settings, source)
+        with step(f"Starting {settings.hosts} execute hosts and the submit host"):
+            for name in settings.names:
+                restore(name, settings)
+            _wait_until_ready(settings)
+    except BaseException:
+        _keep_logs()
+        down()
+        raise
+
+
+def down() -> None:
+    """End everything that belongs to a testbed on this machine, also of one that was cut off.
+
+    Nothing is left: all mounts, bridges and namespaces live inside the pool's own namespaces, and go with
+    their first processes.
+    """
+    machine.kill([pid for name, pid in machine.inits() if name == SWITCH])
+    machine.kill([pid for _, pid in machine.inits()])
+    if STATE.exists():
+        with contextlib.suppress(FileNotFoundError):
+            ROOT.rmdir()  # never by rmtree: were a root still mounted here, this refuses
+        shutil.rmtree(STATE)
+
+
+def restore(name: str, settings: Settings) -> None:
+    """Bring a host back as declared: booted if it is dead, on the bridge, at full speed."""
+    switch, pid = _switch(), machine.find(name)
+    if pid is None:
+        _boot(name, [str(settings.disk_gb), str(CHECKOUT)], enter(switch, "mount", "pid"))
+        pid = _pid(name)
+        network.connect(switch, name, pid, settings.link_mbit)
+        run([*enter(pid), "condor_master"])
+    else:
+        network.join(switch, name)
+        network.slow(switch, name, pid, settings.link_mbit)
+
+
+def kill(name: str) -> None:
+    """Take a host's power away: its packets stop, so that nobody hears a farewell, then its processes."""
+    network.cut(_switch(), name)
+    machine.kill([_pid(name)])
+
+
+def cut(name: str) -> None:
+    """Cut a host off the network; it goes on alone."""
+    _pid(name)
+    network.cut(_switch(), name)
+
+
+def slow(name: str, mbit: float) -> None:
+    """Set a host's link to another speed, in Mbit/s."""
+    network.slow(_switch(), name, _pid(name), mbit)
+
+
+def the_settings() -> Settings:
+    """The settings of the pool that runs.
+
+    :raises TestbedError: none runs.
+    """
+    found = load()
+    if found is None or machine.find(SUBMIT) is None:
+        raise TestbedError("No testbed is up: start one with testbed/up.")
+    return found[0]
+
+
+def state() -> dict[str, Any]:
+    """The pool as data: its settings and every host's state, address, link, GPUs and slots."""
+    settings = the_settings()
+    links, gpus, running = network.links(_switch()), gpus_of(settings), dict(machine.inits())
+    words = ["condor_status", "-af", "Machine", "Name", "SlotType", "State", "RemoteOwner"]
+    found = [line.split() for line in run([*enter(running[SUBMIT]), *words], check=False).stdout.splitlines()]
+    hosts = {}
+    for name in settings.names:
+        link = links.get(name, {"cut": True, "mbit": None, "sent": 0, "received": 0})
+        up_or_not = "dead" if name not in running else "cut" if link["cut"] else "up"
+        if up_or_not == "up" and link["mbit"] != settings.link_mbit:
+            up_or_not = "slow"
+        mine = [line for line in found if line[0] == f"{name}.{DOMAIN}"]
+        hosts[name] = {
+            "state": up_or_not, "address": address(name), "mbit": link["mbit"], "bytes_sent": link["sent"],
+            "bytes_received": link["received"], "gpus": [gpu.model.name for gpu in gpus.get(name, [])],
+            "slots": [dict(zip(("name", "type", "state", "owner"), line[1:], strict=False)) for line in mine],
+        }  # fmt: skip
+    return {"hosts": hosts, "static": settings.static, "numa": settings.numa, "shared": str(STATE / "shared")}
+
+
+def command_on(host: str, user: str, directory: str, command: list[str]) -> list[str]:
+    """The words that run a command on a host as a user, in a directory, with a login's environment."""
+    home = "/root" if user == "root" else f"/home/{user}"
+    environment = {
+        "HOME": home, "USER": user, "LOGNAME": user, "PATH": PATH_INSIDE, "LANG": "C.UTF-8",
+        "SHELL": "/bin/bash", "TERM": os.environ.get("TERM", "dumb"), "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis",
+    }  # fmt: skip
+    # The death signal: a command whose `testbed/run` is killed is asked to end too.
+    identity = ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "--pdeathsig", "TERM"]
+    settings = (f"{key}={value}" for key, value in environment.items())
+    return [*enter(_pid(host)), *identity, "env", "-i", f"--chdir={directory or home}", *settings, *command]
+
+
+def _lay_out(settings: Settings) -> None:
+    """Write what the hosts will read when they boot."""
+    if STATE.exists():
+        down()
+    for folder in (ROOT, STATE / "shared"):
+        folder.mkdir(parents=True)
+    (STATE / "shared").chmod(0o1777)
+    password = STATE / "password"
+    password.touch(0o600)
+    password.write_text(secrets.token_hex(32))
+    table = [f"{address(name)} {name}.{DOMAIN} {name}" for name in settings.names]
+    (STATE / "hosts.txt").write_text("\n".join(["127.0.0.1 localhost", *table]) + "\n")
+    gpus = gpus_of(settings)
+    for name in settings.names:
+        mine = gpus.get(name, [])
+        files = {
+            "config.d/testbed": configuration(name, settings),
+            "gpus": inventory(mine),
+            "speeds": speeds(mine),
+        }
+        if settings.numa and mine:
+            files |= {f"topology/{path}": text for path, text in topology(mine).items()}
+        for path, text in files.items():
+            target = STATE / "hosts" / name / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+
+
+def _boot(name: str, words: list[str], inside: list[str]) -> None:
+    """Start a host's first process in namespaces of its own, detached from us, and wait until it stands."""
+    kind = [SWITCH] if name == SWITCH else ["host", name]
+    spaces = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", str(TESTBED / "boot")]
+    log = STATE / f"{name}.log"
+    # The shell in between ends at once, so that the host is a child of nobody here.
+    detached = [*inside, "setsid", "sh", "-c", 'exec "$@" & :', "sh", *spaces, *kind, *words]
+    with log.open("wb") as out:
+        subprocess.run(detached, check=True, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=30)
+
+    def stands() -> bool:
+        complaint = log.read_text(errors="replace").strip()
+        if complaint:
+            raise TestbedError(f"{name} did not boot: {complaint.splitlines()[-1]}.")
+        return machine.find(name) is not None
+
+    until(stands, 20, f"{name} did not boot")
+
+
+def _wait_until_ready(settings: Settings) -> None:
+    """Wait until HTCondor lists every slot and takes jobs, and give bob the machines' owner's priority."""
+    submit = enter(_pid(SUBMIT))
+    whole = 'SlotType =!= "Dynamic" && isUndefined(SlotBrokenCode)'
+
+    def answers(*command: str) -> bool:
+        return run([*submit, *command], check=False).returncode == 0
+
+    def listed() -> bool:
+        answer = run([*submit, "condor_status", "-const", whole, "-af", "Name"], check=False)
+        return len(answer.stdout.split()) == slots(settings)
+
+    until(listed, 60, f"HTCondor did not list its {slots(settings)} slots (logs: {_kept_logs()})", 0.3)
+    until(lambda: answers("condor_q"), 30, f"HTCondor's queue did not answer (logs: {_kept_logs()})", 0.3)
+    factor = ("condor_userprio", "-setfactor", f"bob@{DOMAIN}", "1")
+    until(lambda: answers(*factor), 30, f"HTCondor's negotiator did not answer (logs: {_kept_logs()})", 0.3)
+
+
+def _kept_logs() -> Path:
+    return cache() / "failed"
+
+
+def _keep_logs() -> None:
+    """Save the hosts' logs, which end with the hosts, before a pool that did not come up is taken down."""
+    shutil.rmtree(_kept_logs(), ignore_errors=True)
+    for name, pid in machine.inits():
+        for log in Path(f"/proc/{pid}/root/var/log/condor").glob("*Log"):
+            (_kept_logs() / name).mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                shutil.copyfile(log, _kept_logs() / name / log.name)
+
+
+def _switch() -> int:
+    return _pid(SWITCH)
+
+
+def _pid(name: str) -> int:
+    pid = machine.find(name)
+    if pid is None:
+        found = load()
+        if found and name in found[0].names:
+            raise TestbedError(f"{name} is dead: bring it back with testbed/host restore {name}.")
+        known = f" Its hosts are {', '.join(found[0].names)}." if found else " Start one with testbed/up."
+        raise TestbedError(f"The testbed has no host {name}.{known}")
+    return pid

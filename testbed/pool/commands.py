@@ -1,0 +1,191 @@
+"""What a person calls: the command lines of testbed/up, run, host, status and down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import cluster, machine, root
+from .settings import CHECKOUT, SUBMIT, USERS, CannotBuild, Settings, TestbedError
+
+
+def up(words: Sequence[str]) -> int:
+    """`testbed/up`."""
+    parser = argparse.ArgumentParser(
+        prog="testbed/up",
+        description="Bring up a real HTCondor pool with TaskVine on this machine: a submit host, and execute "
+        "hosts that advertise GPUs. The first time takes a minute or two, later ones seconds. Run again, it "
+        "mends what is broken and installs what changed.",
+    )
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="execute hosts (default: 4)")
+    parser.add_argument(
+        "--gpus", type=int, default=3, metavar="N", help="GPUs that each advertises (default: 3)"
+    )
+    parser.add_argument(
+        "--link", type=float, default=1000, metavar="MBIT", help="every host's link speed (default: 1000)"
+    )
+    parser.add_argument(
+        "--static", action="store_true", help="static slots of one GPU, not one partitionable slot a host"
+    )
+    parser.add_argument(
+        "--numa", action="store_true", help="hosts of 8 GPUs of one model, 2 sockets and 8 NUMA nodes"
+    )
+    parser.add_argument(
+        "--with-torch", action="store_true", help="with PyTorch, transformers and the example's packages"
+    )
+    parser.add_argument("--root-only", action="store_true", help="only build the root that the hosts run")
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether a testbed can be built here (exit 3: no)"
+    )
+    asked = parser.parse_args(words)
+    settings = Settings(asked.hosts, asked.gpus, asked.link, asked.static, asked.numa)
+    if asked.check:
+        machine.check()
+        complaint = root.problem()
+        if complaint:
+            raise CannotBuild(complaint)
+        return 0
+    with machine.locked():
+        if asked.root_only:
+            machine.check_root()
+            root.prepare(asked.with_torch)
+            return 0
+        cluster.up(settings, asked.with_torch)
+    sys.stderr.write("The testbed is up. Try: testbed/run condor_status\n")
+    return 0
+
+
+def down(words: Sequence[str]) -> int:
+    """`testbed/down`."""
+    parser = argparse.ArgumentParser(
+        prog="testbed/down",
+        description="End the testbed: no process, mount or namespace is left. The cached root stays.",
+    )
+    parser.parse_args(words)
+    machine.check()
+    with machine.locked():
+        cluster.down()
+    return 0
+
+
+def host(words: Sequence[str]) -> int:
+    """`testbed/host`."""
+    parser = argparse.ArgumentParser(prog="testbed/host", description="Break an execute host, and mend it.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    texts = {
+        "kill": "take its power away: silence, then every process gone",
+        "cut": "cut it off the network, while it goes on",
+        "slow": "set its link to another speed",
+        "restore": "bring it back: booted, on the network, at full speed",
+    }
+    for name, text in texts.items():
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("name", metavar="NAME", help="the host, such as host1")
+        if name == "slow":
+            action.add_argument("mbit", type=float, metavar="MBIT", help="Mbit/s, in each direction")
+    asked = parser.parse_args(words)
+    machine.check()
+    with machine.locked():
+        settings = cluster.the_settings()
+        if asked.name not in settings.execute_hosts:
+            raise TestbedError(
+                f"{asked.name} is no execute host: they are {', '.join(settings.execute_hosts)}."
+            )
+        if asked.action == "restore":
+            cluster.restore(asked.name, settings)
+        elif asked.action == "slow":
+            cluster.slow(asked.name, asked.mbit)
+        else:
+            {"kill": cluster.kill, "cut": cluster.cut}[asked.action](asked.name)
+    return 0
+
+
+def run(words: Sequence[str]) -> int:
+    """`testbed/run`; it becomes the command, and so ends with the command's exit code."""
+    parser = argparse.ArgumentParser(
+        prog="testbed/run",
+        usage="testbed/run [--user USER] [--host NAME] [--directory DIR] CMD...",
+        description="Run a command in the testbed: on the submit host, as alice. The checkout is /checkout "
+        "there (read-only), /shared is seen by all hosts. From within the checkout, the command runs in the "
+        "same directory there, else in the user's home.",
+    )
+    parser.add_argument(
+        "--user", default=USERS[0], choices=[*USERS, "root"], help="who runs it (default: alice)"
+    )
+    parser.add_argument("--host", default=SUBMIT, metavar="NAME", help="on which host (default: submit)")
+    parser.add_argument(
+        "--directory", default="", metavar="DIR", help="where, inside the testbed (default: as said, or home)"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="CMD", help="the command and its arguments"
+    )
+    asked = parser.parse_args(words)
+    command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
+    if not command:
+        parser.error("name a command to run, for example: testbed/run condor_status")
+    machine.check_root()
+    cluster.the_settings()
+    arguments = cluster.command_on(asked.host, asked.user, asked.directory or _directory_inside(), command)
+    os.execvp(arguments[0], arguments)
+
+
+def _directory_inside() -> str:
+    here = Path.cwd()
+    return str(Path("/checkout") / here.relative_to(CHECKOUT)) if here.is_relative_to(CHECKOUT) else ""
+
+
+def status(words: Sequence[str]) -> int:
+    """`testbed/status`."""
+    parser = argparse.ArgumentParser(
+        prog="testbed/status", description="Show the testbed's hosts, links, GPUs and slots."
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    asked = parser.parse_args(words)
+    machine.check_root()
+    state = cluster.state()
+    sys.stdout.write(json.dumps(state, indent=2) + "\n" if asked.json else _table(state))
+    return 0
+
+
+def _table(state: dict[str, Any]) -> str:
+    rows = [("HOST", "STATE", "ADDRESS", "MBIT/S", "SENT MB", "RECEIVED MB", "CLAIMED", "GPUS")]
+    for name, its in state["hosts"].items():
+        claimed = sum(slot["state"] == "Claimed" and slot["type"] != "Partitionable" for slot in its["slots"])
+        speed = "-" if its["mbit"] is None else f"{its['mbit']:g}"
+        megabytes = (f"{its[key] / 1e6:.1f}" for key in ("bytes_sent", "bytes_received"))
+        rows.append(
+            (
+                name,
+                its["state"],
+                its["address"],
+                speed,
+                *megabytes,
+                str(claimed),
+                ", ".join(its["gpus"]) or "-",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    return "\n".join(lines) + "\n"
+
+
+def main(command: Callable[[Sequence[str]], int]) -> None:
+    """Run one of the commands above for a person: trouble is one sentence, the exit code says what kind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        code = command(sys.argv[1:])
+    except TestbedError as error:
+        sys.stderr.write(f"testbed: {error}\n")
+        code = 3 if isinstance(error, CannotBuild) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\ntestbed: interrupted.\n")
+        code = 130
+    sys.exit(code)

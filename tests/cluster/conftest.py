@@ -1,0 +1,89 @@
+"""The testbed for the cluster tests: brought up once, mended before every test, taken down at the end.
+
+Tests here are marked `cluster`; where no testbed can be built they are skipped, with one line that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTBED = Path(__file__).resolve().parents[2] / "testbed"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cluster: runs on the testbed, a real HTCondor pool with TaskVine")
+
+
+class Testbed:
+    """The testbed's commands, as a test calls them."""
+
+    __test__ = False
+
+    def command(
+        self, name: str, *words: str, check: bool = True, limit: float = 120, text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run testbed/NAME and return what it wrote; where `check` is set it must succeed."""
+        done = subprocess.run(
+            [sys.executable, str(TESTBED / name), *words],
+            capture_output=True, check=False, cwd="/", input=text, text=True, timeout=limit,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, f"testbed/{name} {words}: {done.stdout} {done.stderr}"
+        return done
+
+    def run(self, *words: str, user: str = "alice", host: str = "submit", text: str = "") -> str:
+        """Run a command in the testbed and return its output."""
+        return self.command("run", "--user", user, "--host", host, *words, text=text).stdout.strip()
+
+    def status(self) -> dict[str, Any]:
+        """The pool as data."""
+        found: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
+        return found
+
+    def submit(self, description: dict[str, object], count: int = 1, user: str = "alice") -> str:
+        """Submit jobs from a fresh directory under the user's home; its name is returned."""
+        needs = {"request_cpus": 1, "request_memory": "100MB", "request_disk": "100MB"}
+        common = {"should_transfer_files": "YES", "transfer_executable": "false", "log": "log"}
+        lines = [f"{key} = {value}" for key, value in {**needs, **common, **description}.items()]
+        script = (
+            "directory=$(mktemp -d $HOME/job.XXXXXX) && cd $directory && cat >job.sub"
+            " && condor_submit job.sub >/dev/null && echo $directory"
+        )
+        return self.run("bash", "-c", script, user=user, text="\n".join([*lines, f"queue {count}\n"]))
+
+    def running(self, user: str) -> int:
+        """How many of a user's jobs run."""
+        return self.run("condor_q", user, "-af", "JobStatus").split().count("2")
+
+    def eventually(self, condition: Callable[[], object], limit: float = 60) -> None:
+        """Wait until a condition holds; fail after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.3)
+
+
+@pytest.fixture(scope="session")
+def _testbed() -> Iterator[Testbed]:
+    testbed = Testbed()
+    possible = testbed.command("up", "--check", check=False)
+    if possible.returncode == 3:
+        pytest.skip(possible.stderr.strip())
+    testbed.command("up", limit=1500)
+    yield testbed
+    testbed.command("down")
+
+
+@pytest.fixture
+def testbed(_testbed: Testbed) -> Iterator[Testbed]:
+    """The testbed with its default settings, every host up and on the network, without jobs."""
+    _testbed.command("up", limit=600)
+    yield _testbed
+    _testbed.command("run", "--user", "root", "condor_rm", "-all", check=False)

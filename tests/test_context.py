@@ -1,0 +1,321 @@
+"""Recipes: their options, identity, composition, pickling, and who is blamed."""
+
+import functools
+import pickle
+import threading
+
+import cloudpickle
+import pytest
+
+import ctxflow
+from ctxflow import Context, ContextExecutor, context, context_app
+from ctxflow.context import blame, dumps, parse_size
+
+
+@context(gpus=2, memory="8 GB", gpu_memory="6GiB", load_timeout=60, environment={"MODE": 1})
+def model(name, *, scale=1):
+    """A model."""
+    return {"name": name, "scale": scale}
+
+
+@context
+def pair(first, second=None):
+    return first, second
+
+
+def test_calling_gives_a_recipe_and_builds_nothing():
+    built = []
+
+    @context
+    def noisy(value):
+        built.append(value)
+        return value
+
+    recipe = noisy(3)
+    assert isinstance(recipe, Context) and built == []
+    assert recipe.build() == 3 and built == [3]
+
+
+def test_options():
+    recipe = model("tiny", scale=2)
+    assert (recipe.name, recipe.gpus, recipe.memory, recipe.gpu_memory) == ("model", 2, 8 * 10**9, 6 * 2**30)
+    assert recipe.load_timeout == 60 and recipe.environment == {"MODE": "1"}
+    assert (model.__name__, model.__doc__) == ("model", "A model.")
+    variant = model.options(gpus=0, environment={})("tiny", scale=2)
+    assert variant.gpus == 0 and variant.memory == 8 * 10**9 and variant.environment == {}
+    assert repr(recipe) == "<context model('tiny', scale=2)>"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes environment, files, gpu_memory, gpus"),
+        ({"gpus": -1}, ValueError, "gpus= is the number of GPUs"),
+        ({"memory": "lots"}, ValueError, "'lots' is no size: write a number of bytes, or text such as '10 GB'"),
+        ({"gpu_memory": -5}, ValueError, "-5 is no size"),
+    ],
+)
+def test_wrong_options_say_what_to_write(options, error, message):
+    with pytest.raises(error, match=message):
+        context(**options)
+    with pytest.raises(error, match=message):
+        model.options(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("1.5k", 1500), ("2 KiB", 2048), ("3MB", 3 * 10**6), ("1 gib", 2**30), (" 4 T ", 4 * 10**12), (0, 0)],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+def test_equal_recipes_are_one():
+    assert model("a") == model("a") and hash(model("a")) == hash(model("a"))
+    assert model("a") != model("b") != model("a", scale=2)
+    assert model("a") != "a recipe"
+    assert model("a") == model.options(gpus=1, memory=None)("a"), "resources are no part of the identity"
+    assert model("a") != model.options(environment={"MODE": "2"})("a")
+
+
+def test_files_count_by_content_not_by_place(tmp_path):
+    for name, text in {"one": "w", "two": "w", "three": "v"}.items():
+        (tmp_path / name).write_text(text)
+
+    def load(path):
+        return context(files={"path": tmp_path / path})(read)().id
+
+    def read(path):
+        with open(path) as file:
+            return file.read()
+
+    assert load("one") == load("two") != load("three")
+    with pytest.raises(FileNotFoundError, match="gone does not exist: give the path of a file or folder"):
+        load("gone")
+    assert context(files={"path": tmp_path / "one"})(read)().build() == "w"
+    assert context(files={"path": tmp_path / "one"})(read)().build({"path": str(tmp_path / "three")}) == "v"
+
+
+def test_recipes_compose():
+    inner = model("tiny")
+    assert pair(inner, second=pair(1)).build() == ({"name": "tiny", "scale": 1}, (1, None))
+    assert pair(model("a")) == pair(model("a")) != pair(model("b"))
+    assert pair(model) != pair(pair), "a function that gives recipes is told apart too"
+
+
+def test_recipes_travel():
+    recipe = pair(model("tiny"), 2)
+    assert cloudpickle.loads(cloudpickle.dumps(recipe)) == recipe
+    assert cloudpickle.loads(cloudpickle.dumps(model))("tiny") == model("tiny")
+    function, args, kwargs = pickle.loads(recipe.dumps())
+    assert Context("pair", function, args, kwargs).build() == ({"name": "tiny", "scale": 1}, 2)
+
+
+LOCK = threading.Lock()
+
+
+class Holder:
+    def __init__(self):
+        self.settings = {"guards": [1, threading.Lock()]}
+
+    def use(self):
+        return self.settings
+
+
+def _places():
+    local = threading.Lock()
+    holder = Holder()
+
+    def closure():
+        return local
+
+    def nested():
+        return closure()
+
+    def in_global():
+        return LOCK
+
+    def in_inner():
+        return [LOCK for _ in range(3)]
+
+    def default(guard=LOCK):
+        return guard
+
+    def keyword(*, guard=LOCK):
+        return guard
+
+    def recursive(n):
+        return recursive(n - 1) if n else local
+
+    def other(n):
+        return another(n)
+
+    def another(n):
+        return other(n) or local
+
+    class Guarded:
+        guard = local
+
+        def use(self):
+            return self.guard
+
+    def makes():
+        return Guarded()
+
+    return {
+        "closure": (closure, "closure() closure variable local"),
+        "nested": (nested, "nested() closure variable closure closure() closure variable local"),
+        "global": (in_global, "in_global() global LOCK"),
+        "inner": (in_inner, "in_inner() global LOCK"),
+        "default": (default, "default() defaults[0][0]"),
+        "keyword": (keyword, "keyword() defaults[1]['guard']"),
+        "recursive": (recursive, "recursive() closure variable local"),
+        "mutual": (other, "another() closure variable local"),
+        "partial": (functools.partial(print, local), ".args[0]"),
+        "method": (holder.use, ".__self__.settings['guards'][1]"),
+        "attribute": (holder, ".settings['guards'][1]"),
+        "class": (makes, "closure variable Guarded.guard"),
+        "instance": (Guarded(), " class.guard"),
+    }
+
+
+@pytest.mark.parametrize("case", _places())
+def test_what_cannot_be_pickled_is_named(case):
+    value, place = _places()[case]
+    where, culprit = blame(value)
+    assert where.endswith(place) and type(culprit).__name__ == "lock"
+    assert where.count(" recursive()") <= 1
+    with pytest.raises(TypeError, match=r"the value cannot be sent: the _thread.lock object at .*; create it inside"):
+        dumps(value, "the value")
+
+
+def test_a_recipe_that_cannot_be_pickled_names_itself_and_the_object():
+    with pytest.raises(TypeError) as caught:
+        pair(1, second={"guard": LOCK}).dumps()
+    assert str(caught.value) == (
+        "context pair cannot be sent: the _thread.lock object at [2]['second']['guard'] cannot be pickled "
+        "(TypeError: cannot pickle '_thread.lock' object); create it inside the function instead of passing or "
+        "capturing it"
+    )
+
+
+def test_variables_of_a_context_are_read_inside_calls_only():
+    for load in (ctxflow.load_variable_from_context, ctxflow.load_variable_in_serverless):
+        with pytest.raises(LookupError, match="there is no variable 'model' here: call this inside an app"):
+            load("model")
+
+
+# --- on workers
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory):
+    executor = ContextExecutor(workers=2)
+    executor.run_dir = str(tmp_path_factory.mktemp("run"))
+    with executor:
+        yield executor
+
+
+def counting(folder):
+    """A context function that leaves a file for each time it is built."""
+
+    @context
+    def counted(value):
+        import tempfile
+
+        tempfile.mkstemp(dir=folder)
+        return value
+
+    return counted
+
+
+def test_equal_recipes_share_a_library_process(executor, tmp_path):
+    first, second = counting(str(tmp_path))("same"), counting(str(tmp_path))("same")
+    assert first is not second and first.function is not second.function and first == second
+
+    def where(value):
+        import os
+        import time
+
+        time.sleep(0.02)
+        return os.getpid(), value
+
+    calls = [context_app(recipe)(where)() for _ in range(20) for recipe in (first, second)]
+    seen = {call.result() for call in calls}
+    assert len(list(tmp_path.iterdir())) == len(seen) <= 2, "built once in each library process, one a worker"
+    other = context_app(counting(str(tmp_path))("other"))(where)().result()
+    assert other[0] not in {pid for pid, _ in seen}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_files_reach_the_function_as_local_paths(executor, tmp_path, kind):
+    source = tmp_path / "model.bin"
+    if kind == "folder":
+        (source / "deep").mkdir(parents=True)
+        (source / "config.json").write_text("{}")
+        (source / "deep" / "weights").write_bytes(b"\0\1" * 5000)
+    else:
+        source.write_bytes(b"\0\1" * 5000)
+
+    @context(files={"path": source})
+    def weights(scale, path):
+        import os
+
+        file = os.path.join(path, "deep", "weights") if os.path.isdir(path) else path
+        with open(file, "rb") as opened:
+            return {"path": path, "content": opened.read() * scale, "inode": os.stat(file).st_ino}
+
+    look = context_app(weights(2))(lambda found: found)
+    found = look().result()
+    assert found["content"] == b"\0\1" * 10000
+    assert found["path"] != str(source) and found["path"].endswith("/model.bin")
+    real = source / "deep" / "weights" if kind == "folder" else source
+    assert found["inode"] == real.stat().st_ino, "linked, not copied, on the same disk"
+
+
+def test_the_same_content_under_two_names(executor, tmp_path):
+    def read(path):
+        with open(path) as file:
+            return path, file.read()
+
+    for name in ("first.txt", "second.txt"):
+        (tmp_path / name).write_text("the same")
+        recipe = context(environment={"NAME": name}, files={"path": tmp_path / name})(read)()
+        path, content = context_app(recipe)(lambda found: found)().result()
+        assert path.endswith(name) and content == "the same"
+
+
+def test_a_missing_file_is_an_error_of_the_call_that_needs_it(executor, tmp_path):
+    @context(files={"path": tmp_path / "gone.bin"})
+    def weights(path):
+        return path
+
+    with pytest.raises(FileNotFoundError, match="gone.bin does not exist: give the path of a file or folder"):
+        context_app(weights())(lambda found: found)().result()
+    assert executor.submit(pow, {}, 2, 3).result() == 8
+
+
+def test_a_file_that_goes_away_before_it_is_staged_breaks_the_context(executor, tmp_path):
+    path = tmp_path / "soon-gone.bin"
+    path.write_text("here")
+
+    @context(files={"path": path})
+    def weights(path):
+        return path
+
+    recipe = weights()
+    assert recipe.id
+    executor.calls.run.declare_context(recipe)
+    path.unlink()
+    with pytest.raises((ctxflow.ContextError, FileNotFoundError), match="soon-gone.bin"):
+        context_app(recipe)(lambda found: found)().result()
+
+
+def test_environment_and_composition_on_a_worker(executor):
+    @context(environment={"CTXFLOW_TEST_MODE": "quiet"})
+    def outer(inner):
+        import os
+
+        return inner["name"], os.environ["CTXFLOW_TEST_MODE"]
+
+    assert context_app(outer(model("tiny")))(lambda value: value)().result() == ("tiny", "quiet")
