@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ctxflow.models.memory import Workload
+from ctxflow.models.memory import CPU_READING_TOKENS, Workload
 from ctxflow.models.prompts import (
     Message,
     Tokens,
@@ -71,7 +71,9 @@ class LabelClassifier:
         self.labels = checked
         self.length_normalised = length_normalised
         self.max_input_tokens = max_input_tokens
-        self._workload = Workload(self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True)
+        self._workload = Workload(
+            self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_READING_TOKENS
+        )
         self._accepted = set(inspect.signature(self.loaded.model.forward).parameters)
         self._shares_cache = _shares_cache(self.loaded.model, self._accepted)
 

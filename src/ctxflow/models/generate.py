@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from ctxflow.models.memory import Workload
+from ctxflow.models.memory import CPU_WRITING_TOKENS, Workload
 from ctxflow.models.prompts import (
     Message,
     Tokens,
@@ -62,7 +62,9 @@ class TextGenerator:
     ) -> None:
         self.loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
         self.max_input_tokens = max_input_tokens
-        self._workload = Workload(self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True)
+        self._workload = Workload(
+            self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_WRITING_TOKENS
+        )
 
     def generate(self, prompts: Iterable[str], **parameters: Any) -> list[Generation]:
         """Continue each prompt.
