@@ -45,9 +45,7 @@ def test_equal_recipes_are_one_context_in_any_process(causal_lm_folder):
     }
     assert len(distinct) == 4
     program = "from ctxflow.models import generator; print(generator('some/model', dtype='float32').id)"
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert process.stdout.strip() == generator("some/model", dtype="float32").id
 
 

@@ -158,7 +158,6 @@ class Run:
             self.engine.stop()
         error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
         self._fail_all(error)
-        self._flush_log()
         with self._lock:
             if self._log is not None:
                 self._log.close()
