@@ -148,7 +148,7 @@ def _engines() -> Iterable[Finding]:
         lacking = " and ".join(
             what for what, there in (("vine_worker", vine_worker), ("the Python bindings", bindings)) if not there
         )
-        advice = "for clusters: conda install -c conda-forge ndcctools, or Debian's coop-computing-tools and python3-workqueue"
+        advice = "for clusters: conda install -c conda-forge ndcctools (Debian: coop-computing-tools)"
         yield Finding("Engines", "taskvine", "missing", f"{lacking} not found", advice)
     condor = shutil.which("condor_submit")
     yield Finding("Engines", "HTCondor", "ok" if condor else "missing", condor or "condor_submit not found",
