@@ -70,5 +70,5 @@ class EventLog:
 
     def close(self) -> None:
         """Write what is left, and close the file; what is added from now on is dropped."""
-        self._write()
+        self.flush()  # Which tells of a full disk.
         self._close_file()
