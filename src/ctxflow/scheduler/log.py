@@ -110,7 +110,9 @@ def _decode_line(text: str, number: int) -> tuple[ev.Event, list[dict[str, Any]]
         record = json.loads(text)
         return _decode(record["event"]), record["commands"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?") from None
+        raise ValueError(
+            f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?"
+        ) from None
 
 
 def _decode(record: dict[str, Any]) -> Any:
