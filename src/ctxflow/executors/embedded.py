@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 import psutil
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.devices import Device, cuda_devices
+from ctxflow.executors.devices import cuda_devices
 from ctxflow.executors.engine import EngineFailed, RunServices
-from ctxflow.host.process import python_path
-from ctxflow.host.processes import kill_session, kill_tree
+from ctxflow.executors.workers import Line, Worker, share
+from ctxflow.host.processes import kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Channel, Head, listen
 from ctxflow.scheduler import commands as cmd
@@ -34,41 +34,11 @@ from ctxflow.scheduler import events as ev
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.
 _STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
 
 def default_workers(devices: int) -> int:
     """How many workers a machine gets if nobody says: one a GPU, else one for every two cores (2 to 8)."""
     return devices or max(2, min(8, (os.cpu_count() or 2) // 2))
-
-
-class _Worker:
-    """A context host process as the engine sees it."""
-
-    def __init__(self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel) -> None:
-        self.name = name
-        self.devices = devices
-        self.process = process
-        self.channel = channel
-        self.joined = False
-        self.evicted = False  # Known to be taken away, or about to be.
-        self.released = False
-        self.scratch = ""
-        self.log = ""
-        self.lines: dict[str, _Line] = {}
-
-
-class _Line:
-    """The driver's own connection to one library process: calls there, results back, past the host."""
-
-    def __init__(self, worker: _Worker, context: str, key: str) -> None:
-        self.worker = worker
-        self.context = context
-        self.key = key
-        self.channel: Channel | None = None
-        self.ready: ev.ContextReady | None = None  # Reported by the host; waits for the line to be there.
-        self.functions: set[str] = set()  # Those that the process was given.
-        self.calls: set[int] = set()  # Those that it runs.
 
 
 class EmbeddedEngine:
@@ -108,17 +78,17 @@ class EmbeddedEngine:
         self._rejoin_seconds = rejoin_seconds
         self._slowdowns = list(slowdowns)
         self._lock = threading.Lock()
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
         self._target = 0
         self._spawned = 0
         self._respawn_at: list[float] = []
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
         self._failed: EngineFailed | None = None
-        self._noticed: list[_Worker] = []  # Told that they will be taken back.
+        self._noticed: list[Worker] = []  # Told that they will be taken back.
         self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
         self._stopped = False
-        self._expected: dict[str, _Line] = {}  # Lines by the key that their library process will name.
+        self._expected: dict[str, Line] = {}  # Lines by the key that their library process will name.
 
     def tier(self) -> ev.TierSpec:
         """What this machine offers."""
@@ -168,7 +138,7 @@ class EmbeddedEngine:
                 if worker is not None:
                     self._tell(worker, command)
 
-    def _tell(self, worker: _Worker, command: cmd.Command) -> None:
+    def _tell(self, worker: Worker, command: cmd.Command) -> None:
         if isinstance(command, cmd.Run):
             self._send_call(worker, command)
         elif isinstance(command, cmd.Load):
@@ -183,12 +153,12 @@ class EmbeddedEngine:
         elif isinstance(command, cmd.Release):
             self._release(worker)
 
-    def _release(self, worker: _Worker) -> None:
+    def _release(self, worker: Worker) -> None:
         """Have a worker end by itself."""
         worker.released = True
         self._send(worker, {"do": "release"})
 
-    def _send_call(self, worker: _Worker, command: cmd.Run) -> None:
+    def _send_call(self, worker: Worker, command: cmd.Run) -> None:
         try:
             payload = self._run.call_payload(command)
         except Exception as error:
@@ -219,10 +189,10 @@ class EmbeddedEngine:
         if line.channel.pending:
             self._watch(line.channel, line)
 
-    def _send_load(self, worker: _Worker, command: cmd.Load) -> None:
+    def _send_load(self, worker: Worker, command: cmd.Load) -> None:
         context = self._run.context_payload(command.context)
         self._drop_line(worker, command.context)
-        line = _Line(worker, command.context, secrets.token_hex(8))
+        line = Line(worker, command.context, secrets.token_hex(8))
         worker.lines[command.context] = self._expected[line.key] = line
         head = {
             "do": "load",
@@ -238,12 +208,12 @@ class EmbeddedEngine:
         }
         self._send(worker, head, context.recipe)
 
-    def _send(self, worker: _Worker, head: Head, body: bytes = b"") -> None:
+    def _send(self, worker: Worker, head: Head, body: bytes = b"") -> None:
         worker.channel.send(head, body)
         if worker.channel.pending:
             self._watch(worker.channel, worker)
 
-    def _watch(self, channel: Channel, owner: _Worker | _Line) -> None:
+    def _watch(self, channel: Channel, owner: Worker | Line) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
         self._selector.modify(channel, wanted, owner)
 
@@ -264,9 +234,9 @@ class EmbeddedEngine:
             if self._stopped:
                 return []
             for key, mask in ready:
-                if isinstance(key.data, _Line):
+                if isinstance(key.data, Line):
                     self._answered(key.data, mask)
-                elif isinstance(key.data, _Worker):
+                elif isinstance(key.data, Worker):
                     if key.data.name in self._workers:
                         self._heard(key.data, mask)
                 elif key.data is not None:
@@ -287,7 +257,7 @@ class EmbeddedEngine:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b".")
 
-    def _heard(self, worker: _Worker, mask: int) -> None:
+    def _heard(self, worker: Worker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             worker.channel.flush()
             self._watch(worker.channel, worker)
@@ -296,7 +266,7 @@ class EmbeddedEngine:
         if worker.channel.closed:
             self._gone(worker)
 
-    def _translate(self, worker: _Worker, head: Head, body: bytes) -> Iterable[ev.Event]:
+    def _translate(self, worker: Worker, head: Head, body: bytes) -> Iterable[ev.Event]:
         """The events that a host's report stands for."""
         now, kind, name = self._run.clock(), head["is"], worker.name
         if "key" in head and self._line(worker, head) is None:
@@ -332,19 +302,19 @@ class EmbeddedEngine:
             yield ev.WorkerJoined(now, self._spec(worker))
 
     @staticmethod
-    def _line(worker: _Worker, head: Head) -> _Line | None:
+    def _line(worker: Worker, head: Head) -> Line | None:
         """The line to the library process that a report is about, if it is the one there is now."""
         line = worker.lines.get(head["context"])
         return line if line is not None and line.key == head["key"] else None
 
     @staticmethod
-    def _now_ready(line: _Line) -> Iterable[ev.Event]:
+    def _now_ready(line: Line) -> Iterable[ev.Event]:
         """The host's report that a context is built, once its line is there to take calls."""
         if line.ready is not None:
             yield line.ready
             line.ready = None
 
-    def _died(self, worker: _Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
+    def _died(self, worker: Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
         """A library process ended: what it answered before still counts, what it ran is lost."""
         line = worker.lines[context]
         self._answered(line, selectors.EVENT_READ)
@@ -384,7 +354,7 @@ class EmbeddedEngine:
             self._selector.unregister(channel)
             channel.close()
 
-    def _answered(self, line: _Line, mask: int) -> None:
+    def _answered(self, line: Line, mask: int) -> None:
         channel = line.channel
         if channel is None:
             return
@@ -401,7 +371,7 @@ class EmbeddedEngine:
             channel.close()
             line.channel = None
 
-    def _drop_line(self, worker: _Worker, context: str) -> None:
+    def _drop_line(self, worker: Worker, context: str) -> None:
         line = worker.lines.pop(context, None)
         if line is None:
             return
@@ -411,7 +381,7 @@ class EmbeddedEngine:
             line.channel.close()
             line.channel = None
 
-    def _spec(self, worker: _Worker) -> ev.WorkerSpec:
+    def _spec(self, worker: Worker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None
         return ev.WorkerSpec(
             worker.name,
@@ -429,9 +399,13 @@ class EmbeddedEngine:
     def _spawn(self) -> None:
         number = self._spawned
         self._spawned += 1
+        name = f"local-{number + 1}"
         devices = self._free_devices.pop(0) if self._free_devices else []
+        variables = share(devices, bool(self._devices), self.workers)
+        if number < len(self._slowdowns):
+            variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
-            worker = self._worker(number, devices)
+            worker = Worker(name, devices, self._scratch, os.path.join(self._run.directory, "workers", name), variables)
         except OSError as error:
             self._free_devices.append(devices)
             self._not_born(str(error))
@@ -439,69 +413,21 @@ class EmbeddedEngine:
         self._workers[worker.name] = worker
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
-    def _worker(self, number: int, devices: list[Device]) -> _Worker:
-        """Start a context host.
-
-        :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
-        """
-        name = f"local-{number + 1}"
-        scratch = os.path.join(self._scratch, name)
-        logs = os.path.join(self._run.directory, "workers", name)
-        environment = {**os.environ, **self._share(devices)}
-        if number < len(self._slowdowns):
-            environment["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
-        os.makedirs(logs, exist_ok=True)
-        log = os.path.join(logs, "host.log")
-        with contextlib.ExitStack() as ours, open(log, "wb") as output:
-            near, far = socket.socketpair()
-            ours.callback(near.close)
-            with far:
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "ctxflow.host",
-                        str(far.fileno()),
-                        scratch,
-                        logs,
-                        str(os.getpid()),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[far.fileno()],
-                    env=environment,
-                    cwd=self._scratch,  # Where no module of the user's hides one that the host needs.
-                    start_new_session=True,  # Ctrl-C is the driver's; and the worker can be ended as a whole.
-                )
-            ours.pop_all()
-        worker = _Worker(name, devices, process, Channel(near))
-        worker.scratch, worker.log = scratch, log
-        return worker
-
     def _not_born(self, reason: str) -> None:
         """A worker did not come up: try again, ever more slowly, and at last give up."""
         self._stillborn += 1
         if self._stillborn >= _STILLBIRTHS + self.workers:
             self._failed = EngineFailed(
                 f"{self._stillborn} workers in a row did not start, so that nothing can run: {reason}; see that "
-                f"the machine has memory, processes and descriptors left, or run `{sys.executable} -m ctxflow.host` "
+                "the machine has memory, processes and descriptors left, or run "
+                f"`{sys.executable} -c 'import ctxflow.host.host'` "
                 "to see whether that program can be imported"
             )
             return
         self._respawn_at.append(self._run.clock() + self._rejoin_seconds * 2 ** min(5, self._stillborn))
         self._respawn_at.sort()
 
-    def _share(self, devices: list[Device]) -> dict[str, str]:
-        """The environment that keeps a worker to its share of the machine."""
-        threads = str(max(1, (os.cpu_count() or 1) // self.workers))
-        share = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
-        if self._devices:
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
-        share["PYTHONPATH"] = python_path()
-        return share
-
-    def _gone(self, worker: _Worker) -> None:
+    def _gone(self, worker: Worker) -> None:
         """A worker has ended, or was ended: make sure of it, say so, and see to its successor."""
         for line in list(worker.lines.values()):
             self._answered(line, selectors.EVENT_READ)
@@ -520,7 +446,7 @@ class EmbeddedEngine:
             self._respawn_at.append(now + self._rejoin_seconds)
             self._respawn_at.sort()
         else:
-            self._not_born(_last_line(worker.log) or f"a worker ended with status {worker.process.returncode}")
+            self._not_born(worker.last_words())
 
     def _respawn(self) -> None:
         while self._respawn_at and self._respawn_at[0] <= self._run.clock():
@@ -528,15 +454,12 @@ class EmbeddedEngine:
             if len(self._workers) < self._target:
                 self._spawn()
 
-    def _end(self, worker: _Worker) -> None:
-        kill_tree(worker.process.pid)  # Also what left the worker's session.
-        kill_session(worker.process.pid)  # Also what lost its parents.
-        worker.process.wait()
+    def _end(self, worker: Worker) -> None:
+        worker.end()
         for context in list(worker.lines):
             self._drop_line(worker, context)
         self._selector.unregister(worker.channel)
         worker.channel.close()
-        shutil.rmtree(worker.scratch, ignore_errors=True)
 
     def worker_pids(self) -> dict[str, int]:
         """The process of each worker's host, by the worker's name."""
@@ -594,13 +517,3 @@ class EmbeddedEngine:
 
     def __repr__(self) -> str:
         return f"EmbeddedEngine(workers={self.workers}, gpus_per_worker={self.gpus_per_worker})"
-
-
-def _last_line(path: str) -> str:
-    """The last line of a log, "" if there is none."""
-    try:
-        with open(path, "rb") as file:
-            lines = file.read()[-4096:].decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

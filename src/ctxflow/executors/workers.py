@@ -1,0 +1,102 @@
+"""The embedded engine's workers: starting a context host process, and ending all that belongs to it.
+
+What does not live here: which workers there are, and what they are told (embedded.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+from ctxflow.executors.devices import Device
+from ctxflow.host.process import python_path
+from ctxflow.host.processes import kill_session, kill_tree
+from ctxflow.host.wire import Channel
+from ctxflow.scheduler import events as ev
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
+
+
+class Worker:
+    """A context host process as the engine sees it.
+
+    :param name: what the scheduler knows it by.
+    :param parent: the directory in which it gets one of its own.
+    :param logs: where its output and its library processes' is kept.
+    :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
+    """
+
+    def __init__(self, name: str, devices: list[Device], parent: str, logs: str, share: dict[str, str]) -> None:
+        self.name = name
+        self.devices = devices
+        self.scratch = os.path.join(parent, name)
+        self.joined = False
+        self.evicted = False  # Known to be taken away, or about to be.
+        self.released = False
+        self.lines: dict[str, Line] = {}
+        os.makedirs(logs, exist_ok=True)
+        self._log = os.path.join(logs, "host.log")
+        with contextlib.ExitStack() as ours, open(self._log, "wb") as output:
+            near, far = socket.socketpair()
+            ours.callback(near.close)
+            with far:
+                arguments = [str(far.fileno()), self.scratch, logs, str(os.getpid())]
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "ctxflow.host", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[far.fileno()],
+                    env={**os.environ, **share},
+                    cwd=parent,  # Where no module of the user's hides one that the host needs.
+                    start_new_session=True,  # Ctrl-C is the driver's; and the worker can be ended as a whole.
+                )
+            ours.pop_all()
+        self.channel = Channel(near)
+
+    def end(self) -> None:
+        """Kill what is left of it, wait for that, and remove its files."""
+        kill_tree(self.process.pid)  # Also what left the worker's session.
+        kill_session(self.process.pid)  # Also what lost its parents.
+        self.process.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def last_words(self) -> str:
+        """How it ended: the last line of its output, or its exit status."""
+        lines: list[str] = []
+        with contextlib.suppress(OSError), open(self._log, "rb") as file:
+            lines = file.read()[-4096:].decode(errors="replace").split("\n")
+        status = f"a worker ended with status {self.process.returncode}"
+        return next((line.strip() for line in reversed(lines) if line.strip()), status)
+
+
+class Line:
+    """The driver's own connection to one library process: calls there, results back, past the host."""
+
+    def __init__(self, worker: Worker, context: str, key: str) -> None:
+        self.worker = worker
+        self.context = context
+        self.key = key
+        self.channel: Channel | None = None
+        self.ready: ev.ContextReady | None = None  # Reported by the host; waits for the line to be there.
+        self.functions: set[str] = set()  # Those that the process was given.
+        self.calls: set[int] = set()  # Those that it runs.
+
+
+def share(devices: list[Device], dealt: bool, workers: int) -> dict[str, str]:
+    """The environment that keeps a worker to its share of the machine.
+
+    :param devices: its GPUs.
+    :param dealt: whether the machine has GPUs at all.
+    :param workers: how many share the machine.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
+    if dealt:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
+    variables["PYTHONPATH"] = python_path()
+    return variables
