@@ -262,7 +262,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
         return False
     if _SCALARS.issuperset(map(type, value)):
         return True
-    return depth > 0 and all([_is_plain(part, depth - 1) for part in value])  # noqa: C419 - quicker than a generator
+    return depth > 0 and all(_is_plain(part, depth - 1) for part in value)
 
 
 def blame(value: Any) -> tuple[str, Any]:

@@ -63,7 +63,6 @@ def test_both_kinds_of_channel_understand_each_other(sent):
         while not ours.closed:
             received += ours.receive()
         assert received == sent
-        theirs._reader.close()
 
 
 def test_what_does_not_fit_waits_and_arrives_in_order(pair):
@@ -97,7 +96,6 @@ def test_a_blocking_channel_says_when_the_other_end_is_gone_even_within_a_messag
     assert theirs.receive() == ({"n": 1}, b"whole")
     with pytest.raises(EOFError):
         theirs.receive()
-    theirs._reader.close()
 
 
 def test_what_is_no_message_closes_the_channel_and_what_came_before_counts(pair):

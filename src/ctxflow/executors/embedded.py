@@ -45,9 +45,7 @@ def default_workers(devices: int) -> int:
 class _Worker:
     """A context host process as the engine sees it."""
 
-    def __init__(
-        self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel
-    ) -> None:
+    def __init__(self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel) -> None:
         self.name = name
         self.devices = devices
         self.process = process
@@ -177,9 +175,7 @@ class EmbeddedEngine:
             self._send_load(worker, command)
         elif isinstance(command, cmd.Stage):
             files = self._run.context_payload(command.context).files
-            self._send(
-                worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache}
-            )
+            self._send(worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache})
         elif isinstance(command, (cmd.Unload, cmd.Abandon)):
             # The host does not hear of calls that go over the line: it ends the library process either way.
             self._drop_line(worker, command.context)
@@ -197,16 +193,12 @@ class EmbeddedEngine:
             payload = self._run.call_payload(command)
         except Exception as error:
             failure = ev.Failure("input", type(error).__name__, str(error))
-            self._event(
-                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error)
-            )
+            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
             return
         line = worker.lines.get(command.context)
         if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
             failure = ev.Failure("crash", "LibraryGone", "the library process ended before the call")
-            self._event(
-                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True)
-            )
+            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True))
             return
         name = payload.function
         if name and name not in line.functions:
@@ -238,9 +230,7 @@ class EmbeddedEngine:
             "key": line.key,
             "context": context.id,
             "name": context.name,
-            "files": {
-                name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()
-            },
+            "files": {name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()},
             "environment": dict(context.environment),
             "timeout": context.timeout,
             "memory": context.memory,
@@ -381,7 +371,7 @@ class EmbeddedEngine:
 
     def _introduced(self, channel: Channel) -> None:
         for head, _ in channel.receive():
-            line = self._expected.pop(head.get("key"), None)
+            line = self._expected.pop(str(head.get("key")), None)
             if line is not None:
                 self._strangers.discard(channel)
                 line.channel = channel
@@ -404,9 +394,7 @@ class EmbeddedEngine:
         for head, body in channel.receive():
             line.calls.discard(head["call"])
             now = self._run.clock()
-            self._events.append(
-                ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body)
-            )
+            self._events.append(ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body))
         if channel.closed:
             # The host says why; until then the line is only of no more use.
             self._selector.unregister(channel)
@@ -532,9 +520,7 @@ class EmbeddedEngine:
             self._respawn_at.append(now + self._rejoin_seconds)
             self._respawn_at.sort()
         else:
-            self._not_born(
-                _last_line(worker.log) or f"a worker ended with status {worker.process.returncode}"
-            )
+            self._not_born(_last_line(worker.log) or f"a worker ended with status {worker.process.returncode}")
 
     def _respawn(self) -> None:
         while self._respawn_at and self._respawn_at[0] <= self._run.clock():

@@ -155,7 +155,7 @@ class _Library:
         function = self._functions[head["function"]]
         if isinstance(function, bytes):
             self._functions[head["function"]] = function = pickle.loads(function)
-        return function  # type: ignore[return-value]
+        return function
 
     def _enter_directory(self) -> None:
         """Each call has a directory of its own; an empty one may serve the next."""
@@ -222,13 +222,13 @@ def _one_each(results: Any, expected: int, function: Callable[..., Any]) -> list
         raise TypeError(
             f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
         )
-    results = list(results)
-    if len(results) != expected:
-        given = "1 result" if len(results) == 1 else f"{len(results)} results"
+    listed: list[Any] = list(results)
+    if len(listed) != expected:
+        given = "1 result" if len(listed) == 1 else f"{len(listed)} results"
         raise ValueError(
             f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
         )
-    return results
+    return listed
 
 
 def _dump_results(results: Any) -> bytes:
@@ -263,7 +263,8 @@ def _gpu_bytes() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    return reserved
 
 
 def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:
@@ -272,6 +273,6 @@ def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:
 
 if __name__ == "__main__":
     # The module must be importable under its own name, not run twice: pickles may refer to it.
-    from ctxflow.host import library
+    from ctxflow.host import library  # noqa: PLW0406 - see above
 
     library.main(*library._arguments(sys.argv[1:]))

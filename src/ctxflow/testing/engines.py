@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - the tests' names say what they check
 """The engines' contract suite: what every engine must do, as pytest tests that a plug-in's author subclasses.
 
     class TestMyEngine(EngineContract):
@@ -46,9 +47,7 @@ class ContractRun:
         self.events: list[ev.Event] = []
         self._tier = tier
         self._origin = time.monotonic()
-        self._contexts: dict[str, ContextPayload] = {
-            ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
-        }
+        self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
         self._functions: dict[str, bytes] = {}
         self._calls: dict[int, Callable[[], CallPayload]] = {}
         self._numbers = itertools.count(1)
@@ -72,9 +71,7 @@ class ContractRun:
     def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
         """Make a context known; gives its id."""
         files = options.pop("files", {})
-        recipe = Context(
-            function.__name__, function, args, files={name: path for name, (path, _) in files.items()}
-        )
+        recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
         name = f"{function.__name__}-{next(self._numbers)}"
         payload = ContextPayload(
             name, function.__name__, recipe.dumps(), files, {}, options.get("timeout"), options.get("memory")
@@ -221,9 +218,7 @@ class EngineContract:
         run.engine.execute([cmd.Stage(worker, context)])
         assert "missing" in run.wait(ev.ContextFailed).failure.message
 
-    def test_a_context_that_raises_fails_with_its_traceback_and_may_be_tried_again(
-        self, run: ContractRun
-    ) -> None:
+    def test_a_context_that_raises_fails_with_its_traceback_and_may_be_tried_again(self, run: ContractRun) -> None:
         (worker,) = run.start()
         for _ in range(2):
             context = run.declare(_broken)
@@ -282,9 +277,7 @@ class EngineContract:
         run.run(worker, ev.PLAIN, _same, [big])
         self._answers(run.wait(ev.BatchFinished), [big])
 
-    def test_an_exception_comes_with_traceback_and_output_and_costs_no_context(
-        self, run: ContractRun
-    ) -> None:
+    def test_an_exception_comes_with_traceback_and_output_and_costs_no_context(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
