@@ -376,7 +376,7 @@ def test_what_has_no_content_is_named_with_its_place():
 
 
 def test_libraries_are_known_by_name():
-    module = dict(__name__="textwrap")
+    module = {"__name__": "textwrap"}
     one, two = (eval(f"lambda x: x + {n}", module) for n in (1, 2))
     assert digest(one) != digest(two), "a name that several have is no name"
     assert digest(textwrap.dedent) != digest(textwrap.indent)
