@@ -376,6 +376,9 @@ def test_what_has_no_content_is_named_with_its_place():
 
 
 def test_libraries_are_known_by_name():
+    module = {"__name__": "textwrap"}
+    one, two = (eval(f"lambda x: x + {n}", module) for n in (1, 2))
+    assert digest(one) != digest(two), "a name that several have is no name"
     assert digest(textwrap.dedent) != digest(textwrap.indent)
     assert is_library_module("json") and is_library_module("numpy.linalg") and is_library_module("ctxflow.apps")
     assert not is_library_module("__main__") and not is_library_module(None)

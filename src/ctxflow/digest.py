@@ -209,7 +209,7 @@ class _Walker:
         yield f"module {module.__name__}".encode()
 
     def function(self, function: types.FunctionType) -> Iterator[bytes]:
-        if is_library_module(function.__module__) and "<locals>" not in function.__qualname__:
+        if is_library_module(function.__module__) and "<" not in function.__qualname__:
             yield f"library {function.__module__}.{function.__qualname__}".encode()
             return
         if again := self.again(function):
