@@ -43,9 +43,7 @@ class Workload:
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"{name}={value!r} is out of range: give a whole number of 1 or more, or None"
-                )
+                raise ValueError(f"{name}={value!r} is out of range: give a whole number of 1 or more, or None")
         self._loaded = loaded
         self._chosen = max_batch_tokens
         self._max_rows = max_batch_size
@@ -78,9 +76,7 @@ class Workload:
             return self._cpu_tokens
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        per_token = _bytes_per_token(
-            self._loaded.model.config, self._loaded.dtype.itemsize, self._keeps_cache
-        )
+        per_token = _bytes_per_token(self._loaded.model.config, self._loaded.dtype.itemsize, self._keeps_cache)
         return max(1, min(int(0.7 * (free + unused) / per_token), GPU_BATCH_TOKENS))
 
     def _shrink(self, tokens: int) -> None:

@@ -113,7 +113,9 @@ def _load(
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n", maxsplit=1)[0]
         raise ValueError(f"{folder} could not be loaded as a {kind.__name__}: {first}") from error
-    loaded.eval().requires_grad_(False).to(place)
+    loaded.eval().requires_grad_(False)
+    if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
+        loaded.to(place)
     return LoadedModel(os.fspath(model), folder, loaded, tokenizer, place)
 
 
@@ -148,11 +150,7 @@ def resolve_dtype(dtype: str, saved: torch.dtype, device: torch.device) -> torch
         return resolved
     if device.type == "cpu" and saved in (torch.float16, torch.bfloat16):
         return torch.float32
-    if (
-        device.type == "cuda"
-        and saved == torch.bfloat16
-        and torch.cuda.get_device_capability(device) < (8, 0)
-    ):
+    if device.type == "cuda" and saved == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
     return saved
 
