@@ -200,9 +200,7 @@ def join(claims: Iterable[Claim], database: Path) -> tuple[list[Claim], int]:
             texts = [text for text in (claim.evidence, *found) if text]
             joined.append(replace(claim, evidence=" ".join(texts)))
     except sqlite3.DatabaseError as error:
-        raise ValueError(
-            f"{database} is no database of evidence ({error}): give JSONL or build it anew"
-        ) from None
+        raise ValueError(f"{database} is no database of evidence ({error}): give JSONL or build it anew") from None
     finally:
         connection.close()
     return joined, lacking

@@ -133,9 +133,7 @@ def open_evidence(fact: Fact, claimed: str, nearby: list[Fact], rng: random.Rand
     """Choose a sentence that is related to the claim and settles nothing about it."""
     telling = {fact.phrasing["column"], *fact.phrasing.get("implied_by", [])}
     same = [f for f in nearby if f.page == fact.page and f.phrasing["column"] not in telling]
-    other = [
-        f for f in nearby if f.page != fact.page and f.column == fact.column and claimed not in f.accepted
-    ]
+    other = [f for f in nearby if f.page != fact.page and f.column == fact.column and claimed not in f.accepted]
     if not same or (other and rng.random() < OTHER_SUBJECT):
         return rng.choice(other)
     return rng.choice(same)
@@ -146,10 +144,7 @@ def claim_rows(fact: Fact, wrong: str, nearby: list[Fact], rng: random.Random) -
     rows = []
     for label in ("SUPPORTED", "REFUTED", "NOT ENOUGH INFO"):
         denied = rng.random() < DENIALS
-        if label == "NOT ENOUGH INFO":
-            true_value = rng.random() < TRUE_WHEN_OPEN
-        else:
-            true_value = (label == "SUPPORTED") != denied
+        true_value = rng.random() < TRUE_WHEN_OPEN if label == "NOT ENOUGH INFO" else (label == "SUPPORTED") != denied
         value = fact.value if true_value else wrong
         evidence = fact if label != "NOT ENOUGH INFO" else open_evidence(fact, value, nearby, rng)
         cited = [evidence]
@@ -188,9 +183,7 @@ def make(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 claims += [{**row, "split": split} for row in claim_rows(fact, wrong, nearby, rng)]
     rng.shuffle(claims)
     for fact in rng.sample(facts, CONTROLS):
-        claims.append(
-            {"claim": "", "label": "NOT ENOUGH INFO", "evidence": [fact.reference], "split": "control"}
-        )
+        claims.append({"claim": "", "label": "NOT ENOUGH INFO", "evidence": [fact.reference], "split": "control"})
     evidence = [
         {
             "page": fact.page,
@@ -213,9 +206,7 @@ def main() -> None:
     claims, evidence = make(HERE / "facts")
     write_jsonl(HERE / "claims.jsonl", claims)
     write_jsonl(HERE / "evidence.jsonl", evidence)
-    counts = {
-        name: sum(row["split"] == name for row in claims) for name in ("train", "dev", "test", "control")
-    }
+    counts = {name: sum(row["split"] == name for row in claims) for name in ("train", "dev", "test", "control")}
     print(f"{len(claims)} claims {counts}, {len(evidence)} sentences of evidence")
 
 

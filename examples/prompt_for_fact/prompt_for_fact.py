@@ -187,9 +187,7 @@ def sweep_command(
     ] = HERE / "claims.jsonl",
     evidence: Annotated[
         Path,
-        typer.Option(
-            help="Sentences that claims cite, as JSONL or SQLite.", show_default="the shipped sentences"
-        ),
+        typer.Option(help="Sentences that claims cite, as JSONL or SQLite.", show_default="the shipped sentences"),
     ] = HERE / "evidence.jsonl",
     models: Annotated[str, typer.Option(help=MODELS_HELP)] = ",".join(model_names.DEFAULT),
     templates: Annotated[
@@ -199,22 +197,16 @@ def sweep_command(
     site: Annotated[str, typer.Option(help='"local" for this machine, or a site file.')] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Workers, if not as the site says.")] = None,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs that each model needs.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Items in a batch: what an eviction costs.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Items in a batch: what an eviction costs.")] = 32,
     evictions_per_minute: Annotated[
         float, typer.Option(min=0, help="Evict workers at random so often, to see that nothing is lost.")
     ] = 0,
     out: Annotated[Path, typer.Option(help="Folder of results; start again with it to go on.")] = Path(
         "prompt-for-fact"
     ),
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Take so many claims of each split at most.")
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Ask all claims so many times over, for a bigger sweep.")
-    ] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object in place of tables.")
-    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take so many claims of each split at most.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Ask all claims so many times over, for a bigger sweep.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
     """Find the best (model, prompt template) pair for fact verification.
 
@@ -239,9 +231,7 @@ def sweep_command(
         out.mkdir(parents=True, exist_ok=True)
         read_claims = read(claims, evidence, out, limit)
         chosen = choose_templates(templates, read_claims.asked)
-        sweep = Sweep(
-            out, choose_models(models, out), chosen, read_claims.train, read_claims.asked, repeat, gpus
-        )
+        sweep = Sweep(out, choose_models(models, out), chosen, read_claims.train, read_claims.asked, repeat, gpus)
         introduce(sweep)
         results, figures, history = run(sweep, site, workers, batch_size, evictions_per_minute)
     except (UsageError, OSError, ValueError) as error:

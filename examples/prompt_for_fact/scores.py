@@ -32,7 +32,8 @@ def wilson(correct: int, n: int, z: float = Z_95) -> tuple[float, float]:
     middle = share + z * z / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    low, high = (middle - half) / scale, (middle + half) / scale
+    return 0.0 if correct == 0 else low, 1.0 if correct == n else high
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,6 +66,14 @@ class Sweep:
     dead: int = 0
     first_failure: str = ""
 
+    @cached_property
+    def _train_digest(self) -> str:
+        return digest(self.train)
+
+    @cached_property
+    def _asked_digest(self) -> str:
+        return digest(self.asked)
+
     def missing_heads(self, model: Model) -> list[Template]:
         """The templates that an encoder has no head for yet."""
         if model.kind != "encoder":
@@ -101,7 +111,7 @@ class Sweep:
         missing = self.missing_heads(model)
         if missing:
             listener.stage(f"{model.name} / fitting")
-            file = self._file("vectors", model, None, [asdict(t) for t in missing], self.train)
+            file = self._file("vectors", model, None, missing, self._train_digest)
             vectors = self._embed(model, texts_to_embed(self.train, missing), file, listener)
             for template in missing:
                 head_file = self._head_file(model, template)
@@ -117,17 +127,16 @@ class Sweep:
         :raises RuntimeError: if a text could not be embedded, with the reason.
         """
         vectors: dict[str, Vectors] = {}
-        answers = embed.using(self.context(model)).map(texts, resume=str(file), on_error="return")
-        for text, answer in zip(texts, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise RuntimeError(f"{model.name} cannot be fitted: {answer}") from answer
-            vectors[text] = unpack(answer)
-            listener.advance()
+        stream = embed.using(self.context(model)).map(texts, resume=str(file), on_error="return")
+        with closing(stream) as answers:
+            for text, answer in zip(texts, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    raise RuntimeError(f"{model.name} cannot be fitted: {answer}") from answer
+                vectors[text] = unpack(answer)
+                listener.advance()
         return vectors
 
-    def _ask(
-        self, model: Model, template: Template, head: Head | None, listener: Listener
-    ) -> dict[str, str | None]:
+    def _ask(self, model: Model, template: Template, head: Head | None, listener: Listener) -> dict[str, str | None]:
         """The answer of a pair to each claim by its key, None for an item that is dead."""
         app, constants = (
             (verify_by_likelihood, {"template": template})
@@ -135,24 +144,25 @@ class Sweep:
             else (verify_by_encoder, {"template": template, "head": head})
         )
         claims = [claim for _ in range(self.repeat) for claim in self.asked]
-        file = self._file("answers", model, template, self.train, self.asked, self.repeat)
-        stream: Iterable[Any] = app.using(self.context(model)).map(
+        file = self._file("answers", model, template, self._train_digest, self._asked_digest, self.repeat)
+        stream = app.using(self.context(model)).map(
             (claim.text for claim in claims),
             (claim.evidence for claim in claims),
             resume=str(file),
             on_error="return",
             **constants,
         )
-        answers: dict[str, str | None] = {}
-        for claim, answer in zip(claims, stream, strict=True):
-            dead = isinstance(answer, BaseException)
-            if dead:
-                self.dead += 1
-                self.first_failure = self.first_failure or f"{model.name} / {template.name}: {answer}"
-            answers.setdefault(claim.key, None if dead else answer)
-            listener.advance()
-        self._write_answers(model, template, answers)
-        return answers
+        labels: dict[str, str | None] = {}
+        with closing(stream) as answers:
+            for claim, answer in zip(claims, answers, strict=True):
+                dead = isinstance(answer, BaseException)
+                if dead:
+                    self.dead += 1
+                    self.first_failure = self.first_failure or f"{model.name} / {template.name}: {answer}"
+                labels.setdefault(claim.key, None if dead else answer)
+                listener.advance()
+        self._write_answers(model, template, labels)
+        return labels
 
     def _write_answers(self, model: Model, template: Template, answers: dict[str, str | None]) -> None:
         """Write one pair's answers as plain JSONL for whoever reads on."""
@@ -173,7 +183,7 @@ class Sweep:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def _head_file(self, model: Model, template: Template) -> Path:
-        return self._file("heads", model, template, self.train).with_suffix(".npz")
+        return self._file("heads", model, template, self._train_digest).with_suffix(".npz")
 
     def _file(self, kind: str, model: Model, template: Template | None, *inputs: Any) -> Path:
         """A file whose name holds the digest of all that its content depends on."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 QUESTION = "Is the claim true? Answer yes, no or unknown.\nAnswer:"
 WORDS = {"yes": "SUPPORTED", "no": "REFUTED", "unknown": "NOT ENOUGH INFO"}
 """What a language model answers with: single words, so that no label is likelier for being short."""
 
 
-@dataclass(frozen=True)
-class Template:
+class Template(NamedTuple):
     """A name, and one or two texts with ``{claim}`` and ``{evidence}`` in them.
 
     >>> Template("tagged", ("evidence: {evidence} claim: {claim}",)).texts("Water is wet.", "Water wets.")
@@ -28,7 +27,11 @@ class Template:
     name: str
     parts: tuple[str, ...]
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Template:
+        """The template itself.
+
+        :raises ValueError: if it is none, saying what to change.
+        """
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(
                 f"the template name {self.name!r} has odd characters: use letters, digits, '.', '_' and '-'"
@@ -37,9 +40,8 @@ class Template:
             raise ValueError(f"the template {self.name} has {len(self.parts)} texts: give one or two")
         for part in self.parts:
             if not re.search(r"\{claim\}|\{evidence\}", part):
-                raise ValueError(
-                    f"the template {self.name} has a text without {{claim}} or {{evidence}}: {part!r}"
-                )
+                raise ValueError(f"the template {self.name} has a text without {{claim}} or {{evidence}}: {part!r}")
+        return self
 
     @property
     def needs_evidence(self) -> bool:
@@ -65,19 +67,18 @@ KNOWN = (
     Template("separate", ("{claim}", "{evidence}")),
     Template("separate-tagged", ("claim: {claim}", "evidence: {evidence}")),
 )
+DEFAULT = ("claim-only", "tagged", "separate")
 
 
 def suited(has_evidence: bool) -> list[Template]:
-    """The templates to sweep where none are named.
-
-    With evidence, all that show it beside one that does not; without, those that show none.
+    """The templates to sweep where none are named: a few of each sort, or those that need no evidence.
 
     >>> [template.name for template in suited(has_evidence=False)]
     ['claim-only', 'claim-question']
     """
-    if not has_evidence:
-        return [template for template in KNOWN if not template.needs_evidence]
-    return [template for template in KNOWN if template.needs_evidence or template.name == "claim-only"]
+    if has_evidence:
+        return [template for template in KNOWN if template.name in DEFAULT]
+    return [template for template in KNOWN if not template.needs_evidence]
 
 
 def choose(names: Sequence[str]) -> list[Template]:
@@ -93,9 +94,7 @@ def choose(names: Sequence[str]) -> list[Template]:
         elif name.endswith(".json"):
             chosen.update({template.name: template for template in read_templates(Path(name))})
         else:
-            raise ValueError(
-                f"there is no template {name!r}: choose from {', '.join(known)}, or give a .json file"
-            )
+            raise ValueError(f"there is no template {name!r}: choose from {', '.join(known)}, or give a .json file")
     return list(chosen.values())
 
 
@@ -115,5 +114,5 @@ def read_templates(path: Path) -> list[Template]:
         parts = [texts] if isinstance(texts, str) else texts
         if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
             raise ValueError(f"the template {name!r} in {path} is no text, nor a list of texts")
-        templates.append(Template(name, tuple(parts)))
+        templates.append(Template(name, tuple(parts)).checked())
     return templates

@@ -10,8 +10,7 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import claims as claims_module
 import cloudpickle
@@ -33,8 +32,7 @@ for _module in (claims_module, templates, sys.modules[__name__]):
 Vectors = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The small classifier on top of a sentence encoder: one row of weights and one offset per label.
 
     :ivar weights: shape (labels, features).
@@ -51,17 +49,18 @@ class Head:
 
 
 def features(parts: Sequence[Vectors]) -> Vectors:
-    """Make features of the vectors of a template's texts: u alone, or u, v, |u - v| and u * v.
+    """Make features of the vectors of a template's texts: u alone, or |u - v| and u * v.
 
     :param parts: one or two arrays of shape (items, dimension).
-    :returns: shape (items, dimension) or (items, 4 * dimension).
+    :returns: shape (items, dimension) or (items, 2 * dimension).
 
-    Source of the second: Conneau et al., Supervised Learning of Universal Sentence Representations, 2017.
+    Source of the second: Conneau et al., Supervised Learning of Universal Sentence Representations, 2017,
+    less u and v themselves, which do not say how the two texts stand to each other.
     """
     if len(parts) == 1:
         return parts[0]
     u, v = parts
-    return np.hstack([u, v, np.abs(u - v), u * v])
+    return np.hstack([np.abs(u - v), u * v])
 
 
 @context
