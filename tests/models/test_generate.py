@@ -283,8 +283,8 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(causal_lm,
     failures = []
     for _ in range(2):
         sizes.clear()
-        answers = generator.generate(PROMPTS, max_new_tokens=NEW)
-        assert [answer.text for answer in answers] == texts(causal_lm, expected)
+        answers = generator.generate(PROMPTS, max_new_tokens=4)
+        assert [answer.text for answer in answers] == texts(causal_lm, [row[:4] for row in expected])
         failures.append(sum(rows > 3 for rows in sizes))
     assert failures[0] > failures[1]
 

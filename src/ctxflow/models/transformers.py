@@ -113,7 +113,9 @@ def _load(
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n", maxsplit=1)[0]
         raise ValueError(f"{folder} could not be loaded as a {kind.__name__}: {first}") from error
-    loaded.eval().requires_grad_(False).to(place)
+    loaded.eval().requires_grad_(False)
+    if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
+        loaded.to(place)
     return LoadedModel(os.fspath(model), folder, loaded, tokenizer, place)
 
 
