@@ -11,6 +11,7 @@ _OWN = [Path(__file__).parent / folder for folder in ("tests", "src", "examples"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make warnings errors in our own tests."""
     for item in items:
         if any(folder in item.path.parents for folder in _OWN):
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What ctxflow itself costs: no-op calls on 2 workers, beside other ways to send them there.
 
     benchmarks/dispatch.py --engine embedded --json
@@ -7,8 +8,8 @@ HighThroughputExecutor"), bursts through a Parsl app, items through `map`, memor
 to the first result, and "built once per worker".
 
 Peers run beside ctxflow in one process tree, in rounds that take turns: concurrent.futures'
-ProcessPoolExecutor(2); Parsl's HighThroughputExecutor with 2 workers, in the same Parsl kernel as ctxflow; Ray
-and Dask where they are installed. Figures named X_vs_PEER are ratios of the same measurement, round by round:
+ProcessPoolExecutor(2); Parsl's HighThroughputExecutor with 2 workers, in the same Parsl kernel as ctxflow; then,
+where they are installed, Ray and Dask. Figures named X_vs_PEER are ratios of the same measurement, round by round:
 
 - `calls`: two calls in flight on two workers, the next one submitted when one ends, to the executors themselves.
 - `burst`: many calls of one Parsl `python_app` at once, until the last result is there.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import itertools
 import os
@@ -93,8 +95,7 @@ def process_pool() -> Iterator[Submit]:
 @contextlib.contextmanager
 def ray_tasks() -> Iterator[Submit]:
     """Ray's tasks."""
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     ray.init(num_cpus=WORKERS, include_dashboard=False, logging_level="error")
     try:
         remote = ray.remote(echo)
@@ -106,9 +107,8 @@ def ray_tasks() -> Iterator[Submit]:
 @contextlib.contextmanager
 def dask_tasks() -> Iterator[Submit]:
     """Dask's tasks."""
-    from distributed import Client
-
-    with Client(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as client:
+    distributed: Any = importlib.import_module("distributed")
+    with distributed.Client(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as client:
         yield lambda function, value: client.submit(function, value, pure=False)
 
 
@@ -126,9 +126,7 @@ def parsl_kernel(folder: str) -> Iterator[Any]:
         provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1),
     )
     executors = [htex, ContextExecutor(label="ctxflow", workers=WORKERS)]
-    config = Config(
-        executors=executors, initialize_logging=False, strategy="none", usage_tracking=0, run_dir=folder
-    )
+    config = Config(executors=executors, initialize_logging=False, strategy="none", usage_tracking=0, run_dir=folder)
     with parsl.load(config) as kernel:
         yield kernel
 
@@ -210,10 +208,10 @@ def builds_per_worker(folder: str) -> float:
         time.sleep(0.5)
         return 1
 
-    @batch_app(built(marks))
-    def plus(one: int, values: list[int]) -> list[int]:
+    def add(one: int, values: list[int]) -> list[int]:
         return [one + value for value in values]
 
+    plus = batch_app(built(marks))(add)
     assert list(plus.map(range(10_000))) == list(range(1, 10_001))
     with open(marks) as file:
         return len(file.readlines()) / WORKERS
@@ -266,12 +264,11 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
         # The pool forks: it comes first, while there are no threads.
         peers = {"processpool": stack.enter_context(process_pool())}
         peers["processpool"](echo, 0).result()
-        for name, (package, peer) in OPTIONAL.items():
-            if importlib.util.find_spec(package) is not None:
-                peers[name] = stack.enter_context(peer())
         kernel = stack.enter_context(parsl_kernel(folder))
         for label in ("ctxflow", "htex"):
             peers[label] = _without_resources(kernel.executors[label].submit)
+        # Before the others, whose freed memory could be used again unseen.
+        memory = common.figure([map_megabytes(scale.long_items)], "MB", "lower")
         for name, submit in peers.items():
             common.progress(f"warm-up: {name}")
             calls_per_second(submit, 0.3)
@@ -288,9 +285,26 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
             "htex_chunked": _bound(chunks_per_second, peers["htex"], scale.items),
             "processpool_chunked": _bound(chunks_per_second, peers["processpool"], scale.items),
         }, rounds)  # fmt: skip
-        figures["map_memory_mb"] = common.figure([map_megabytes(scale.long_items)], "MB", "lower")
+        figures["map_memory_mb"] = memory
+        for name, (package, peer) in OPTIONAL.items():
+            if importlib.util.find_spec(package) is not None:
+                for key, figure in _beside(name, peer, peers["ctxflow"], rounds, scale).items():
+                    figures.setdefault(key, figure)
         figures["context_builds_per_worker"] = common.figure([builds_per_worker(folder)], "builds", "lower")
     return figures
+
+
+def _beside(
+    name: str, peer: Callable[[], contextlib.AbstractContextManager[Submit]], ours: Submit, rounds: int, scale: Scale
+) -> dict[str, common.Figure]:
+    """A peer whose processes are busy even when they have no work: it gets rounds of its own with ctxflow."""
+    with peer() as submit:
+        calls_per_second(submit, 0.3)
+        turns = {
+            "ctxflow": _bound(calls_per_second, ours, scale.seconds),
+            name: _bound(calls_per_second, submit, scale.seconds),
+        }
+        return _ratios("calls", "calls/s", turns, rounds)
 
 
 def _bound(function: Callable[..., float], *args: Any) -> common.Measurement:
@@ -307,9 +321,7 @@ def _through_app(label: str) -> Submit:
     return lambda function, value: app(value)
 
 
-def _ratios(
-    name: str, unit: str, measurements: dict[str, common.Measurement], rounds: int
-) -> dict[str, common.Figure]:
+def _ratios(name: str, unit: str, measurements: dict[str, common.Measurement], rounds: int) -> dict[str, common.Figure]:
     """What ctxflow does, what its peers do, and how many times theirs that is."""
     samples = common.interleaved(measurements, rounds, name)
     singular = unit.replace("/", "_per_")

@@ -290,7 +290,7 @@ def test_a_missing_file_is_an_error_of_the_call_that_needs_it(executor, tmp_path
     def weights(path):
         return path
 
-    with pytest.raises(FileNotFoundError, match="gone.bin does not exist: give the path of a file or folder"):
+    with pytest.raises(FileNotFoundError, match=r"gone.bin does not exist: give the path of a file or folder"):
         context_app(weights())(lambda found: found)().result()
     assert executor.submit(pow, {}, 2, 3).result() == 8
 
@@ -307,7 +307,7 @@ def test_a_file_that_goes_away_before_it_is_staged_breaks_the_context(executor, 
     assert recipe.id
     executor.calls.run.declare_context(recipe)
     path.unlink()
-    with pytest.raises((ctxflow.ContextError, FileNotFoundError), match="soon-gone.bin"):
+    with pytest.raises((ctxflow.ContextError, FileNotFoundError), match=r"soon-gone.bin"):
         context_app(recipe)(lambda found: found)().result()
 
 

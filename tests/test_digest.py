@@ -371,7 +371,7 @@ def test_what_has_no_content_is_named_with_its_place():
 
     with pytest.raises(TypeError, match=r"helper\(\) closure variable table\['guards'\]\[0\]: a _thread.lock"):
         digest(load)
-    with pytest.raises(TypeError, match="cannot identify the value itself: a _thread.lock .* create it inside"):
+    with pytest.raises(TypeError, match=r"cannot identify the value itself: a _thread.lock .* create it inside"):
         digest(lock)
 
 
@@ -389,7 +389,7 @@ def test_files_by_content(tmp_path):
     assert digest_path(first) == digest_path(second)
     second.write_bytes(b"weightS" * 1000)
     assert digest_path(first) != digest_path(second)
-    with pytest.raises(FileNotFoundError, match="gone.bin does not exist: give the path"):
+    with pytest.raises(FileNotFoundError, match=r"gone.bin does not exist: give the path"):
         digest_path(tmp_path / "gone.bin")
 
 

@@ -77,7 +77,9 @@ def _check_context(context: Any) -> None:
         name = context.function.__name__
         raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
     if context is not None and not isinstance(context, Context):
-        raise TypeError(f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}")
+        raise TypeError(
+            f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}"
+        )
 
 
 class _App:
@@ -106,8 +108,8 @@ class _App:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.function, self.context, self.options)
 
-    def __ctxflow_digest__(self) -> str:
-        return digest((type(self).__name__, self.function, self.context))
+    def __ctxflow_digest__(self) -> object:
+        return type(self).__name__, self.function, self.context
 
     def _submit(self, submission: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Through Parsl where it is loaded, so that futures among the arguments are waited for; else directly."""
@@ -246,7 +248,8 @@ class BatchApp(_App):
         return tuple(item), constants
 
     def _check_width(self, width: int) -> None:
-        if width != len(self._columns) and not (self._open and width >= max(1, len(self._columns))):
+        fits = width == len(self._columns) or (self._open and width > len(self._columns))
+        if not fits or not width:
             names = ", ".join(self._columns) or "no parameters at all (it needs one list at least)"
             raise TypeError(f"{self.__name__} takes {len(self._columns)} values an item ({names}), but got {width}")
 
@@ -294,8 +297,8 @@ class _ItemCall:
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
         return calls.run.submit_call(self.app.declare(calls.run, dict(self.constants)), tuple(args))
 
-    def __ctxflow_digest__(self) -> str:
-        return digest((self.app, self.constants))
+    def __ctxflow_digest__(self) -> object:
+        return self.app, self.constants
 
 
 @dataclasses.dataclass(frozen=True)

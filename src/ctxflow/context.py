@@ -70,13 +70,16 @@ class Context:
         :raises TypeError: if a captured object has no content to compare, naming it.
         :raises FileNotFoundError: if one of the files is not there.
         """
-        from ctxflow.digest import digest, digest_path
+        from ctxflow.digest import digest
+
+        return digest(self)
+
+    def __ctxflow_digest__(self) -> object:
+        """What makes it the recipe that it is."""
+        from ctxflow.digest import digest_path
 
         files = {name: digest_path(path) for name, path in self.files.items()}
-        return digest(("ctxflow context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)))
-
-    def __ctxflow_digest__(self) -> str:
-        return self.id
+        return "context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Context) and self.id == other.id
@@ -143,10 +146,8 @@ class ContextFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         return ContextFunction, (self.function, self._options)
 
-    def __ctxflow_digest__(self) -> str:
-        from ctxflow.digest import digest
-
-        return digest(("ctxflow context function", self.function, self._options))
+    def __ctxflow_digest__(self) -> object:
+        return "context function", self.function, self._options
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
         return False
     if _SCALARS.issuperset(map(type, value)):
         return True
-    return depth > 0 and all([_is_plain(part, depth - 1) for part in value])
+    return depth > 0 and all(_is_plain(part, depth - 1) for part in value)
 
 
 def blame(value: Any) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,6 +28,16 @@ _LIBRARY_PATHS = tuple(
 )
 
 _CACHES = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+# What is known by what it is made of: kinds of objects, and how to get at their parts.
+_MADE_OF: tuple[tuple[Any, Callable[[Any], object]], ...] = (
+    (types.MethodType, lambda method: (method.__func__, method.__self__)),
+    (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
+    ((staticmethod, classmethod), lambda method: method.__func__),
+    (property, lambda made: (made.fget, made.fset, made.fdel)),
+    (functools.cached_property, lambda made: made.func),
+    (PurePath, str),
+    (_CACHES, lambda cache: None),
+)
 # What Python and the standard library add to classes, which says nothing that their members do not.
 _MADE = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
@@ -121,8 +131,10 @@ class _Walker:
         own = getattr(value, "__ctxflow_digest__", None)
         if own is not None and not isinstance(value, type):
             yield b"own"
-            yield str(own()).encode()
-        elif value is None or isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins":
+            yield self.hex(own()).encode()
+        elif value is None or (
+            isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins"
+        ):
             yield type(value).__name__.encode()
             yield repr(value).encode("utf-8", "surrogatepass")
         elif isinstance(value, (bytes, bytearray, memoryview)):
@@ -140,6 +152,11 @@ class _Walker:
             yield from self.data(value)
 
     def data(self, value: Any) -> Iterator[bytes]:
+        for kind, parts in _MADE_OF:
+            if isinstance(value, kind):
+                yield type(value).__name__.encode()
+                yield self.hex(parts(value)).encode()
+                return
         if type(value) in (list, tuple):
             yield type(value).__name__.encode()
             for n, item in enumerate(value):
@@ -153,26 +170,6 @@ class _Walker:
             yield type(value).__name__.encode()
             # Each item by a walk of its own, since the order of a set is not the same in every process.
             yield from (h.encode() for h in sorted(_Walker(self).hex(item) for item in value))
-        elif isinstance(value, PurePath):
-            yield b"path"
-            yield str(value).encode()
-        elif isinstance(value, types.MethodType):
-            yield b"method"
-            yield self.hex((value.__func__, value.__self__)).encode()
-        elif isinstance(value, functools.partial):
-            yield b"partial"
-            yield self.hex((value.func, value.args, value.keywords)).encode()
-        elif isinstance(value, (staticmethod, classmethod)):
-            yield type(value).__name__.encode()
-            yield self.hex(value.__func__).encode()
-        elif isinstance(value, functools.cached_property):
-            yield b"cached_property"
-            yield self.hex(value.func).encode()
-        elif isinstance(value, _CACHES):
-            yield type(value).__name__.encode()
-        elif isinstance(value, property):
-            yield b"property"
-            yield self.hex((value.fget, value.fset, value.fdel)).encode()
         elif isinstance(value, (types.BuiltinFunctionType, types.BuiltinMethodType)) and (
             value.__self__ is None or isinstance(value.__self__, types.ModuleType)
         ):

@@ -44,6 +44,7 @@ class Mapped:
         window: int | None,
     ) -> None:
         self._mapping: _Mapping | None = None
+        self._results: Iterator[Any] = iter(())
         if on_error not in ("raise", "return"):
             raise ValueError(f'on_error={on_error!r} is not known: write "raise" or "return"')
         if order not in ("input", "completed"):
@@ -58,7 +59,7 @@ class Mapped:
         self.finished = mapping.finished
         executor.at_shutdown(_weakly(mapping))
         mapping.begin()
-        self._results: Iterator[Any] = mapping.ordered() if order == "input" else mapping.completed()
+        self._results = mapping.ordered() if order == "input" else mapping.completed()
 
     def __iter__(self) -> Mapped:
         return self
@@ -68,6 +69,7 @@ class Mapped:
 
     def close(self) -> None:
         """Stop: cancel what is queued, keep what is done."""
+        self._results = iter(())
         if self._mapping is not None:
             self._mapping.end()
 
@@ -147,15 +149,16 @@ class _Mapping:
 
     # --- answers
 
-    def _arrived(self) -> Iterator[tuple[int, Any]]:
-        """Answers that are there, after waiting for some: (index, result or Failed)."""
-        arrived = self._stream.take(timeout=None)
-        for items, results in arrived:
+    def _arrived(self, timeout: float | None = None) -> list[tuple[int, Any]]:
+        """Answers that are there, after waiting for some: (index, result or Failed). The file has them first."""
+        arrived: list[tuple[int, Any]] = []
+        for items, results in self._stream.take(timeout):
             self._waiting -= len(items)
             indices = self._indices(items)
             if self._file is not None:
                 self._file.add(indices, results)
-            yield from zip(indices, results, strict=True)
+            arrived += zip(indices, results, strict=True)
+        return arrived
 
     def _indices(self, items: Sequence[int]) -> Sequence[int]:
         """The indices of items: they were submitted in spans of consecutive numbers, in rising order."""
@@ -248,12 +251,15 @@ class _Mapping:
             self._run.soon(self._cancel)
 
     def _finish(self) -> bool:
-        """Close the file, for another map may want it at once; whether this was the first to end the map."""
+        """Keep what has arrived and close the file, for another map may want it at once; False if done before."""
         if self._ended:
             return False
         self._ended = True
         if self._file is not None:
-            self._file.close()
+            try:
+                self._arrived(timeout=0)
+            finally:
+                self._file.close()
         return True
 
     def _cancel(self) -> None:

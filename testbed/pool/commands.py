@@ -24,18 +24,14 @@ def up(words: Sequence[str]) -> int:
         "mends what is broken and installs what changed.",
     )
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="execute hosts (default: 4)")
-    parser.add_argument(
-        "--gpus", type=int, default=3, metavar="N", help="GPUs that each advertises (default: 3)"
-    )
+    parser.add_argument("--gpus", type=int, default=3, metavar="N", help="GPUs that each advertises (default: 3)")
     parser.add_argument(
         "--link", type=float, default=1000, metavar="MBIT", help="every host's link speed (default: 1000)"
     )
     parser.add_argument(
         "--static", action="store_true", help="static slots of one GPU, not one partitionable slot a host"
     )
-    parser.add_argument(
-        "--numa", action="store_true", help="hosts of 8 GPUs of one model, 2 sockets and 8 NUMA nodes"
-    )
+    parser.add_argument("--numa", action="store_true", help="hosts of 8 GPUs of one model, 2 sockets and 8 NUMA nodes")
     parser.add_argument(
         "--with-torch", action="store_true", help="with PyTorch, transformers and the example's packages"
     )
@@ -94,9 +90,7 @@ def host(words: Sequence[str]) -> int:
     with machine.locked():
         settings = cluster.the_settings()
         if asked.name not in settings.execute_hosts:
-            raise TestbedError(
-                f"{asked.name} is no execute host: they are {', '.join(settings.execute_hosts)}."
-            )
+            raise TestbedError(f"{asked.name} is no execute host: they are {', '.join(settings.execute_hosts)}.")
         if asked.action == "restore":
             cluster.restore(asked.name, settings)
         elif asked.action == "slow":
@@ -115,16 +109,12 @@ def run(words: Sequence[str]) -> int:
         "there (read-only), /shared is seen by all hosts. From within the checkout, the command runs in the "
         "same directory there, else in the user's home.",
     )
-    parser.add_argument(
-        "--user", default=USERS[0], choices=[*USERS, "root"], help="who runs it (default: alice)"
-    )
+    parser.add_argument("--user", default=USERS[0], choices=[*USERS, "root"], help="who runs it (default: alice)")
     parser.add_argument("--host", default=SUBMIT, metavar="NAME", help="on which host (default: submit)")
     parser.add_argument(
         "--directory", default="", metavar="DIR", help="where, inside the testbed (default: as said, or home)"
     )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="CMD", help="the command and its arguments"
-    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD", help="the command and its arguments")
     asked = parser.parse_args(words)
     command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
     if not command:
@@ -171,9 +161,7 @@ def _table(state: dict[str, Any]) -> str:
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines) + "\n"
 
 

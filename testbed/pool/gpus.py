@@ -122,9 +122,7 @@ def topology(gpus: list[Gpu]) -> dict[str, str]:
     cores = NUMA_NODES * NUMA_CORES
     everything = f"0-{cores - 1}"
     files = {f"sys/devices/system/cpu/{name}": everything for name in ("online", "possible", "present")}
-    files |= {
-        f"sys/devices/system/node/{name}": f"0-{NUMA_NODES - 1}" for name in ("online", "possible", "has_cpu")
-    }
+    files |= {f"sys/devices/system/node/{name}": f"0-{NUMA_NODES - 1}" for name in ("online", "possible", "has_cpu")}
     for core in range(cores):
         socket, place = core * SOCKETS // cores, f"sys/devices/system/cpu/cpu{core}/topology"
         files |= {f"{place}/physical_package_id": str(socket), f"{place}/core_id": str(core)}

@@ -39,9 +39,7 @@ def check() -> None:
         if not shutil.which(tool):
             raise CannotBuild(f"The testbed needs the program {tool}: install the package {package}.")
     trial = "mount -t tmpfs tmpfs /mnt && ip link add ctxflow-br0 type bridge"
-    tried = run(
-        ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "sh", "-c", trial], check=False
-    )
+    tried = run(["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "sh", "-c", trial], check=False)
     if tried.returncode:
         why = tried.stderr.strip().splitlines()[-1:] or ["no reason given"]
         raise CannotBuild(
@@ -57,9 +55,7 @@ def check_root() -> None:
     if not sys.platform.startswith("linux"):
         raise CannotBuild("The testbed needs Linux (or a Linux container built from testbed/Dockerfile).")
     if os.geteuid():
-        raise CannotBuild(
-            "The testbed needs root, for namespaces, mounts and HTCondor's daemons: run it with sudo."
-        )
+        raise CannotBuild("The testbed needs root, for namespaces, mounts and HTCondor's daemons: run it with sudo.")
 
 
 def run(

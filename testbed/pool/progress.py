@@ -61,9 +61,7 @@ def work(
         try:
             while process.poll() is None:
                 if time.monotonic() > deadline:
-                    raise TestbedError(
-                        f"{text} took more than {limit:.0f} s and was stopped; its log is {log}."
-                    )
+                    raise TestbedError(f"{text} took more than {limit:.0f} s and was stopped; its log is {log}.")
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
                 current.show()
@@ -73,9 +71,5 @@ def work(
                 process.wait()
     if process.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()
-        last = next(
-            (line for line in reversed(lines) if line.startswith(("E:", "ERROR"))), lines[-1] if lines else ""
-        )
-        raise TestbedError(
-            f"{text} failed (exit {process.returncode}): {last.strip()}; the whole log is {log}."
-        )
+        last = next((line for line in reversed(lines) if line.startswith(("E:", "ERROR"))), lines[-1] if lines else "")
+        raise TestbedError(f"{text} failed (exit {process.returncode}): {last.strip()}; the whole log is {log}.")

@@ -102,9 +102,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    files = (
-        path for path in (CHECKOUT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    )
+    files = (path for path in (CHECKOUT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return [
         *sorted(files),
         *(CHECKOUT / name for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")),
@@ -126,9 +124,7 @@ def _write_stamp(root: Path, part: str, value: str) -> None:
 
 def _bootstrap(root: Path) -> None:
     if not shutil.which("debootstrap"):
-        raise CannotBuild(
-            "The testbed needs debootstrap to build its Debian root: install the package debootstrap."
-        )
+        raise CannotBuild("The testbed needs debootstrap to build its Debian root: install the package debootstrap.")
     partial = root.with_name(root.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
@@ -160,9 +156,7 @@ def _bootstrap(root: Path) -> None:
 def _mirror(script: list[str]) -> list[str]:
     """The Debian mirror that this machine itself uses, if any, and the script of debootstrap."""
     lists = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    text = "\n".join(
-        path.read_text() for path in lists if path.suffix in (".list", ".sources") and path.is_file()
-    )
+    text = "\n".join(path.read_text() for path in lists if path.suffix in (".list", ".sources") and path.is_file())
     found = re.search(r"^(?:URIs:|deb\b.*?)\s+(https?://\S+/debian)/?(?:\s|$)", text, re.MULTILINE)
     if found:
         return [found[1], *script]
@@ -207,9 +201,7 @@ def _provision(root: Path, text: str, part: str, words: list[str]) -> None:
     cache().mkdir(parents=True, exist_ok=True)
     script = PROVISION.read_text()
     values = " ".join(_pip_settings().values())
-    local = {
-        match for match in re.findall(r"(?:file://|(?<=\s)|^)(/[^\s,]+)", values) if Path(match).is_dir()
-    }
+    local = {match for match in re.findall(r"(?:file://|(?<=\s)|^)(/[^\s,]+)", values) if Path(match).is_dir()}
     # Wheels that a local index refers to lie beside it.
     folders = sorted({str(Path(path).parent) if Path(path).name == "simple" else path for path in local})
     if root == Path("/"):

@@ -54,11 +54,7 @@ def test_every_gpu_is_advertised_once(hosts: int, gpus: int, numa: bool) -> None
     settings = Settings(hosts=hosts, gpus=gpus, numa=numa)
     found = gpus_of(settings)
     everything = [gpu for mine in found.values() for gpu in mine]
-    assert (
-        len({gpu.uuid for gpu in everything})
-        == len({gpu.short for gpu in everything})
-        == hosts * settings.gpus
-    )
+    assert len({gpu.uuid for gpu in everything}) == len({gpu.short for gpu in everything}) == hosts * settings.gpus
     for mine in found.values():
         detected = re.findall(r'DetectedGPUs="(.*)"', inventory(mine))[0]
         assert detected == (", ".join(gpu.short for gpu in mine) or "0")
@@ -83,9 +79,7 @@ def test_impossible_settings_are_refused(wrong: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("command", ["up", "down", "run", "host", "status", "boot", "provision"])
 def test_every_command_explains_itself(command: str) -> None:
-    done = subprocess.run(
-        [TESTBED / command, "--help"], capture_output=True, check=False, text=True, timeout=60
-    )
+    done = subprocess.run([TESTBED / command, "--help"], capture_output=True, check=False, text=True, timeout=60)
     assert command in done.stdout
 
 
@@ -286,9 +280,7 @@ def test_run_passes_input_exit_codes_and_its_own_death_on(testbed: Testbed) -> N
     with subprocess.Popen(command, cwd="/") as client:
         testbed.eventually(lambda: testbed.run("pgrep", "-fx", "sleep 4321"))
         client.kill()
-    testbed.eventually(
-        lambda: testbed.command("run", "pgrep", "-fx", "sleep 4321", check=False).returncode == 1
-    )
+    testbed.eventually(lambda: testbed.command("run", "pgrep", "-fx", "sleep 4321", check=False).returncode == 1)
     unknown = testbed.command("host", "cut", "host9", check=False)
     assert unknown.returncode == 1 and "host1, host2, host3, host4" in unknown.stderr
 

@@ -50,9 +50,7 @@ def test_a_row_that_does_not_fit_alone_says_what_to_do():
     def run(rows: list[int]) -> list[int]:
         raise MemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
 
-    with pytest.raises(
-        OutOfMemoryError, match=r"one prompt alone does not fit .* larger GPU \(CUDA out.*GiB\.\)"
-    ):
+    with pytest.raises(OutOfMemoryError, match=r"one prompt alone does not fit .* larger GPU \(CUDA out.*GiB\.\)"):
         run_batches([3, 4], run, max_tokens=100)
 
 

@@ -97,9 +97,7 @@ def test_length_normalised_scores_are_per_token(causal_lm):
 
 def test_conversations_are_written_out_by_the_chat_template(causal_lm):
     conversation = [{"role": "user", "content": "Is Paris in France?"}]
-    text = causal_lm.tokenizer.apply_chat_template(
-        [conversation], tokenize=False, add_generation_prompt=True
-    )[0]
+    text = causal_lm.tokenizer.apply_chat_template([conversation], tokenize=False, add_generation_prompt=True)[0]
     (answer,) = LabelClassifier(causal_lm, labels=LABELS).classify_chat([conversation])
     assert answer.log_probabilities == pytest.approx(naive(causal_lm, [text], LABELS)[0], abs=1e-9)
 

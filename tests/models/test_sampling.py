@@ -37,9 +37,7 @@ def test_parameters_are_for_all_rows_or_one_for_each():
 
 
 def test_lists_of_another_length_and_unknown_parameters_are_errors():
-    with pytest.raises(
-        ValueError, match="temperature has 3 values for 2 prompts: give one for each, or one for all"
-    ):
+    with pytest.raises(ValueError, match="temperature has 3 values for 2 prompts: give one for each, or one for all"):
         per_row(2, temperature=[0.1, 0.2, 0.3])
     with pytest.raises(TypeError, match="max_tokens is no generation parameter: there are max_new_tokens, "):
         per_row(0, max_tokens=3)

@@ -70,9 +70,7 @@ def test_the_public_names_need_no_model_library():
         "try: generator('some/model').build()\n"
         "except ImportError as error: print(type(error).__name__, error)\n"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("MissingPackageError torch and transformers (")
     assert process.stdout.rstrip().endswith("pip install 'ctxflow[transformers]'")

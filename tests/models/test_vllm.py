@@ -40,9 +40,7 @@ def vllm(monkeypatch):
 
 
 def test_prompts_and_parameters_reach_vllm_row_by_row(vllm, causal_lm_folder):
-    generator = VLLMGenerator(
-        causal_lm_folder, dtype="bfloat16", max_model_len=40, options={"enforce_eager": True}
-    )
+    generator = VLLMGenerator(causal_lm_folder, dtype="bfloat16", max_model_len=40, options={"enforce_eager": True})
     assert generator._llm.arguments == {
         "model": str(causal_lm_folder.resolve()),
         "dtype": "bfloat16",

@@ -1,6 +1,6 @@
 """Parsl's own test suite, run with ctxflow's executor on the embedded engine.
 
-    pytest SITE-PACKAGES/parsl/tests -k "not cleannet" --config tests/parsl_suite/embedded.py
+pytest SITE-PACKAGES/parsl/tests -k "not cleannet" --config tests/parsl_suite/embedded.py
 """
 
 from parsl.config import Config

@@ -97,7 +97,7 @@ def _machine() -> Iterable[Finding]:
     free = shutil.disk_usage(scratch).free
     enough = free > 1e9
     yield Finding("Machine", "scratch disk", "ok" if enough else "bad", f"{free / 1e9:.1f} GB free in {scratch}",
-                  "" if enough else "free some, or set scratch in the site file (or TMPDIR) to a larger disk")  # fmt: skip
+                  "" if enough else "free some, or set the site's scratch (or TMPDIR) to a larger disk")  # fmt: skip
     linux = sys.platform == "linux"
     yield Finding("Machine", "system", "ok" if linux else "bad", platform.platform(),
                   "" if linux else "workers need Linux")  # fmt: skip
@@ -121,8 +121,8 @@ def _packages() -> Iterable[Finding]:
         try:
             yield Finding("Packages", name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            advice = advice or "reinstall ctxflow: pip install ctxflow"
-            yield Finding("Packages", name, "bad" if needed else "missing", "not installed", advice)
+            state = "bad" if needed else "missing"
+            yield Finding("Packages", name, state, "not installed", advice or "reinstall ctxflow: pip install ctxflow")
 
 
 def _devices() -> Iterable[Finding]:
@@ -148,7 +148,7 @@ def _engines() -> Iterable[Finding]:
         lacking = " and ".join(
             what for what, there in (("vine_worker", vine_worker), ("the Python bindings", bindings)) if not there
         )
-        advice = "for clusters: conda install -c conda-forge ndcctools (Debian: coop-computing-tools, python3-workqueue)"
+        advice = "for clusters: conda install -c conda-forge ndcctools (Debian: coop-computing-tools)"
         yield Finding("Engines", "taskvine", "missing", f"{lacking} not found", advice)
     condor = shutil.which("condor_submit")
     yield Finding("Engines", "HTCondor", "ok" if condor else "missing", condor or "condor_submit not found",

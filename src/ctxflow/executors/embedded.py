@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 import psutil
@@ -23,6 +24,7 @@ import psutil
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.devices import Device, cuda_devices
 from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Channel, Head, listen
@@ -30,6 +32,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
 TIER = "local"
+_END_SECONDS = 5.0  # How long workers may take to end by themselves.
 _STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
@@ -42,9 +45,7 @@ def default_workers(devices: int) -> int:
 class _Worker:
     """A context host process as the engine sees it."""
 
-    def __init__(
-        self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel
-    ) -> None:
+    def __init__(self, name: str, devices: list[Device], process: subprocess.Popen[bytes], channel: Channel) -> None:
         self.name = name
         self.devices = devices
         self.process = process
@@ -174,9 +175,7 @@ class EmbeddedEngine:
             self._send_load(worker, command)
         elif isinstance(command, cmd.Stage):
             files = self._run.context_payload(command.context).files
-            self._send(
-                worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache}
-            )
+            self._send(worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache})
         elif isinstance(command, (cmd.Unload, cmd.Abandon)):
             # The host does not hear of calls that go over the line: it ends the library process either way.
             self._drop_line(worker, command.context)
@@ -187,24 +186,19 @@ class EmbeddedEngine:
     def _release(self, worker: _Worker) -> None:
         """Have a worker end by itself."""
         worker.released = True
-        with contextlib.suppress(OSError):
-            worker.channel.socket.shutdown(socket.SHUT_WR)
+        self._send(worker, {"do": "release"})
 
     def _send_call(self, worker: _Worker, command: cmd.Run) -> None:
         try:
             payload = self._run.call_payload(command)
         except Exception as error:
             failure = ev.Failure("input", type(error).__name__, str(error))
-            self._event(
-                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error)
-            )
+            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
             return
         line = worker.lines.get(command.context)
         if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
             failure = ev.Failure("crash", "LibraryGone", "the library process ended before the call")
-            self._event(
-                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True)
-            )
+            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True))
             return
         name = payload.function
         if name and name not in line.functions:
@@ -236,9 +230,7 @@ class EmbeddedEngine:
             "key": line.key,
             "context": context.id,
             "name": context.name,
-            "files": {
-                name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()
-            },
+            "files": {name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()},
             "environment": dict(context.environment),
             "timeout": context.timeout,
             "memory": context.memory,
@@ -379,7 +371,7 @@ class EmbeddedEngine:
 
     def _introduced(self, channel: Channel) -> None:
         for head, _ in channel.receive():
-            line = self._expected.pop(head.get("key"), None)
+            line = self._expected.pop(str(head.get("key")), None)
             if line is not None:
                 self._strangers.discard(channel)
                 line.channel = channel
@@ -402,9 +394,7 @@ class EmbeddedEngine:
         for head, body in channel.receive():
             line.calls.discard(head["call"])
             now = self._run.clock()
-            self._events.append(
-                ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body)
-            )
+            self._events.append(ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body))
         if channel.closed:
             # The host says why; until then the line is only of no more use.
             self._selector.unregister(channel)
@@ -508,8 +498,7 @@ class EmbeddedEngine:
         share = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
         if self._devices:
             share["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
-        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        share["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        share["PYTHONPATH"] = python_path()
         return share
 
     def _gone(self, worker: _Worker) -> None:
@@ -531,9 +520,7 @@ class EmbeddedEngine:
             self._respawn_at.append(now + self._rejoin_seconds)
             self._respawn_at.sort()
         else:
-            self._not_born(
-                _last_line(worker.log) or f"a worker ended with status {worker.process.returncode}"
-            )
+            self._not_born(_last_line(worker.log) or f"a worker ended with status {worker.process.returncode}")
 
     def _respawn(self) -> None:
         while self._respawn_at and self._respawn_at[0] <= self._run.clock():
@@ -542,13 +529,13 @@ class EmbeddedEngine:
                 self._spawn()
 
     def _end(self, worker: _Worker) -> None:
+        kill_tree(worker.process.pid)  # Also what left the worker's session.
+        kill_session(worker.process.pid)  # Also what lost its parents.
+        worker.process.wait()
         for context in list(worker.lines):
             self._drop_line(worker, context)
         self._selector.unregister(worker.channel)
         worker.channel.close()
-        kill_tree(worker.process.pid)  # Also what left the worker's session.
-        kill_session(worker.process.pid)  # Also what lost its parents.
-        worker.process.wait()
         shutil.rmtree(worker.scratch, ignore_errors=True)
 
     def worker_pids(self) -> dict[str, int]:
@@ -587,7 +574,14 @@ class EmbeddedEngine:
             if self._stopped:
                 return
             self._stopped = True
+            # All end themselves at the same time, also if this is interrupted.
             for worker in self._workers.values():
+                with contextlib.suppress(OSError):
+                    worker.channel.socket.shutdown(socket.SHUT_RDWR)
+            deadline = time.monotonic() + _END_SECONDS
+            for worker in self._workers.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
                 self._end(worker)
             self._workers.clear()
             for stranger in self._strangers:

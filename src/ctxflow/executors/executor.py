@@ -95,9 +95,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
 
     def _make_engine(self) -> EmbeddedEngine:
         site = self.resolved_site
-        return EmbeddedEngine(
-            site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns
-        )
+        return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
 
     @classmethod
     def config(cls, site: str | Site = "local", **options: Any) -> Config:
@@ -124,9 +122,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         """Start the run: its workers come up while the program goes on."""
         directory = self.run_dir
         if directory == os.path.abspath("."):
-            directory = os.path.abspath(
-                os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-            )
+            directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
         self.run = Run(
             self.engine,
             self._policies,
@@ -181,9 +177,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         :raises CtxflowError: if the executor is not running.
         """
         if self._calls is None:
-            raise CtxflowError(
-                "the executor is not running: load it with parsl.load, or use it in a with statement"
-            )
+            raise CtxflowError("the executor is not running: load it with parsl.load, or use it in a with statement")
         return self._calls
 
     def status(self) -> Status:
@@ -222,9 +216,7 @@ def active_executor(label: str | None = None) -> tuple[ContextExecutor, Any]:
     running = [executor for executor in _active if label is None or executor.label == label]
     if not running:
         which = f"no executor labelled {label!r} is running" if label else "no ContextExecutor is running"
-        raise CtxflowError(
-            f"{which}: load one with parsl.load(ContextExecutor.config()), or `with ContextExecutor():`"
-        )
+        raise CtxflowError(f"{which}: load one with parsl.load(ContextExecutor.config()), or `with ContextExecutor():`")
     executor = running[-1]
     kernel = DataFlowKernelLoader._dfk
     loaded = kernel is not None and executor in kernel.executors.values()

@@ -21,9 +21,7 @@ _KINDS: dict[str, type[errors.CallError]] = {
 }
 
 
-def error_of(
-    failure: Failure, pickled: bytes | BaseException | None, context: str | None = None
-) -> BaseException:
+def error_of(failure: Failure, pickled: bytes | BaseException | None, context: str | None = None) -> BaseException:
     """The exception that a person gets for a failure: the app's own where it can be had here.
 
     :param pickled: the exception as the library process pickled it, if it could.
@@ -31,9 +29,7 @@ def error_of(
     """
     if context is not None:
         message = f"the context {context} could not be built: {failure.error}: {failure.message}"
-        return _with_cause(
-            errors.ContextError(message, failure.traceback, failure.output, failure.worker), failure
-        )
+        return _with_cause(errors.ContextError(message, failure.traceback, failure.output, failure.worker), failure)
     if isinstance(pickled, BaseException):
         return pickled
     if failure.kind in ("exception", "memory"):

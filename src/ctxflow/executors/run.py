@@ -8,7 +8,6 @@ how a person calls (executor.py, apps.py).
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import logging
 import os
@@ -17,16 +16,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from ctxflow.context import Context, dumps
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
+from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Sink, error_of
+from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.log import line
 from ctxflow.scheduler.run_state import RunState
 
 logger = logging.getLogger("ctxflow")
@@ -89,7 +89,7 @@ class Run:
         self._failed: EngineFailed | None = None
         self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
-        self._log: IO[str] | None = None
+        self._log: EventLog | None = None
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
 
@@ -128,7 +128,7 @@ class Run:
         try:
             os.makedirs(self.directory, exist_ok=True)
             if self._log_events:
-                self._log = open(os.path.join(self.directory, "events.jsonl"), "w")  # noqa: SIM115 - closed in `stop`
+                self._log = EventLog(os.path.join(self.directory, "events.jsonl"))
         except OSError as error:
             raise CtxflowError(
                 f"the run cannot keep its files in {self.directory} ({error}): start the program in a directory that "
@@ -137,7 +137,8 @@ class Run:
         try:
             self.engine.start(self)
         except BaseException:
-            self._close_log()
+            if self._log is not None:
+                self._log.close()
             raise
         self.declare_context(None)
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
@@ -158,7 +159,8 @@ class Run:
         error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
         self._fail_all(error)
         with self._lock:
-            self._close_log()
+            if self._log is not None:
+                self._log.close()
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits that no answer will come."""
@@ -167,12 +169,6 @@ class Run:
             self._sinks.clear()
             self._inputs.clear()
         self._deliver(_Delivery([item], [sink], error) for item, sink in waiting.items())
-
-    def _close_log(self) -> None:
-        if self._log is not None:
-            with contextlib.suppress(OSError):  # A full disk must not keep the run from ending.
-                self._log.close()
-            self._log = None
 
     # --- submissions
 
@@ -216,6 +212,7 @@ class Run:
         self._submitted(deliveries)
         return future
 
+    @uninterrupted
     def submit(
         self, app: str, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
     ) -> range:
@@ -251,6 +248,7 @@ class Run:
             self.engine.wake()
         self._deliver(deliveries)
 
+    @uninterrupted
     def cancel(self, items: Sequence[int], stop: bool = False) -> None:
         """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
         with self._lock:
@@ -315,6 +313,7 @@ class Run:
             )
             return ev.BatchFailed(event.time, event.worker, event.attempt, failure)
 
+    @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
         deliveries: list[_Delivery] = []
         with self._lock:
@@ -325,8 +324,6 @@ class Run:
     def _handle(self, event: ev.Event) -> list[_Delivery]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
         commands = self._scheduler.handle(event)
-        if self._log is not None:
-            self._write_log(line(event, commands) + "\n")
         deliveries: list[_Delivery] = []
         orders: list[cmd.Command] = []
         for command in commands:
@@ -336,16 +333,13 @@ class Run:
                 deliveries.append(self._burial(command, event))
             else:
                 orders.append(command)
-        if orders:
-            self.engine.execute(orders)
-        return deliveries
-
-    def _write_log(self, text: str) -> None:
         try:
-            self._log.write(text)  # type: ignore[union-attr]
-        except OSError as error:
-            logger.warning("the event log ends here (%s): make room in %s", error, self.directory)
-            self._close_log()
+            if orders:
+                self.engine.execute(orders)
+        finally:
+            if self._log is not None:
+                self._log.add(event, commands)
+        return deliveries
 
     def _delivery(self, command: cmd.Deliver, event: ev.Event) -> _Delivery:
         results: Any = event.results  # type: ignore[attr-defined]
@@ -380,6 +374,9 @@ class Run:
     def _sample(self, now: float) -> None:
         counters = self._scheduler.state.counters
         self.samples.append((now, len(self._scheduler.state.workers), counters.done))
+        if self._log is not None:
+            with self._lock:
+                self._log.flush()
 
     def status(self) -> Status:
         """What is going on, at this moment."""
@@ -446,9 +443,7 @@ def _status(state: RunState, contexts: Mapping[str, ContextPayload], now: float)
 class _Delivery:
     """Answers (or one error) on their way to whoever waits for them."""
 
-    def __init__(
-        self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException
-    ) -> None:
+    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
         self._items = items
         self._sinks = sinks
         self._results = results

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from parsl.dataflow.memoization import id_for_memo
+
 from ctxflow.context import Context, dumps
 from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import App, ApplyCall, Run
@@ -145,6 +147,12 @@ class Calls:
 
 
 _DEFAULT = CallOptions()
+
+
+@id_for_memo.register(Context)  # type: ignore[untyped-decorator]
+def _memo_id(context: Context, output_ref: bool = False) -> bytes:
+    """What Parsl's memoization takes for a recipe in a resource specification."""
+    return context.id.encode()
 
 
 def _context_of(specification: Mapping[str, Any]) -> Context | None:

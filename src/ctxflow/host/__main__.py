@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 from ctxflow.host.host import Host, clear, serve
+from ctxflow.host.processes import adopt_orphans, kill_children
 from ctxflow.host.wire import Channel, frame
 
 
@@ -41,25 +44,44 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
 
     host = Host(emit, selector, scratch, logs)
 
+    released = False
+
     def heard() -> None:
+        nonlocal released
         channel.flush()
         for head, body in channel.receive():
-            host.handle(head, body)
+            if head["do"] == "release":
+                released = True
+            else:
+                host.handle(head, body)
         watch_writes()
 
-    def noticed() -> None:
-        os.read(notice_read, 4096)
-        emit(frame({"is": "notice"}))
-
-    # A signal handler must not send: it may have interrupted a message half sent.
-    notice_read, notice_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.signal(signal.SIGTERM, lambda signum, stack: os.write(notice_write, b".") and None)
-    selector.register(notice_read, selectors.EVENT_READ, noticed)
+    adopt_orphans()
+    _on_signal(signal.SIGCHLD, selector, host.bury_orphans)
+    _on_signal(signal.SIGTERM, selector, lambda: emit(frame({"is": "notice"})))
     selector.register(channel, selectors.EVENT_READ, heard)
     channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
-    serve(host, selector, alive=lambda: not channel.closed and os.getppid() == driver)
+    serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
     host.stop()
-    clear(scratch if os.getppid() == driver else os.path.dirname(scratch))
+    kill_children()
+    # The driver that did not release this worker has ended, or is about to: so has the run.
+    clear(scratch if released else os.path.dirname(scratch))
+
+
+def _on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], None]) -> None:
+    """Act on a signal in the selector's turn: a handler may have interrupted a message half sent."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def handler(signum: int, stack: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(write_end, b".")
+
+    def woken() -> None:
+        os.read(read_end, 4096)
+        act()
+
+    signal.signal(number, handler)
+    selector.register(read_end, selectors.EVENT_READ, woken)
 
 
 if __name__ == "__main__":

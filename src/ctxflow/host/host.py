@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.host.process import LibraryProcess, now
-from ctxflow.host.processes import tree_bytes
+from ctxflow.host.processes import bury_orphans, tree_bytes
 from ctxflow.host.staging import stage
 from ctxflow.host.wire import Head, frame
 
@@ -69,9 +69,7 @@ class Host:
     def _refuse(self, head: Head, error: Exception) -> None:
         message = f"the worker cannot {head['do']} it: {error or type(error).__name__}"
         if isinstance(error, OSError):
-            message += (
-                "; see that the worker's machine has disk space, memory, processes and descriptors left"
-            )
+            message += "; see that the worker's machine has disk space, memory, processes and descriptors left"
         failure = {"kind": "exception", "error": type(error).__name__, "message": message}
         report: Head = {name: head[name] for name in ("context", "key", "call") if name in head}
         report["failure"] = failure
@@ -99,6 +97,15 @@ class Host:
         """End all library processes."""
         for context in list(self._libraries):
             self._remove(context)
+
+    def close(self) -> None:
+        """Free the host's own descriptors; nothing may be asked of it any more."""
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def bury_orphans(self) -> None:
+        """For a host that has adopted what calls left behind: some of it has ended."""
+        bury_orphans([library.process.pid for library in self._libraries.values()])
 
     # --- what it is told
 
@@ -166,9 +173,7 @@ class Host:
                 "error": "LibraryGone",
                 "message": "the library process ended before the call",
             }
-            self._emit(
-                frame({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure})
-            )
+            self._emit(frame({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}))
             return
         name = head.get("function")
         if name:
@@ -236,9 +241,7 @@ class Host:
         self._remove(library.context)
         failure = {"kind": kind, "error": error, "message": message, "output": output}
         report: Head = {"context": library.context, "key": library.key, "failure": failure}
-        self._emit(
-            frame({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"})
-        )
+        self._emit(frame({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"}))
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         if library.load_deadline <= time:

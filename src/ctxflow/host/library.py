@@ -47,6 +47,9 @@ def main(descriptor: int, scratch: str, parent: int) -> None:
         while True:
             head, body = library.line.receive()
             library.handle(head, body)
+    # If it was the line to the driver that ended: the host ends this process, with all that calls started.
+    with contextlib.suppress(EOFError, OSError):
+        library.host.receive()
     # What the user's code left running (threads, exit handlers) must not keep the process.
     os._exit(0)
 
@@ -55,7 +58,7 @@ class _Library:
     """The built context, the functions seen so far, and the directory that the next call gets."""
 
     def __init__(self, host: BlockingChannel, scratch: str) -> None:
-        self._host = host
+        self.host = host
         self.line = host  # Where calls come from.
         self._output = Output()
         self._pid = os.getpid()
@@ -94,7 +97,7 @@ class _Library:
         self._end_fork()
         self._output.mend()
         seconds = time.monotonic() - started
-        self._host.send(
+        self.host.send(
             {
                 "is": "ready",
                 "seconds": seconds,
@@ -110,9 +113,9 @@ class _Library:
 
     def _call(self, head: Head, body: bytes) -> None:
         # The host, which enforces timeouts, hears of calls that come past it.
-        watched = self.line is not self._host and head.get("timeout")
+        watched = self.line is not self.host and head.get("timeout")
         if watched:
-            self._host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
+            self.host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
         started = time.monotonic()
         try:
             self._enter_directory()
@@ -129,7 +132,7 @@ class _Library:
                 seconds *= self._slowdown
             self._output.mend()
             if watched:
-                self._host.send({"is": "ended", "call": head["call"]})
+                self.host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
         self._leave_directory()
 
@@ -152,7 +155,7 @@ class _Library:
         function = self._functions[head["function"]]
         if isinstance(function, bytes):
             self._functions[head["function"]] = function = pickle.loads(function)
-        return function  # type: ignore[return-value]
+        return function
 
     def _enter_directory(self) -> None:
         """Each call has a directory of its own; an empty one may serve the next."""
@@ -197,7 +200,7 @@ class _Library:
             "message": _message(error)[:_LONGEST],
             "traceback": _user_traceback(error)[-_LONGEST:],
         }
-        self._host.send({**head, "failure": failure}, body)
+        self.host.send({**head, "failure": failure}, body)
 
 
 def _connect(address: str, key: str) -> BlockingChannel:
@@ -219,13 +222,13 @@ def _one_each(results: Any, expected: int, function: Callable[..., Any]) -> list
         raise TypeError(
             f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
         )
-    results = list(results)
-    if len(results) != expected:
-        given = "1 result" if len(results) == 1 else f"{len(results)} results"
+    listed: list[Any] = list(results)
+    if len(listed) != expected:
+        given = "1 result" if len(listed) == 1 else f"{len(listed)} results"
         raise ValueError(
             f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
         )
-    return results
+    return listed
 
 
 def _dump_results(results: Any) -> bytes:
@@ -260,7 +263,8 @@ def _gpu_bytes() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    return reserved
 
 
 def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:
@@ -269,6 +273,6 @@ def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:
 
 if __name__ == "__main__":
     # The module must be importable under its own name, not run twice: pickles may refer to it.
-    from ctxflow.host import library
+    from ctxflow.host import library  # noqa: PLW0406 - see above
 
     library.main(*library._arguments(sys.argv[1:]))

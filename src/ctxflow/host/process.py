@@ -74,7 +74,7 @@ class LibraryProcess:
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=[far.fileno()],
-                env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONPATH": python_path(), **environment, "PYTHONUNBUFFERED": "1"},
                 cwd=scratch,
             )
             ours.callback(self.process.wait)
@@ -192,6 +192,13 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # Most real-time signals have none.
         return f"signal {number}"
+
+
+def python_path() -> str:
+    """The PYTHONPATH with which a process, wherever it starts, finds this very ctxflow."""
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join([*given, own])
 
 
 def now() -> float:

@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -19,6 +21,23 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # It ended before the call above.
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Have descendants of this process that lose their parent become its children, so that it can end them."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def bury_orphans(own: Collection[int]) -> None:
+    """Take note of adopted children that have ended, else they stay as zombies.
+
+    :param own: the children that somebody else waits for.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in own:  # The next time, when it is out of the way.
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def descendants(pid: int) -> list[int]:
@@ -34,11 +53,19 @@ def descendants(pid: int) -> list[int]:
 
 def kill_tree(pid: int) -> None:
     """Kill a process, all its descendants, and what is left of the process group that it leads."""
-    for each in [pid, *descendants(pid)]:
+    # The farthest first: should this be interrupted, whoever is left still finds all that it started.
+    for each in reversed([pid, *descendants(pid)]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def kill_children() -> None:
+    """Kill all descendants of this process."""
+    for each in reversed(descendants(os.getpid())):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
 
 
 def kill_session(leader: int) -> None:

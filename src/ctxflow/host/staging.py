@@ -38,7 +38,8 @@ def stage(source: str, digest: str, cache: str) -> str:
             shutil.copytree(source, copy, copy_function=_link_or_copy)
         else:
             _link_or_copy(source, copy)
-        os.makedirs(os.path.dirname(place), exist_ok=True)  # The same content may be there under another name.
+        # The folder of the digest may be there already, with the same content under another name.
+        os.makedirs(os.path.dirname(place), exist_ok=True)
         try:
             os.rename(copy, place)
         except OSError as error:

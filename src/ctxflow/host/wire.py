@@ -122,6 +122,8 @@ class Channel:
             try:
                 message = _decode(data[start + _LENGTHS.size : middle])
             except ValueError:
+                message = None
+            if type(message) is not dict:
                 self.closed = True
                 break
             yield message, bytes(data[middle : middle + body])

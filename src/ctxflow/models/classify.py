@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ctxflow.models.memory import Workload
+from ctxflow.models.memory import CPU_READING_TOKENS, Workload
 from ctxflow.models.prompts import (
     Message,
     Tokens,
@@ -71,7 +71,9 @@ class LabelClassifier:
         self.labels = checked
         self.length_normalised = length_normalised
         self.max_input_tokens = max_input_tokens
-        self._workload = Workload(self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True)
+        self._workload = Workload(
+            self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_READING_TOKENS
+        )
         self._accepted = set(inspect.signature(self.loaded.model.forward).parameters)
         self._shares_cache = _shares_cache(self.loaded.model, self._accepted)
 
@@ -107,14 +109,10 @@ class LabelClassifier:
         """Free the model's memory now; the classifier cannot be used afterwards."""
         self.loaded.close()
 
-    def _run(
-        self, texts: list[str], encoded: list[list[int]], labels: Iterable[str] | None
-    ) -> list[Classification]:
+    def _run(self, texts: list[str], encoded: list[list[int]], labels: Iterable[str] | None) -> list[Classification]:
         chosen = self.labels if labels is None else _check_labels(labels)
         if chosen is None:
-            raise ValueError(
-                "there are no labels to choose among: give labels=[...] here or to the classifier"
-            )
+            raise ValueError("there are no labels to choose among: give labels=[...] here or to the classifier")
         label_ids = {joint: self._label_ids(chosen, joint) for joint in (" ", "")}
         longest = max(len(ids) for variant in label_ids.values() for ids in variant)
         limit = room(context_length(self.loaded.model.config), longest, self.max_input_tokens)
@@ -128,8 +126,7 @@ class LabelClassifier:
             batch = [rows[number] for number in numbers]
             scores = self._score_shared(batch) if self._shares_cache else self._score_whole(batch)
             return [
-                self._answer(row, chosen, row_scores)
-                for row, row_scores in zip(batch, scores.tolist(), strict=True)
+                self._answer(row, chosen, row_scores) for row, row_scores in zip(batch, scores.tolist(), strict=True)
             ]
 
         return self._workload.run([len(row.prompt.ids) + longest for row in rows], score)
@@ -176,9 +173,7 @@ class LabelClassifier:
                     **inputs,
                 )
                 cache.crop(-more)
-                column = column + (logs.gather(2, label_ids[:, 1:, None])[:, :, 0] * label_mask[:, 1:]).sum(
-                    dim=1
-                )
+                column = column + (logs.gather(2, label_ids[:, 1:, None])[:, :, 0] * label_mask[:, 1:]).sum(dim=1)
             columns.append(column)
         return torch.stack(columns, dim=1)
 
@@ -191,9 +186,9 @@ class LabelClassifier:
             ids, mask = left_padded(together, loaded.pad_id, loaded.device)
             positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
             most = max(len(label_ids) for label_ids in label)
-            logs = self._forward(
-                most + 1, input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
-            )[:, :-1]
+            logs = self._forward(most + 1, input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)[
+                :, :-1
+            ]
             _, counted = left_padded(label, 0, loaded.device)
             columns.append((logs.gather(2, ids[:, -most:, None])[:, :, 0] * counted).sum(dim=1))
         return torch.stack(columns, dim=1)

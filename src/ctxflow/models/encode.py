@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxflow.models.memory import Workload
+from ctxflow.models.memory import CPU_READING_TOKENS, Workload
 from ctxflow.models.prompts import check_texts, context_length
 from ctxflow.models.sentence_parts import Recipe, read_recipe
 from ctxflow.models.transformers import load_encoder_model, right_padded
@@ -63,7 +63,9 @@ class SentenceEncoder:
         limits = [max_input_tokens, self._recipe.max_tokens, self.loaded.tokenizer.model_max_length]
         limits.append(context_length(self.loaded.model.config))
         self.max_input_tokens = min(limit for limit in [*limits, LONGEST] if limit is not None)
-        self._workload = Workload(self.loaded, max_batch_tokens, max_batch_size, keeps_cache=False)
+        self._workload = Workload(
+            self.loaded, max_batch_tokens, max_batch_size, keeps_cache=False, cpu_tokens=CPU_READING_TOKENS
+        )
 
     def encode(self, texts: Iterable[str], *, prompt_name: str | None = None) -> NDArray[np.floating[Any]]:
         """Turn each text into a vector.

@@ -19,9 +19,7 @@ class MissingPackageError(CtxflowError, ImportError):
     @classmethod
     def about(cls, packages: str, *, extra: str) -> MissingPackageError:
         """The error for packages that an extra of ctxflow brings."""
-        return cls(
-            f"{packages} must be installed where this context is built: pip install 'ctxflow[{extra}]'"
-        )
+        return cls(f"{packages} must be installed where this context is built: pip install 'ctxflow[{extra}]'")
 
 
 class OutOfMemoryError(CtxflowError, MemoryError):

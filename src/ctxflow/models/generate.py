@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from ctxflow.models.memory import Workload
+from ctxflow.models.memory import CPU_WRITING_TOKENS, Workload
 from ctxflow.models.prompts import (
     Message,
     Tokens,
@@ -62,7 +62,9 @@ class TextGenerator:
     ) -> None:
         self.loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
         self.max_input_tokens = max_input_tokens
-        self._workload = Workload(self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True)
+        self._workload = Workload(
+            self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_WRITING_TOKENS
+        )
 
     def generate(self, prompts: Iterable[str], **parameters: Any) -> list[Generation]:
         """Continue each prompt.
@@ -105,9 +107,7 @@ class TextGenerator:
             truncate(ids, room(length, row.max_new_tokens, self.max_input_tokens), special)
             for ids, row in zip(encoded, sampling, strict=True)
         ]
-        lengths = [
-            len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, sampling, strict=True)
-        ]
+        lengths = [len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, sampling, strict=True)]
         return self._workload.run(
             lengths,
             lambda rows: self._generate([prompts[row] for row in rows], [sampling[row] for row in rows]),
@@ -170,9 +170,7 @@ class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
     :ivar stopped_at: for each row the number of new tokens at which a stop string was complete, or None.
     """
 
-    def __init__(
-        self, tokenizer: Any, sampling: Sequence[Sampling], width: int, device: torch.device
-    ) -> None:
+    def __init__(self, tokenizer: Any, sampling: Sequence[Sampling], width: int, device: torch.device) -> None:
         limits = [row.max_new_tokens for row in sampling]
         self._tokenizer = tokenizer
         self._width = width
@@ -240,9 +238,7 @@ class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
             probabilities = probabilities * self._kept(probabilities)
         sums = probabilities.cumsum(dim=-1)
         drawn = torch.searchsorted(sums, self._draws[:, step : step + 1] * sums[:, -1:], right=True)
-        chosen = torch.full_like(scores, float("-inf")).scatter_(
-            1, drawn.clamp_(max=scores.shape[1] - 1), 0.0
-        )
+        chosen = torch.full_like(scores, float("-inf")).scatter_(1, drawn.clamp_(max=scores.shape[1] - 1), 0.0)
         return torch.where(self._greedy, scores, chosen)
 
     def _kept(self, probabilities: torch.Tensor) -> torch.Tensor:

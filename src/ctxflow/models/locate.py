@@ -59,8 +59,7 @@ a model's config.json, package:NAME or a hub id
         return _checked(folder)
     if not isinstance(model, str) or not _HUB_ID.fullmatch(name):
         raise ModelNotFoundError(
-            f"there is no folder {name}: give a folder that holds a model's config.json, package:NAME or a "
-            "hub id"
+            f"there is no folder {name}: give a folder that holds a model's config.json, package:NAME or a hub id"
         )
     package = PACKAGES.get(name)
     if package and revision is None and importlib.util.find_spec(package):
@@ -83,8 +82,7 @@ def _in_package(name: str) -> Path:
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModelNotFoundError(
-            f"no package {package} is installed here: pip install {package.replace('_', '-')}, or name "
-            "another model"
+            f"no package {package} is installed here: pip install {package.replace('_', '-')}, or name another model"
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     if inside:
@@ -93,9 +91,7 @@ def _in_package(name: str) -> Path:
     if len(found) == 1:
         return found[0].resolve()
     if not found:
-        raise ModelNotFoundError(
-            f"the package {package} holds no model: there is no config.json beside weights in it"
-        )
+        raise ModelNotFoundError(f"the package {package} holds no model: there is no config.json beside weights in it")
     choices = " or ".join(f"package:{package}/{folder.relative_to(root)}" for folder in found)
     raise ModelNotFoundError(f"the package {package} holds {len(found)} models: give {choices}")
 
@@ -141,9 +137,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except ModelNotFoundError:
         raise
     except GatedRepoError:
-        reason = (
-            "its owner lets in those who asked: ask on its page, then run `hf auth login` or set HF_TOKEN"
-        )
+        reason = "its owner lets in those who asked: ask on its page, then run `hf auth login` or set HF_TOKEN"
     except RevisionNotFoundError:
         reason = f"it has no revision {revision}: give a branch, tag or commit of it"
     except RepositoryNotFoundError:
@@ -172,9 +166,7 @@ def _download(hub: Any, name: str, revision: str | None, files: list[str]) -> Pa
     The weights come last, so that a copy with all of its weights is a whole copy, whatever was interrupted.
     """
     if "config.json" not in files:
-        raise ModelNotFoundError(
-            f"{name} is on the hub but holds no config.json: it is no transformers model"
-        )
+        raise ModelNotFoundError(f"{name} is on the hub but holds no config.json: it is no transformers model")
     unneeded = list(_OTHER_FORMATS)
     if any(file.endswith(".safetensors") for file in files):
         unneeded += ["*.bin", "*.pt", "*.pth"]

@@ -13,8 +13,10 @@ from ctxflow.models.transformers import LoadedModel
 
 Result = TypeVar("Result")
 
-CPU_BATCH_TOKENS = 8192
-"""Tokens of an internal batch without a GPU: more gains nothing there, and others use the memory too."""
+CPU_READING_TOKENS = 1024
+"""Tokens of an internal batch on a CPU where a model only reads: its caches hold no more (measured)."""
+CPU_WRITING_TOKENS = 4096
+"""The same where it writes, since each step's pass over the weights serves all rows."""
 GPU_BATCH_TOKENS = 131_072
 """The most on a GPU by default: more rows gain nothing, but wait for the slowest among them."""
 
@@ -25,7 +27,8 @@ class Workload:
     :param max_batch_tokens: tokens of an internal batch, padding included; None takes what fits in free
         memory.
     :param max_batch_size: rows of an internal batch; None for any number.
-    :param keeps_cache: whether keys and values of all layers stay for every token, as in generation.
+    :param keeps_cache: whether keys and values of all layers stay for every token.
+    :param cpu_tokens: tokens of an internal batch on a CPU, where free memory says little about what is quick.
     :raises ValueError: for a number below 1.
     """
 
@@ -36,16 +39,16 @@ class Workload:
         max_batch_size: int | None,
         *,
         keeps_cache: bool,
+        cpu_tokens: int,
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_batch_size", max_batch_size)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"{name}={value!r} is out of range: give a whole number of 1 or more, or None"
-                )
+                raise ValueError(f"{name}={value!r} is out of range: give a whole number of 1 or more, or None")
         self._loaded = loaded
         self._chosen = max_batch_tokens
         self._max_rows = max_batch_size
         self._keeps_cache = keeps_cache
+        self._cpu_tokens = cpu_tokens
         self._ceiling: int | None = None  # set when an internal batch did not fit, kept for the model's life
 
     def run(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> list[Result]:
@@ -55,7 +58,7 @@ class Workload:
         :returns: the results in the order of the rows.
         :raises OutOfMemoryError: if one row alone does not fit.
         """
-        most = self._chosen or batch_tokens(self._loaded, keeps_cache=self._keeps_cache)
+        most = self._chosen or self._fitting()
         with torch.inference_mode():
             return run_batches(
                 lengths,
@@ -65,6 +68,16 @@ class Workload:
                 out_of_memory=torch.cuda.OutOfMemoryError,
                 recover=self._shrink,
             )
+
+    def _fitting(self) -> int:
+        """How many tokens of an internal batch should fit in the memory that is free on the device now."""
+        device = self._loaded.device
+        if device.type != "cuda":
+            return self._cpu_tokens
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        per_token = _bytes_per_token(self._loaded.model.config, self._loaded.dtype.itemsize, self._keeps_cache)
+        return max(1, min(int(0.7 * (free + unused) / per_token), GPU_BATCH_TOKENS))
 
     def _shrink(self, tokens: int) -> None:
         self._ceiling = tokens
@@ -78,23 +91,9 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def batch_tokens(loaded: LoadedModel, *, keeps_cache: bool) -> int:
-    """How many tokens of an internal batch should fit in the memory that is free on the device now.
-
-    :param keeps_cache: whether keys and values of all layers stay for every token, as in generation.
-    """
-    if loaded.device.type != "cuda":
-        return CPU_BATCH_TOKENS
-    free, _ = torch.cuda.mem_get_info(loaded.device)
-    unused = torch.cuda.memory_reserved(loaded.device) - torch.cuda.memory_allocated(loaded.device)
-    config = loaded.model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    fits = int(0.7 * (free + unused) / _bytes_per_token(config, loaded.dtype.itemsize, keeps_cache))
-    return max(1, min(fits, GPU_BATCH_TOKENS))
-
-
 def _bytes_per_token(config: Any, itemsize: int, keeps_cache: bool) -> int:
     """An estimate of the memory that one token of a batch takes while it goes through a model."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     hidden = getattr(config, "hidden_size", 4096)
     passing = 8 * hidden + 3 * (getattr(config, "intermediate_size", None) or 4 * hidden)
     heads = getattr(config, "num_attention_heads", None) or 1

@@ -67,11 +67,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool =
         verbose=False,
     )["input_ids"]
     start = next(
-        (
-            i
-            for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-            if i is not None
-        ),
+        (i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) if i is not None),
         0,
     )
     return [list(ids) or [start] for ids in encoded]
@@ -165,11 +161,7 @@ def encode_chat(
 
 
 def _messages(conversation: Any, place: str) -> list[dict[str, Any]]:
-    if (
-        isinstance(conversation, (str, bytes, Mapping))
-        or not isinstance(conversation, Sequence)
-        or not conversation
-    ):
+    if isinstance(conversation, (str, bytes, Mapping)) or not isinstance(conversation, Sequence) or not conversation:
         raise TypeError(
             f"{place} is no conversation: give a list of messages like {{'role': 'user', 'content': '...'}}"
         )

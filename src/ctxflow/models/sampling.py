@@ -50,17 +50,13 @@ class Sampling:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"top_p={self.top_p} is out of range: give a number over 0, up to 1 (all tokens)"
-            )
+            raise ValueError(f"top_p={self.top_p} is out of range: give a number over 0, up to 1 (all tokens)")
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k} is out of range: give 1 or more, or 0 for all tokens")
         if self.seed is not None:
             _check("seed", self.seed, int, "a whole number or None")
         if not all(isinstance(text, str) and text for text in self.stop):
-            raise TypeError(
-                f"stop={self.stop!r} holds something that is no string, or an empty one: give strings"
-            )
+            raise TypeError(f"stop={self.stop!r} holds something that is no string, or an empty one: give strings")
 
     @property
     def greedy(self) -> bool:
@@ -107,9 +103,7 @@ def _column(name: str, value: Any, count: int) -> list[Any]:
     elif isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         return [value] * count
     if len(value) != count:
-        raise ValueError(
-            f"{name} has {len(value)} values for {count} prompts: give one for each, or one for all"
-        )
+        raise ValueError(f"{name} has {len(value)} values for {count} prompts: give one for each, or one for all")
     return value.tolist() if isinstance(value, np.ndarray) else list(value)
 
 

@@ -92,14 +92,9 @@ def pool(states: torch.Tensor, mask: torch.Tensor, mode: str, skipped: int = 0) 
     if mode == "max":
         return states.masked_fill(weights == 0, float("-inf")).amax(dim=1)
     if mode == "weightedmean":
-        weights = (
-            weights
-            * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=states.dtype)[None, :, None]
-        )
+        weights = weights * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=states.dtype)[None, :, None]
     elif mode not in ("mean", "mean_sqrt_len_tokens"):
-        raise ValueError(
-            f"the pooling {mode!r} is unknown: use the sentence-transformers library for this model"
-        )
+        raise ValueError(f"the pooling {mode!r} is unknown: use the sentence-transformers library for this model")
     total = weights.sum(dim=1).clamp(min=1e-9)
     return (states * weights).sum(dim=1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)
 
@@ -173,13 +168,10 @@ def _dense(folder: Path, loaded: LoadedModel) -> tuple[torch.nn.Module, int]:
     config = _read(folder / "config.json")
     activation = config.get("activation_function") or "torch.nn.modules.linear.Identity"
     unusual = (
-        config.get("use_residual")
-        or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
+        config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
     )
     if not activation.startswith("torch.nn.") or unusual:
-        raise ValueError(
-            f"{folder} is a dense layer of a kind unknown here: use the sentence-transformers library"
-        )
+        raise ValueError(f"{folder} is a dense layer of a kind unknown here: use the sentence-transformers library")
     linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
     if (folder / "model.safetensors").is_file():
         from safetensors.torch import load_file

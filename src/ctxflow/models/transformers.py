@@ -148,11 +148,7 @@ def resolve_dtype(dtype: str, saved: torch.dtype, device: torch.device) -> torch
         return resolved
     if device.type == "cpu" and saved in (torch.float16, torch.bfloat16):
         return torch.float32
-    if (
-        device.type == "cuda"
-        and saved == torch.bfloat16
-        and torch.cuda.get_device_capability(device) < (8, 0)
-    ):
+    if device.type == "cuda" and saved == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
     return saved
 

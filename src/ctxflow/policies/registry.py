@@ -79,7 +79,8 @@ def make(family: str, choice: Any) -> Any:
 def _checked(family: str, policy: Any) -> Any:
     missing = [name for name in _METHODS[family] if not hasattr(policy, name)]
     if missing or isinstance(policy, type):
-        what = f"{policy!r}, which has no {missing[0]!r}" if missing else f"the class {policy.__name__}"
+        made = not isinstance(policy, type)
+        what = f"{policy!r}, which has no {missing[0]!r}" if made else f"the class {policy.__name__}"
         raise ValueError(
             f"the {family} policy cannot be {what}: give a name ({', '.join(names(family))}), "
             "a table with the key policy, or an object of the protocol"

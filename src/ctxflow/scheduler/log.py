@@ -44,9 +44,9 @@ def _text(value: Any) -> str:
 
 
 def _form(cls: type) -> tuple[list[tuple[str, Callable[[Any], str]]], str]:
-    names = [f.name for f in dataclasses.fields(cls) if f.name not in _UNLOGGED]
-    places = "".join(f',"{name}":%s' for name in names)
-    return [(name, _items_text if name == "items" else _part) for name in names], f'{{"is":"{cls.__name__}"{places}}}'
+    logged = [f for f in dataclasses.fields(cls) if f.name not in _UNLOGGED]
+    places = "".join(f',"{f.name}":%s' for f in logged)
+    return [(f.name, _WRITERS.get(str(f.type), _part)) for f in logged], f'{{"is":"{cls.__name__}"{places}}}'
 
 
 def _part(value: Any) -> str:
@@ -64,6 +64,10 @@ def _items_text(items: Sequence[int]) -> str:
     if len(items) == 1:
         return f"[[{items[0]},{items[0] + 1}]]"
     return _encoder.encode(_ranges(items))
+
+
+# By the annotations of fields; for those that may hold several kinds, `_part` looks.
+_WRITERS: dict[str, Callable[[Any], str]] = {"str": _quoted, "int": str, "float": str, "Sequence[int]": _items_text}
 
 
 def _ranges(items: Sequence[int]) -> list[list[int]]:
@@ -106,7 +110,9 @@ def _decode_line(text: str, number: int) -> tuple[ev.Event, list[dict[str, Any]]
         record = json.loads(text)
         return _decode(record["event"]), record["commands"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?") from None
+        raise ValueError(
+            f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?"
+        ) from None
 
 
 def _decode(record: dict[str, Any]) -> Any:

@@ -92,11 +92,12 @@ def _fits(state: RunState, worker: Worker, wanted: ContextSpec, without: list[st
 
 
 def _memory(context: ContextState) -> int | None:
-    return context.memory if context.memory is not None else context.spec.memory
+    # What the user declared is for calls too; what was measured is what building took.
+    return max((m for m in (context.spec.memory, context.memory) if m is not None), default=None)
 
 
 def _gpu_memory(context: ContextState) -> int | None:
-    return context.gpu_memory if context.gpu_memory is not None else context.spec.gpu_memory
+    return max((m for m in (context.spec.gpu_memory, context.gpu_memory) if m is not None), default=None)
 
 
 def staged(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:

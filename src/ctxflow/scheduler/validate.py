@@ -18,9 +18,7 @@ def validate(state: RunState) -> None:
 
 
 def _check_items(state: RunState) -> None:
-    queued = Counter(
-        item for app in state.apps.values() for items in (app.queue, *app.isolated) for item in items
-    )
+    queued = Counter(item for app in state.apps.values() for items in (app.queue, *app.isolated) for item in items)
     assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
     assert all(times == 1 for times in queued.values()), "an item is queued twice"
     assert not queued.keys() & assigned.keys(), "an item is both queued and assigned"

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - the tests' names say what they check
 """The engines' contract suite: what every engine must do, as pytest tests that a plug-in's author subclasses.
 
     class TestMyEngine(EngineContract):

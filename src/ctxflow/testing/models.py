@@ -111,9 +111,7 @@ def _make_tokenizer() -> Any:
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=512,
-        special_tokens=[
-            AddedToken(token, normalized=False, special=True) for token in ("<|endoftext|>", START, END)
-        ],
+        special_tokens=[AddedToken(token, normalized=False, special=True) for token in ("<|endoftext|>", START, END)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

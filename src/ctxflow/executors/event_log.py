@@ -1,0 +1,74 @@
+"""The event log's file: takes every event at once, and writes many lines at a time.
+
+What does not live here: what a line is, and the log's replay (scheduler/log.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.commands import Command
+from ctxflow.scheduler.log import line
+
+logger = logging.getLogger("ctxflow")
+_LINES = 200
+_BUFFER = 1 << 18
+
+
+class EventLog:
+    """A run's events with the commands they led to, in a file.
+
+    Lines are made 200 at a time, or when `flush` is called: one by one, between a call and the next, they cost
+    twice as much. A disk that is full ends the log with a warning, and not the run. Its owner locks.
+
+    :param path: the file, which is begun anew.
+    :raises OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = open(path, "w", _BUFFER)  # noqa: SIM115 - closed in `close`
+        self._unwritten: list[tuple[ev.Event, Sequence[Command]]] = []
+
+    def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
+        """Note an event."""
+        if type(event) is ev.BatchFinished:  # Its results must not live on here.
+            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds)
+        self._unwritten.append((event, commands))
+        if len(self._unwritten) >= _LINES:
+            self._write()
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        if self._file.closed:
+            return
+        try:
+            self._file.writelines([line(event, commands) + "\n" for event, commands in unwritten])
+        except OSError as error:
+            self._end(error)
+
+    def flush(self) -> None:
+        """Have everything in the file."""
+        self._write()
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        logger.warning("the event log ends here (%s): make room in %s", error, self._path)
+        self._close_file()
+
+    def _close_file(self) -> None:
+        with contextlib.suppress(OSError):  # A full disk must not keep the run from ending.
+            self._file.close()
+
+    def close(self) -> None:
+        """Write what is left, and close the file; what is added from now on is dropped."""
+        self._write()
+        self._close_file()

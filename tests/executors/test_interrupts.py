@@ -1,0 +1,229 @@
+"""Ctrl-C, a driver that is killed, evictions, and how often a context is built: with whole programs."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import eventually, marked, started
+
+import ctxflow
+from ctxflow import batch_app, context
+from ctxflow.testing import Evictions
+
+PROGRAM = """
+    import subprocess, sys, time
+    from ctxflow import ContextExecutor, batch_app
+
+    @batch_app(batch_size=4)
+    def app(numbers):
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        time.sleep(0.1)
+        return numbers
+
+    def main():
+        {load}:
+            for n in app.map(range(100_000)):
+                if n == 8:
+                    print("running", flush=True)
+
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        {after}
+"""
+SOURCE = str(Path(ctxflow.__file__).parent.parent)
+LOADS = {
+    "alone": "with ContextExecutor(workers=2)",
+    "parsl": "import parsl\n    with parsl.load(ContextExecutor.config(workers=2))",
+}
+
+
+class Program:
+    """A driver in a process group of its own, found with all that it starts by a variable."""
+
+    def __init__(self, directory, load="alone", after="pass", program=PROGRAM):
+        self.mark = uuid.uuid4().hex
+        (directory / "program.py").write_text(textwrap.dedent(program).format(load=LOADS[load], after=after))
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "always::ResourceWarning", "program.py"],
+            cwd=directory,
+            env={**os.environ, "MARK": self.mark, "TMPDIR": str(directory), "PYTHONPATH": SOURCE},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def until(self, line):
+        assert self.process.stdout.readline().strip() == line
+
+    def signal(self, number):
+        os.kill(self.process.pid, number)
+
+    def end(self):
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out.split(), err
+
+    @property
+    def left(self):
+        return marked(self.mark)
+
+
+@pytest.fixture
+def program(tmp_path):
+    programs = []
+
+    def start(**options):
+        programs.append(Program(tmp_path, **options))
+        return programs[-1]
+
+    yield start
+    for each in programs:
+        for pid in each.left:
+            os.kill(pid, signal.SIGKILL)
+        each.process.communicate()
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_an_interrupt_ends_a_map_cleanly(program, load, tmp_path):
+    driver = program(load=load)
+    driver.until("running")
+    driver.signal(signal.SIGINT)
+    status, out, err = driver.end()
+    assert (status, out) == (0, ["interrupted"]), err
+    assert err == ""
+    assert eventually(lambda: not driver.left, 5), driver.left
+    assert not list(tmp_path.glob("ctxflow-*")), "the workers' files are removed"
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_second_interrupt_stops_at_once(program, load, tmp_path):
+    driver = program(load=load)
+    driver.until("running")
+    driver.signal(signal.SIGINT)
+    time.sleep(0.02)
+    while driver.process.poll() is None:
+        driver.signal(signal.SIGINT)
+        time.sleep(0.005)
+    driver.end()
+    assert eventually(lambda: not driver.left, 5), driver.left
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_a_driver_that_is_killed(program, number, tmp_path):
+    driver = program()
+    driver.until("running")
+    assert len(driver.left) >= 1 + 2 + 2 + 1, "driver, hosts, library processes, and what calls started"
+    driver.signal(number)
+    assert driver.end()[0] == -number
+    assert eventually(lambda: not driver.left, 5), driver.left
+    assert eventually(lambda: not list(tmp_path.glob("ctxflow-*")), 5), "the workers' files are removed"
+
+
+def test_nothing_outlives_a_killed_driver_whose_child_holds_its_connections(program):
+    forked = """
+        import os, time
+        from ctxflow import ContextExecutor
+        with ContextExecutor(workers=1) as executor:
+            executor.submit(pow, {{}}, 2, 2).result()
+            if os.fork() == 0:
+                time.sleep(6)
+                os._exit(0)
+            print("running", flush=True)
+            time.sleep(60)
+    """
+    driver = program(program=forked)
+    driver.until("running")
+    driver.signal(signal.SIGKILL)
+    driver.process.wait(timeout=30)
+    assert eventually(lambda: len(driver.left) <= 1, 5), "only the driver's own child goes on"
+
+
+def test_an_interrupted_program_can_go_on(program):
+    on = """
+        import time
+        from ctxflow import ContextExecutor, batch_app
+
+        @batch_app
+        def app(numbers):
+            return numbers
+
+        with ContextExecutor(workers=2) as executor:
+            for attempt in range(30):
+                try:
+                    print("running" if attempt == 0 else "again", flush=True)
+                    for n in app.map(range(100_000_000)):
+                        pass
+                except KeyboardInterrupt:
+                    pass
+                assert list(app.map(range(1000))) == list(range(1000))
+            print("done", flush=True)
+    """
+    driver = program(program=on)
+    driver.until("running")
+    for _ in range(29):
+        time.sleep(0.05)
+        driver.signal(signal.SIGINT)
+        line = driver.process.stdout.readline().strip()
+        assert line == "again", driver.end()
+    driver.signal(signal.SIGINT)
+    status, out, err = driver.end()
+    assert (status, out) == (0, ["done"]), err
+
+
+# --- how often a context is built
+
+
+def counted(directory, seconds):
+    place = str(directory)
+
+    @context
+    def built():
+        import os
+        import time
+
+        with open(os.path.join(place, f"built-{os.getpid()}"), "a") as file:
+            file.write("built\n")
+        time.sleep(seconds)
+        return 10
+
+    @batch_app(built(), batch_size=50)
+    def app(ten, numbers):
+        time.sleep(0.02)
+        return [ten * n for n in numbers]
+
+    return app
+
+
+def builds(directory):
+    return sum(len(file.read_text().splitlines()) for file in directory.glob("built-*"))
+
+
+def test_a_context_is_built_once_a_worker(tmp_path):
+    app = counted(tmp_path, 0.5)
+    with started(tmp_path / "run", workers=4) as executor:
+        assert list(app.map(range(10_000))) == [10 * n for n in range(10_000)]
+        assert builds(tmp_path) == executor.status().loads == 4
+
+
+def test_every_eviction_costs_one_build_at_most_and_no_item(tmp_path):
+    app = counted(tmp_path, 0.1)
+    with started(tmp_path / "run", workers=4) as executor:
+        with Evictions(executor, per_minute=400, seed=2, rejoin_seconds=0.1, at_most=30) as evictions:
+            pairs = []
+            for pair in app.map(range(10_000), order="completed"):
+                pairs.append(pair)
+        status = executor.status()
+    assert evictions.count > 0
+    assert Counter(index for index, _ in pairs) == Counter(range(10_000)), "nothing lost, nothing twice"
+    assert all(result == 10 * index for index, result in pairs)
+    assert builds(tmp_path) <= status.loads <= 4 + evictions.count
+    assert (status.items_dead, status.items_done) == (0, 10_000)

@@ -1,0 +1,285 @@
+"""Executors that come and go: nothing leaks, several live side by side, and what cannot start says why."""
+
+import gc
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+from conftest import eventually, runs, started
+
+from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
+from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.host.processes import descendants
+from ctxflow.host.wire import frame
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.sites import Site
+from ctxflow.testing.engines import ContractRun
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
+    def once():
+        with started(tmp_path / "run", workers=1) as executor:
+            assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+
+    once()
+    children = set(descendants(os.getpid()))
+    before, threads = descriptors(), threading.active_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(int(os.environ.get("ROUNDS", "8"))):
+            once()
+        assert descriptors() == before
+    assert threading.active_count() == threads
+    assert set(descendants(os.getpid())) <= children, "no process is left, not even as a zombie"
+
+
+def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
+    before = descriptors()
+    for _ in range(5):
+        with started(tmp_path / "run") as executor:
+            future = executor.submit(pow, {}, 2, 3)
+        with pytest.raises(RunEnded, match="submit it again in a new run"):
+            future.result(timeout=30)
+    assert descriptors() == before
+    with pytest.raises(RunEnded, match="make calls while its executor is running"):
+        executor.submit(pow, {}, 2, 3)
+
+
+def test_shutdown_from_a_callback(tmp_path):
+    executor = started(tmp_path / "run", workers=1)
+    executor.start()
+    done = threading.Event()
+    future = executor.submit(pow, {}, 2, 3)
+    future.add_done_callback(lambda _: (executor.shutdown(), done.set()))
+    assert done.wait(30)
+    assert not executor.run._thread.is_alive() or eventually(lambda: not executor.run._thread.is_alive())
+
+
+def test_two_executors_at_once(tmp_path):
+    @batch_app(executor="one")
+    def on_one(numbers):
+        return [os.getppid()] * len(numbers)
+
+    with (
+        started(tmp_path / "one", workers=1, label="one") as one,
+        started(tmp_path / "two", workers=1, label="two") as two,
+    ):
+        hosts = [set(each.engine.worker_pids().values()) for each in (one, two) if each.submit(pow, {}, 2, 3).result()]
+        assert set(on_one.map(range(10))) == hosts[0]
+        assert set(on_one.using(executor="two").map(range(10))) == hosts[1]
+        one.shutdown()
+        assert two.submit(pow, {}, 2, 3).result(timeout=30) == 8
+
+
+def test_an_executor_started_in_a_thread_that_ends(tmp_path):
+    executor = started(tmp_path / "run")
+    starter = threading.Thread(target=executor.start)
+    starter.start()
+    starter.join()
+    try:
+        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        executor.engine.evict()
+        assert eventually(lambda: executor.status().workers_joined == 3)
+        assert [executor.submit(pow, {}, n, 2).result(timeout=30) for n in range(20)] == [n * n for n in range(20)]
+    finally:
+        executor.shutdown()
+
+
+def test_a_worker_with_notice_finishes_and_is_replaced(tmp_path):
+    import time
+
+    with started(tmp_path / "run", workers=1) as executor:
+        executor.submit(pow, {}, 2, 3).result(timeout=30)
+        (host,) = executor.engine.worker_pids().values()
+        running = executor.submit(time.sleep, {}, 0.5)
+        os.kill(host, 15)
+        assert running.result(timeout=30) is None
+        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        status = executor.status()
+        assert (status.evictions, status.retried_items) == (1, 0)
+        assert eventually(lambda: not runs(host))
+
+
+# --- what cannot start
+
+
+def test_a_run_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    before = descriptors()
+    executor = started(tmp_path / "file" / "run")
+    with pytest.raises(
+        CtxflowError, match=r"the run cannot keep its files in .*/file/run/ctxflow .*: start the program"
+    ):
+        executor.start()
+    executor.shutdown()
+    assert descriptors() == before
+
+
+def test_a_scratch_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    executor = ContextExecutor(Site(scratch=str(tmp_path / "file" / "scratch")))
+    executor.run_dir = str(tmp_path / "run")
+    before = descriptors()
+    with pytest.raises(CtxflowError, match=r"workers have no place for their files .*: put scratch= of the site"):
+        executor.start()
+    executor.shutdown()
+    assert descriptors() == before
+
+
+def test_workers_that_cannot_start(tmp_path, monkeypatch, caplog):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'libpython is missing' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    executor = started(tmp_path / "run")
+    executor.engine._rejoin_seconds = 0.001
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with executor, caplog.at_level(logging.ERROR):
+        future = executor.submit(pow, {}, 2, 3)
+        with pytest.raises(CtxflowError, match=r"workers in a row did not start.*libpython is missing") as caught:
+            future.result(timeout=60)
+        assert "see whether that program can be imported" in str(caught.value)
+        with pytest.raises(CtxflowError, match="libpython is missing"):
+            executor.submit(pow, {}, 2, 3)
+    assert "libpython is missing" in caplog.text
+
+
+def test_a_machine_without_processes_to_spare_is_waited_for(tmp_path, monkeypatch):
+    spawn, failures = subprocess.Popen, [OSError(11, "Resource temporarily unavailable")] * 2
+
+    def popen(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return spawn(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    before = descriptors()
+    with started(tmp_path / "run") as executor:
+        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+        assert eventually(lambda: executor.status().workers == 2)
+    assert descriptors() == before
+
+
+def test_long_paths_and_folders_with_modules_that_hide_others(tmp_path, monkeypatch):
+    scratch = tmp_path / ("long" * 30)
+    (tmp_path / "random.py").write_text("raise ImportError('this is not the one')")
+    monkeypatch.chdir(tmp_path)
+    executor = ContextExecutor(Site(workers=1, scratch=str(scratch)))
+    with executor:
+        assert executor.submit(pow, {}, 2, 3).result(timeout=30) == 8
+    assert os.listdir(scratch) == []
+
+
+def test_a_full_disk_under_the_event_log_ends_the_log_only(tmp_path, caplog):
+    directory = tmp_path / "run" / "ctxflow"
+    directory.mkdir(parents=True)
+    (directory / "events.jsonl").symlink_to("/dev/full")
+    with started(tmp_path / "run", workers=1) as executor:
+        for number in range(200):
+            assert executor.submit(pow, {}, number, 2).result(timeout=30) == number**2
+    assert "the event log ends here" in caplog.text
+
+
+# --- lines to library processes
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = EmbeddedEngine(workers=1)
+    yield ContractRun(engine, str(tmp_path), "local")
+    engine.stop()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\0" * 11,
+        frame({"is": "line", "key": "guess"}),
+        frame({}),
+        frame({"key": ["list"]}),
+        frame([1]),
+        b"\xff" * 50,
+    ],
+    ids=["nothing", "part", "guess", "no-key", "list", "no-dict", "junk"],
+)
+def test_strangers_on_the_drivers_socket_do_no_harm(engine, said):
+    (worker,) = engine.start()
+    before = descriptors()
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stranger:
+        silent.connect(engine.engine._address)
+        stranger.connect(engine.engine._address)
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        engine.load(worker, ev.PLAIN)
+        engine.apply(worker, pow, 2, 3)
+        engine.wait(ev.BatchFinished)
+        assert stranger.recv(1) == b""
+        engine.engine.stop()
+        assert silent.recv(1) == b""
+    assert descriptors() < before
+
+
+@pytest.mark.parametrize("report", ["died", "failed"])
+def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
+    (worker,) = engine.start()
+    here = engine.engine
+    here.execute([cmd.Load(worker, ev.PLAIN)])
+    line = here._workers[worker].lines[ev.PLAIN]
+    failure = {"kind": "crash", "error": "LibraryDied", "message": "gone"}
+    about = {"context": ev.PLAIN, "key": line.key}
+    with here._lock:
+        held = here._workers[worker]
+        ready = {"is": "ready", "seconds": 1.0, "memory": 1, "gpu_memory": None}
+        if report == "died":
+            assert list(here._translate(held, {**ready, **about}, b"")) == []
+        told = list(here._translate(held, {"is": report, "calls": [], "failure": failure, **about}, b""))
+        stale = list(here._translate(held, {"is": report, "calls": [], "failure": failure, **about}, b""))
+    kinds = [type(event) for event in told]
+    assert kinds == ([ev.ContextReady, ev.ContextUnloaded] if report == "died" else [ev.ContextFailed])
+    assert stale == [], "what is said about an earlier load is of no account"
+    assert not here._expected
+    here.execute([cmd.Unload(worker, ev.PLAIN), cmd.Load(worker, ev.PLAIN)])
+    engine.wait(ev.ContextReady)
+
+
+# --- memory of contexts
+
+
+def test_the_least_recently_used_context_makes_room(tmp_path):
+    """Three contexts of which two fit on the worker: using them in turn unloads the one not used for longest."""
+    import psutil
+
+    share = int(psutil.virtual_memory().total * 0.4)
+
+    def make(letter):
+        def build():
+            with open(tmp_path / "builds", "a") as file:
+                file.write(letter)
+            return letter
+
+        build.__name__ = f"context_{letter}"
+
+        @context_app(context(memory=share)(build)())
+        def app(state):
+            return state
+
+        return app
+
+    apps = {letter: make(letter) for letter in "abc"}
+    with started(tmp_path / "run", workers=1) as executor:
+        for letter in "abacbab":
+            assert apps[letter]().result(timeout=30) == letter
+            assert len(executor.status().contexts) <= 2
+    #      a  b  a  c unloads b  b unloads a  a unloads c  b
+    assert (tmp_path / "builds").read_text() == "abcba"

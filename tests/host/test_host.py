@@ -1,0 +1,237 @@
+"""The context host driven directly, as an engine without lines to the library processes does."""
+
+import ctypes
+import os
+import pickle
+import selectors
+import time
+
+import cloudpickle
+import pytest
+
+from ctxflow.context import Context
+from ctxflow.host.host import Host
+from ctxflow.host.process import LibraryProcess
+from ctxflow.host.wire import Channel
+
+
+class Driven:
+    """A host in this process, and what it reported."""
+
+    def __init__(self, directory):
+        import socket
+
+        self.selector = selectors.DefaultSelector()
+        near, far = socket.socketpair()
+        self._near, self._far = near, Channel(far)
+        self.host = Host(near.sendall, self.selector, str(directory / "scratch"), str(directory / "logs"))
+        self.calls = 0
+
+    def tell(self, do, body=b"", **head):
+        self.host.handle({"do": do, **head}, body)
+
+    def load(self, function=None, *args, context="c", files=None, **head):
+        recipe = Context("made", function, args, files=files or {}).dumps() if function else b""
+        given = {
+            "name": "made",
+            "files": files or {},
+            "environment": {},
+            "timeout": None,
+            "memory": None,
+            "path": [],
+        }
+        self.tell("load", recipe, **{**given, "context": context, **head})
+
+    def call(self, function, *columns, context="c", **head):
+        self.calls += 1
+        self.tell("function", cloudpickle.dumps(function), function=f"f{self.calls}")
+        given = {
+            "call": self.calls,
+            "context": context,
+            "function": f"f{self.calls}",
+            "style": "batch",
+            "insert": False,
+        }
+        self.tell("call", cloudpickle.dumps(columns), **{**given, **head})
+        return self.calls
+
+    def reports(self):
+        """The reports of one round."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for key, _ in self.selector.select(min(0.1, self.host.timeout() or 0.1)):
+                if key.fd in self.selector.get_map():
+                    key.data()
+            self.host.check()
+            if found := self._far.receive():
+                return found
+        raise AssertionError("the host reported nothing")
+
+    def next(self, kind):
+        ((head, body),) = self.reports()
+        assert head["is"] == kind, head
+        return head, body
+
+    def close(self):
+        self.host.stop()
+        self.selector.close()
+        self._near.close()
+        self._far.close()
+        self.host.close()
+
+
+@pytest.fixture
+def driven(tmp_path):
+    (tmp_path / "logs").mkdir()
+    driven = Driven(tmp_path)
+    yield driven
+    driven.close()
+
+
+def test_a_context_is_built_and_calls_run_against_it(driven, tmp_path):
+    driven.load(lambda: 10)
+    head, _ = driven.next("ready")
+    assert head["context"] == "c"
+    assert head["seconds"] >= 0
+    assert head["memory"] > 1_000_000
+    number = driven.call(lambda ten, items: [ten * i for i in items], [1, 2])
+    head, body = driven.next("finished")
+    assert (head["call"], pickle.loads(body)) == (number, [10, 20])
+    driven.call(lambda ten, items: print("hello") or [os.getcwd()], [1])
+    place = pickle.loads(driven.next("finished")[1])[0]
+    assert place.startswith(str(tmp_path / "scratch"))
+    assert "hello" in next((tmp_path / "logs").iterdir()).read_text()
+
+
+def test_several_contexts_at_once(driven):
+    for name in ("a", "b"):
+        driven.load(lambda name=name: name, context=name)
+        driven.next("ready")
+    for name in ("b", "a"):
+        driven.call(lambda value, items: [value], [1], context=name)
+        assert pickle.loads(driven.next("finished")[1]) == [name]
+    driven.tell("unload", context="a")
+    assert driven.next("unloaded")[0]["context"] == "a"
+    driven.call(lambda value, items: [value], [1], context="b")
+    assert pickle.loads(driven.next("finished")[1]) == ["b"]
+
+
+def test_an_exception_is_data(driven):
+    driven.load()
+    driven.next("ready")
+    number = driven.call(lambda state, items: print("so far") or [1 // 0], [1], context="c")
+    head, body = driven.next("raised")
+    assert head["call"] == number
+    assert head["failure"]["kind"] == "exception"
+    assert head["failure"]["output"] == "so far"
+    assert isinstance(pickle.loads(body), ZeroDivisionError)
+
+
+def test_a_crash_names_the_calls_that_it_cost(driven):
+    driven.load(key="k1")
+    assert driven.next("ready")[0]["key"] == "k1"
+    number = driven.call(lambda state, items: ctypes.string_at(0), [1])
+    head, _ = driven.next("died")
+    assert (head["calls"], head["key"], head["failure"]["kind"]) == ([number], "k1", "crash")
+    assert "SIGSEGV" in head["failure"]["message"]
+    late = driven.call(lambda state, items: items, [1])
+    head, _ = driven.next("died")
+    assert head["calls"] == [late]
+    assert head["failure"]["message"] == "the library process ended before the call"
+    driven.load(key="k2")
+    assert driven.next("ready")[0]["key"] == "k2"
+
+
+def test_timeouts(driven):
+    driven.load(time.sleep, 60, timeout=0.3)
+    head, _ = driven.next("failed")
+    assert head["failure"]["kind"] == "timeout"
+    assert "load_timeout of 0.3 s" in head["failure"]["message"]
+    driven.load()
+    driven.next("ready")
+    number = driven.call(lambda state, items: time.sleep(60), [1], timeout=0.3)
+    head, _ = driven.next("died")
+    assert (head["calls"], head["failure"]["kind"]) == ([number], "timeout")
+
+
+def test_an_abandoned_call_ends_and_one_that_has_ended_costs_nothing(driven):
+    driven.load()
+    driven.next("ready")
+    done = driven.call(lambda state, items: items, [1])
+    driven.next("finished")
+    driven.tell("abandon", context="c", call=done)
+    number = driven.call(lambda state, items: time.sleep(60), [1])
+    driven.tell("abandon", context="c", call=number)
+    driven.next("unloaded")
+
+
+def test_a_machine_without_room_is_no_reason_to_die(driven, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LibraryProcess, "_spawn", full)
+    driven.load()
+    head, _ = driven.next("failed")
+    assert (
+        "cannot load it: [Errno 28] No space left on device; see that the worker's machine"
+        in head["failure"]["message"]
+    )
+    monkeypatch.undo()
+    driven.load()
+    driven.next("ready")
+
+
+def test_an_instruction_that_makes_no_sense_fails_its_call_alone(driven):
+    driven.load()
+    driven.next("ready")
+    driven.tell("call", b"", call=7, context="c", function="never-sent", style="batch", insert=False)
+    assert driven.next("raised")[0]["call"] == 7
+    driven.tell("dance")
+    number = driven.call(lambda state, items: items, [1])
+    assert driven.next("finished")[0]["call"] == number
+
+
+def test_junk_from_a_library_process_ends_only_it(driven):
+    driven.load()
+    driven.next("ready")
+
+    def scribble(state, items):
+        import socket
+
+        for fd in range(3, 20):
+            try:
+                with socket.socket(fileno=os.dup(fd)) as end:
+                    end.send(b"\xff" * 4 + b"\0" * 8 + b"junk" * 100)
+            except OSError:
+                continue
+        os.closerange(3, 20)
+        time.sleep(60)
+
+    driven.call(scribble, [1])
+    assert driven.next("died")[0]["failure"]["kind"] == "crash"
+    driven.load()
+    driven.next("ready")
+
+
+def test_files_are_staged(driven, tmp_path):
+    (tmp_path / "weights").write_text("42")
+    cache = str(tmp_path / "cache")
+    driven.tell("stage", context="c", files={"weights": [str(tmp_path / "weights"), "d42"]}, cache=cache)
+    driven.next("staged")
+    driven.tell("stage", context="c", files={"weights": [str(tmp_path / "no-such"), "d43"]}, cache=cache)
+    message = driven.next("failed")[0]["failure"]["message"]
+    assert message.startswith(f"No such file or directory while staging {tmp_path}/no-such to {cache}: ")
+
+
+def test_stop_ends_everything(driven):
+    driven.load()
+    driven.next("ready")
+    driven.call(lambda state, items: [os.fork() or time.sleep(600)], [1])
+    child = pickle.loads(driven.next("finished")[1])[0]
+    pid = driven.host._libraries["c"].process.pid
+    driven.host.stop()
+    assert not os.path.exists(f"/proc/{pid}")
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{child}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,117 @@
+"""What the host asks of the operating system about processes."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from ctxflow.host.processes import (
+    bury_orphans,
+    descendants,
+    kill_session,
+    kill_tree,
+    proportional_bytes,
+    resident_bytes,
+    session_members,
+    tree_bytes,
+)
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def shell():
+    processes = []
+
+    def start(script, **options):
+        processes.append(subprocess.Popen(["bash", "-c", script], **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        kill_tree(process.pid)
+        process.wait()
+
+
+def test_a_tree_is_found_and_ended_with_what_left_the_session(shell):
+    process = shell("sleep 600 & setsid bash -c 'sleep 600 & sleep 600' & wait")
+    eventually(lambda: len(descendants(process.pid)) == 4)
+    pids = descendants(process.pid)
+    kill_tree(process.pid)
+    assert process.wait() == -9
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_a_tree_whose_top_is_dead_is_ended_by_its_group(shell):
+    process = shell("sleep 600 & exec sleep 600", start_new_session=True)
+    eventually(lambda: len(descendants(process.pid)) == 1)
+    (child,) = descendants(process.pid)
+    os.kill(process.pid, 9)
+    eventually(lambda: not descendants(process.pid))
+    kill_tree(process.pid)
+    eventually(lambda: not os.path.exists(f"/proc/{child}"))
+
+
+def test_a_session_is_ended_when_its_leader_is_dead(shell):
+    process = shell("set -m; sleep 600 & exec sleep 600", start_new_session=True)
+    eventually(lambda: len(session_members(process.pid)) == 2)
+    os.kill(process.pid, 9)
+    process.wait()
+    kill_session(process.pid)
+    eventually(lambda: not session_members(process.pid))
+
+
+def test_orphans_are_buried_and_own_children_are_left_to_their_owner(shell):
+    mine = shell("exit 3")
+    orphan = os.fork()
+    if orphan == 0:
+        os._exit(0)
+    eventually(lambda: _state(mine.pid) == "Z" and _state(orphan) == "Z")
+    for _ in range(2):
+        bury_orphans([mine.pid])
+    assert mine.wait() == 3
+    bury_orphans([])
+    assert not os.path.exists(f"/proc/{orphan}")
+    bury_orphans([])
+
+
+def _state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_memory_is_measured_and_shared_pages_are_counted_once():
+    block = bytearray(os.urandom(1 << 20) * 100)
+    children = []
+    for _ in range(3):
+        if not (pid := os.fork()):
+            time.sleep(600)
+        children.append(pid)
+    try:
+        here = resident_bytes(os.getpid())
+        assert here > len(block)
+        assert tree_bytes(os.getpid(), 1 << 50) > 4 * len(block), "quickly"
+        assert tree_bytes(os.getpid()) < 2.5 * len(block) + here, "exactly"
+        assert proportional_bytes(os.getpid()) <= here
+    finally:
+        for pid in children:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def test_processes_that_are_gone_have_nothing(shell):
+    process = shell("exit 0")
+    process.wait()
+    assert (resident_bytes(process.pid), proportional_bytes(process.pid), descendants(process.pid)) == (
+        0,
+        0,
+        [],
+    )
+    kill_tree(process.pid)
+    kill_session(process.pid)

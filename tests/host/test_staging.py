@@ -1,0 +1,91 @@
+"""The cache: complete or not there at all, whoever stages at the same time."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+
+from ctxflow.host import staging
+from ctxflow.host.staging import cached, stage
+
+
+def tree(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "deep" / "weights").write_bytes(os.urandom(1000))
+    (folder / "link").symlink_to("config.json")
+    return folder
+
+
+def test_a_file_and_a_folder_keep_their_names(tmp_path, model):
+    cache = tmp_path / "cache"
+    place = stage(str(model), "aa", str(cache))
+    assert place == cached("aa", str(model), str(cache)) == f"{cache}/aa/model"
+    assert tree(cache / "aa" / "model") == tree(model)
+    assert stage(f"{model}/config.json", "bb", str(cache)) == f"{cache}/bb/config.json"
+    assert stage(f"{model}/", "aa", str(cache)) == place
+    assert sorted(os.listdir(cache)) == ["aa", "bb"], "nothing else is left"
+
+
+def test_the_same_content_under_two_names(tmp_path, model):
+    (tmp_path / "other.json").write_text("{}")
+    cache = str(tmp_path / "cache")
+    for source in (f"{model}/config.json", str(tmp_path / "other.json")):
+        with open(stage(source, "same", cache)) as file:
+            assert file.read() == "{}"
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "copies"])
+def test_a_copy_is_made_where_there_are_no_links(tmp_path, model, links, monkeypatch):
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    place = stage(f"{model}/config.json", "cc", str(tmp_path / "cache"))
+    assert os.path.samefile(place, model / "config.json") == links
+
+
+@pytest.mark.parametrize("source", ["missing", "model"])
+def test_nothing_half_made_is_left(tmp_path, model, source, monkeypatch):
+    copies = iter([None])
+
+    def copy(source, target):
+        next(copies, None)
+        raise OSError(28, "No space left on device", target)
+
+    monkeypatch.setattr(staging, "_link_or_copy", copy)
+    cache = tmp_path / "cache"
+    with pytest.raises(OSError, match=r"No space left|missing"):
+        stage(str(tmp_path / source), "dd", str(cache))
+    assert os.listdir(cache) == []
+
+
+def test_many_stage_the_same_at_once(tmp_path, model):
+    cache = tmp_path / "cache"
+    for number in range(30):
+        (model / f"part-{number}").write_bytes(b"x" * 1000)
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=stage, args=(str(model), "ee", str(cache))) for _ in range(4)]
+    for process in processes:
+        process.start()
+    wanted, seen = tree(model), []
+
+    def look():
+        while any(process.is_alive() for process in processes):
+            if (cache / "ee" / "model").exists():
+                seen.append(tree(cache / "ee" / "model") == wanted)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for process in processes:
+        process.join()
+    looking.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert all(seen), "whoever saw it saw all of it"
+    assert tree(cache / "ee" / "model") == wanted
+    assert os.listdir(cache) == ["ee"]

@@ -1,0 +1,174 @@
+"""What becomes of contexts on workers: suspects, broken ones, unloading, memory, GPUs."""
+
+from scheduler_bench import Bench, only, run_of
+
+from ctxflow.scheduler import Limits
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+# --- contexts
+
+
+def test_a_context_that_fails_on_k_workers_is_broken_and_its_items_die_at_once():
+    bench = Bench(Limits(failures=3))
+    bench.app("verify", "model")
+    bench.submit("verify", 9)
+    assert len(bench.join("w1", "w2", "w3", "w4")) == 3, "three batches of four hold nine items"
+    for worker in ("w1", "w2"):
+        commands = bench.fail_context(worker, "model")
+        assert not only(commands, cmd.Bury)
+    [bury] = bench.fail_context("w3", "model")
+    assert (list(bury.items), bury.context) == (list(range(9)), "model")
+    [bury] = bench.submit("verify", 2)
+    assert list(bury.items) == [9, 10], "later ones at once"
+    assert bench.submit("verify", 0) == []
+
+
+def test_a_context_that_fails_on_one_worker_makes_that_worker_suspect():
+    bench = Bench(Limits(failures=3))
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    assert bench.join("w1", "w2") == [cmd.Load("w1", "model")]
+    assert bench.fail_context("w1", "model") == [cmd.Load("w2", "model")], "another worker is asked"
+    run = run_of(bench.ready("w2", "model"))
+    bench.submit("verify", 8)
+    assert "model" not in bench.state.workers["w1"].contexts, "while others can, the suspect is not asked"
+    assert bench.finish(run)
+
+
+def test_the_only_worker_is_asked_again_after_a_pause_that_doubles():
+    bench = Bench(Limits(failures=2, retry_seconds=5.0))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))  # Four were asked for; one has come.
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    bench.join("w1")
+    assert bench.fail_context("w1", "model") == []
+    assert bench.scheduler.next_wake == 5.0
+    bench.now = 4.9
+    assert not only(bench.tell(ev.Tick), cmd.Load)
+    bench.now = 5.0
+    assert only(bench.tell(ev.Tick), cmd.Load) == [cmd.Load("w1", "model")]
+    assert bench.fail_context("w1", "model") == []
+    assert bench.scheduler.next_wake == 15.0
+    bench.now = 15.0
+    assert only(bench.tell(ev.Tick), cmd.Load)
+    run = run_of(bench.ready("w1", "model"))
+    assert not bench.state.contexts["model"].suspects, "a worker that builds it is cleared"
+    bench.finish(run)
+
+
+def test_a_worker_that_keeps_failing_alone_breaks_the_context_in_the_end():
+    bench = Bench(Limits(failures=2))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    bench.join("w1")
+    buried = []
+    for _ in range(6):
+        buried += only(bench.fail_context("w1", "model"), cmd.Bury)
+        bench.now += 10_000
+        bench.tell(ev.Tick)
+    assert [list(command.items) for command in buried] == [[0]]
+
+
+def test_one_app_with_a_broken_context_leaves_others_alone():
+    bench = Bench(Limits(failures=1))
+    bench.app("bad", "broken")
+    bench.app("good", "model")
+    bench.submit("bad", 2)
+    bench.submit("good", 2)
+    bench.join("w1")
+    commands = bench.fail_context("w1", "broken")
+    assert [list(c.items) for c in only(commands, cmd.Bury)] == [[0, 1]]
+    assert only(commands, cmd.Load) == [cmd.Load("w1", "model")]
+
+
+def test_a_lost_library_process_gives_its_items_back():
+    bench = Bench()
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    bench.worker_with("model")
+    assert bench.tell(ev.ContextUnloaded, "w1", "model") == [cmd.Load("w1", "model")]
+    assert list(run_of(bench.ready("w1", "model")).items) == [0, 1]
+
+
+def held(bench, worker="w1"):
+    return sorted(bench.state.workers[worker].contexts)
+
+
+def test_the_least_recently_used_context_is_unloaded_when_memory_is_short():
+    bench = Bench()
+    for name in "abcd":
+        bench.context(name, memory=40)
+        bench.app(name, name)
+    bench.join("w1", memory=100)
+    for name in "ab":
+        assert bench.submit(name, 1) == [cmd.Load("w1", name)]
+        bench.now += 1
+        bench.finish(run_of(bench.ready("w1", name)))
+    bench.now += 1
+    bench.finish(run_of(bench.submit("a", 1)))  # Now b is the one used longest ago.
+    assert bench.submit("c", 1) == [cmd.Unload("w1", "b"), cmd.Load("w1", "c")]
+    bench.finish(run_of(bench.ready("w1", "c")))
+    assert held(bench) == ["a", "c"]
+
+
+def test_measured_memory_takes_the_place_of_what_was_declared():
+    bench = Bench()
+    for name in "ab":
+        bench.context(name, memory=10)
+        bench.app(name, name)
+    bench.join("w1", memory=100)
+    bench.submit("a", 1)
+    bench.finish(run_of(bench.ready("w1", "a", memory=95)))
+    assert bench.submit("b", 1) == [cmd.Unload("w1", "a"), cmd.Load("w1", "b")]
+
+
+def test_a_context_larger_than_the_worker_is_tried_when_it_is_alone():
+    bench = Bench()
+    bench.context("huge", memory=1000)
+    bench.app("huge", "huge")
+    bench.submit("huge", 1)
+    assert bench.join("w1", memory=100) == [cmd.Load("w1", "huge")]
+
+
+def test_contexts_share_a_gpu_only_where_their_sizes_are_known_to_fit():
+    bench = Bench()
+    for name, size in {"a": 40, "b": 40, "unknown": None}.items():
+        bench.context(name, gpus=1, gpu_memory=size)
+        bench.app(name, name)
+    bench.join("w1", gpus=1, gpu_memory=100)
+    for name in "ab":
+        assert bench.submit(name, 1) == [cmd.Load("w1", name)]
+        bench.finish(run_of(bench.ready("w1", name)))
+    assert bench.submit("unknown", 1) == [cmd.Unload("w1", "a"), cmd.Unload("w1", "b"), cmd.Load("w1", "unknown")]
+
+
+def test_a_context_with_gpus_never_goes_to_a_worker_without():
+    bench = Bench()
+    bench.context("model", gpus=1)
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    assert bench.join("w1", gpus=0) == []
+    assert bench.join("w2", gpus=1) == [cmd.Load("w2", "model")]
+
+
+def test_out_of_memory_unloads_the_others_and_tries_again():
+    bench = Bench(Limits(failures=1))
+    for name in "ab":
+        bench.app(name, name)
+    bench.join("w1")
+    bench.submit("a", 1)
+    bench.finish(run_of(bench.ready("w1", "a")))
+    assert bench.submit("b", 1) == [cmd.Load("w1", "b")]
+    assert bench.fail_context("w1", "b", kind="memory") == [cmd.Unload("w1", "a"), cmd.Load("w1", "b")]
+    [bury] = bench.fail_context("w1", "b", kind="memory")
+    assert bury.context == "b", "with nothing left to unload it is a failure like any other"
+
+
+def test_no_more_workers_load_a_context_than_its_items_need():
+    bench = Bench()
+    bench.app("verify", "model")
+    bench.submit("verify", 4)
+    assert bench.join("w1", "w2") == [cmd.Load("w1", "model")]
+    assert bench.submit("verify", 1) == [cmd.Load("w2", "model")]

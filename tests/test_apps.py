@@ -1,0 +1,226 @@
+"""How people call: batch apps and context apps, their options, and what they say of wrong use."""
+
+import datetime
+
+import pytest
+
+import ctxflow
+from ctxflow import ContextExecutor, batch_app, context, context_app
+from ctxflow.apps import Options
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory):
+    """One worker, so that the order of calls is the scheduler's."""
+    executor = ContextExecutor(workers=1)
+    executor.run_dir = str(tmp_path_factory.mktemp("run"))
+    with executor:
+        yield executor
+
+
+@context
+def base(value):
+    return {"value": value}
+
+
+@batch_app(base(10))
+def combine(base, left, right, *, times=1, mark=None):
+    """Combine."""
+    assert isinstance(left, (list, tuple)) and len(left) == len(right)
+    return [(base["value"] + a * b * times, mark) for a, b in zip(left, right, strict=True)]
+
+
+@batch_app
+def plain(numbers):
+    return [n + 1 for n in numbers]
+
+
+@context_app(base(5))
+def call(base, *args, **kwargs):
+    return base["value"], args, kwargs
+
+
+def test_several_parameters_come_as_lists_side_by_side(executor):
+    assert combine(2, 3).result() == (16, None)
+    assert combine(2, right=3).result() == (16, None)
+    assert combine(right=3, left=2).result() == (16, None)
+    assert combine(2, 3, times=2, mark="x").result() == (22, "x")
+    assert [future.result()[0] for future in [combine(n, n) for n in range(5)]] == [10 + n * n for n in range(5)]
+    assert list(combine.map([1, 2], [3, 4], times=10)) == [(40, None), (90, None)]
+    assert (combine.__name__, combine.__doc__) == ("combine", "Combine.")
+
+
+def test_constants_are_kept_apart_by_value_and_type(executor):
+    marks = [1, True, 1.0, "1", [1], {"a": 1}, {"a": 2}, None]
+    futures = [combine(0, 0, mark=mark) for mark in marks]
+    for mark, future in zip(marks, futures, strict=True):
+        assert future.result() == (10, mark) and type(future.result()[1]) is type(mark)
+
+
+def test_any_number_of_parameters(executor):
+    @batch_app
+    def row(*columns):
+        return [sum(row) for row in zip(*columns, strict=True)]
+
+    assert row(1, 2, 3).result() == 6
+    assert list(row.map([1, 2], [3, 4])) == [4, 6]
+    with pytest.raises(TypeError, match="row takes"):
+        row()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((1,), {}, r"combine takes 2 values an item \(left, right\), but got 1"),
+        ((1, 2, 3), {}, r"combine takes 2 values an item \(left, right\), but got 3"),
+        ((1,), {"right": 2, "tims": 3}, "combine has no parameter 'tims': its keyword-only parameters are mark, times"),
+        ((1, 2), {"left": 3}, "combine has no parameter 'left'"),
+    ],
+)
+def test_wrong_arguments_say_what_is_taken(executor, args, kwargs, message):
+    with pytest.raises(TypeError, match=message):
+        combine(*args, **kwargs)
+
+
+@pytest.mark.parametrize("decorate", [batch_app, context_app])
+@pytest.mark.parametrize(
+    ("given", "options", "error", "message"),
+    [
+        (
+            base,
+            {},
+            TypeError,
+            r"base is a context function, not a recipe: call it with its inputs, as in base\(\.\.\.\)",
+        ),
+        ("model", {}, TypeError, "the context of an app is a recipe made by a @context function, not a str"),
+        (None, {"priorty": 1}, TypeError, "an app has no option 'priorty': it takes priority, deadline, timeout"),
+        (None, {"batch_size": 0}, ValueError, "batch_size is the number of items in a batch: give 1 or more"),
+        (None, {"timeout": 0}, ValueError, "timeout is a number of seconds: give more than 0"),
+        (None, {"retries": -1}, ValueError, "retries is how often an item is tried again: give 0 or more"),
+    ],
+)
+def test_wrong_options_say_what_to_write(decorate, given, options, error, message):
+    with pytest.raises(error, match=message):
+        decorate(given, **options)(lambda base, x: x)
+    app = decorate(base(1))(lambda base, x: x)
+    with pytest.raises(error, match=message):
+        app.using(given, **options)
+
+
+def test_without_an_executor_the_error_says_how_to_get_one(executor):
+    with pytest.raises(ctxflow.CtxflowError, match="no executor labelled 'elsewhere' is running: load one with parsl"):
+        plain.using(executor="elsewhere")(1)
+    with pytest.raises(ctxflow.CtxflowError, match="no executor labelled 'elsewhere'"):
+        call.using(executor="elsewhere")(1)
+
+
+def test_using_changes_what_it_names_and_nothing_else(executor):
+    other = combine.using(base(100), priority=3, timeout=30, deadline=60)
+    assert other.options == Options(priority=3, timeout=30, deadline=60) and combine.options == Options()
+    assert (other(1, 1).result(), combine(1, 1).result()) == ((101, None), (11, None))
+    assert other.using(priority=4).context == base(100)
+    assert call.using(base(6))(1).result() == (6, (1,), {})
+
+
+def test_context_apps_take_any_arguments(executor):
+    assert call().result() == (5, (), {})
+    assert call(1, [2], key={"a": None}).result() == (5, (1, [2]), {"key": {"a": None}})
+    bare = context_app(lambda *args: args)
+    assert bare(1, 2).result() == (1, 2)
+
+
+def test_timeouts_stop_a_call_and_what_follows_runs(executor):
+    @context_app(base(1), timeout=0.3)
+    def sleep(base, seconds):
+        import time
+
+        time.sleep(seconds)
+        return seconds
+
+    with pytest.raises(ctxflow.CallTimeout, match="the call took longer than its timeout"):
+        sleep(60).result()
+    assert sleep.using(timeout=20)(0.01).result() == 0.01
+
+
+def test_retries_are_the_options(executor, tmp_path):
+    @batch_app(retries=2)
+    def flaky(paths):
+        import os
+
+        for path in paths:
+            if not os.path.exists(path + ".1"):
+                os.close(os.open(path + (".1" if os.path.exists(path + ".0") else ".0"), os.O_CREAT))
+                raise OSError("not yet")
+        return list(paths)
+
+    path = str(tmp_path / "tries")
+    assert flaky(path).result() == path
+    with pytest.raises(OSError, match="not yet"):
+        flaky.using(retries=0)(str(tmp_path / "once")).result()
+
+
+def order_of(executor, apps, folder):
+    """The order in which one worker begins calls of these apps, which wait behind a call that holds it."""
+    gate = folder / "gate"
+
+    def hold(base, gate):
+        import os
+        import time
+
+        while not os.path.exists(gate):
+            time.sleep(0.005)
+
+    held = context_app(base(0))(hold)(str(gate))
+    futures = [app(name, str(folder / "order")) for name, app in apps.items()]
+    gate.touch()
+    for future in [held, *futures]:
+        future.result()
+    return (folder / "order").read_text().split()
+
+
+def test_priorities_then_deadlines_are_honoured(executor, tmp_path):
+    def note(base, name, path):
+        with open(path, "a") as file:
+            file.write(name + "\n")
+
+    app = context_app(base(0))(note)
+    today = datetime.datetime.now() + datetime.timedelta(hours=1)
+    apps = {
+        "low": app.using(priority=-1),
+        "plain": app,
+        "later": app.using(deadline=today),
+        "soon": app.using(deadline=60),
+        "high": app.using(priority=5),
+        "higher": app.using(priority=6),
+    }
+    assert order_of(executor, apps, tmp_path) == ["higher", "high", "soon", "later", "plain", "low"]
+
+
+def test_a_deadline_makes_one_app_not_one_a_call(executor):
+    app = call.using(deadline=600)
+    before = len(executor.calls._apps)
+    assert [app(n).result()[1] for n in range(5)] == [(n,) for n in range(5)]
+    assert len(executor.calls._apps) == before + 1
+
+
+def test_apps_travel_inside_functions(executor):
+    @batch_app
+    def outer(numbers):
+        # Another app's name, and its own: both are sent along, and can be asked what they are.
+        return [(combine.__name__, combine.function({"value": n}, [1], [2]), outer.options.priority) for n in numbers]
+
+    assert outer(3).result() == ("combine", [(5, None)], 0)
+    again = context_app(lambda: (plain.function([1]), call.context.name))
+    assert again().result() == ([2], "base")
+
+
+def test_batches_form_from_single_items(executor):
+    @batch_app
+    def size(numbers):
+        import time
+
+        time.sleep(0.05)
+        return [len(numbers)] * len(numbers)
+
+    sizes = [future.result() for future in [size(n) for n in range(50)]]
+    assert sizes[0] == 1 and max(sizes) > 1, "what waited together went together"
