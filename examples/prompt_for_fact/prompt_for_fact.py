@@ -273,7 +273,10 @@ def finish(
     evaluation = scores.evaluation(results, baseline, label, claims.digest)
     write_json(sweep.out / "evaluation.json", evaluation)
     write_json(sweep.out / "run.json", {**asdict(figures), "history": history})
-    drawn = report.plot(history, sweep.out / "throughput.png")
+    try:
+        plot = ", throughput.png" if report.plot(history, sweep.out / "throughput.png") else ""
+    except ImportError:
+        plot = " (pip install matplotlib for a plot of throughput and workers)"
     if as_json:
         print(json.dumps({**evaluation, "run": asdict(figures)}, ensure_ascii=False))
         return
@@ -283,7 +286,6 @@ def finish(
     shown.print(f"This run: {figures}.", highlight=False)
     if sweep.dead:
         shown.print(f"The first item without an answer: {sweep.first_failure}", highlight=False, markup=False)
-    plot = ", throughput.png" if drawn else " (pip install matplotlib for a plot of throughput and workers)"
     shown.print(f"In {sweep.out}: results, evaluation.json, run.json{plot}", highlight=False)
 
 

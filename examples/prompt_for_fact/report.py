@@ -170,14 +170,13 @@ def throughput(history: Sequence[Sample], window: float = 5.0) -> list[tuple[flo
 def plot(history: Sequence[Sample], path: Path) -> bool:
     """Draw throughput and workers over time.
 
-    :returns: False if matplotlib is not installed or there is nothing to draw.
+    :returns: False if there is nothing to draw.
+    :raises ImportError: if matplotlib is not installed.
     """
+    from matplotlib.figure import Figure
+
     rates = throughput(history)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    if not rates:
+    if not rates or not history[-1][2]:
         return False
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])

@@ -60,6 +60,7 @@ def test_a_plot_is_drawn_where_there_is_something_to_draw(tmp_path):
     path = tmp_path / "t.png"
     assert not plot([], path)
     assert not plot([(0.0, 1, 0)], path)
+    assert not plot([(0.0, 1, 0), (1.0, 1, 0)], path)
     assert plot([(0.0, 1, 0), (1.0, 2, 10), (2.0, 1, 30)], path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
