@@ -9,7 +9,7 @@ import ctxflow
 
 def command(*arguments, **options):
     program = [sys.executable, "-m", "ctxflow", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, timeout=100, **options)
+    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100, **options)
 
 
 def test_version():

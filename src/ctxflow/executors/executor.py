@@ -23,7 +23,8 @@ from parsl.utils import RepresentationMixin
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.files import SharedDiskStaging
-from ctxflow.executors.run import Run, Status
+from ctxflow.executors.run import Run
+from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Limits, Policies

@@ -132,3 +132,29 @@ class Failed:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class Delivery:
+    """Answers (or one error) on their way to whoever waits for them."""
+
+    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
+        self._items = items
+        self._sinks = sinks
+        self._results = results
+
+    def make(self) -> None:
+        """Tell them: together where one waits for all, else one by one."""
+        first = self._sinks[0]
+        if self._sinks.count(first) == len(self._sinks):
+            self._tell(first, self._items, self._results)
+            return
+        for n, sink in enumerate(self._sinks):
+            results = self._results if isinstance(self._results, BaseException) else self._results[n : n + 1]
+            self._tell(sink, self._items[n : n + 1], results)
+
+    @staticmethod
+    def _tell(sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
+        if isinstance(results, BaseException):
+            sink.fail(items, results)
+        else:
+            sink.deliver(items, results)

@@ -15,19 +15,19 @@ import pickle
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ctxflow.context import Context, dumps
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
-from ctxflow.executors.futures import CallFuture, Sink, error_of
+from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.status import Status, status_of
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.run_state import RunState
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -168,7 +168,7 @@ class Run:
             waiting = dict(self._sinks)
             self._sinks.clear()
             self._inputs.clear()
-        self._deliver(_Delivery([item], [sink], error) for item, sink in waiting.items())
+        self._deliver(Delivery([item], [sink], error) for item, sink in waiting.items())
 
     # --- submissions
 
@@ -243,7 +243,7 @@ class Run:
         self._next_item = first + count
         return first
 
-    def _submitted(self, deliveries: Iterable[_Delivery]) -> None:
+    def _submitted(self, deliveries: Iterable[Delivery]) -> None:
         if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
         self._deliver(deliveries)
@@ -315,16 +315,16 @@ class Run:
 
     @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
-        deliveries: list[_Delivery] = []
+        deliveries: list[Delivery] = []
         with self._lock:
             for event in events:
                 deliveries += self._handle(event)
         self._deliver(deliveries)
 
-    def _handle(self, event: ev.Event) -> list[_Delivery]:
+    def _handle(self, event: ev.Event) -> list[Delivery]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
         commands = self._scheduler.handle(event)
-        deliveries: list[_Delivery] = []
+        deliveries: list[Delivery] = []
         orders: list[cmd.Command] = []
         for command in commands:
             if isinstance(command, cmd.Deliver):
@@ -341,28 +341,28 @@ class Run:
                 self._log.add(event, commands)
         return deliveries
 
-    def _delivery(self, command: cmd.Deliver, event: ev.Event) -> _Delivery:
+    def _delivery(self, command: cmd.Deliver, event: ev.Event) -> Delivery:
         results: Any = event.results  # type: ignore[attr-defined]
         inputs = [self._inputs.pop(item) for item in command.items]
         if type(inputs[0]) is ApplyCall:
             results = [results]
         elif command.positions is not None:
             results = [results[n] for n in command.positions]
-        return _Delivery(command.items, self._waiting(command.items), results)
+        return Delivery(command.items, self._waiting(command.items), results)
 
-    def _burial(self, command: cmd.Bury, event: ev.Event) -> _Delivery:
+    def _burial(self, command: cmd.Bury, event: ev.Event) -> Delivery:
         context = self._contexts[command.context].name if command.context is not None else None
         error = error_of(command.failure, getattr(event, "exception", None), context)
         for item in command.items:
             del self._inputs[item]
-        return _Delivery(command.items, self._waiting(command.items), error)
+        return Delivery(command.items, self._waiting(command.items), error)
 
     def _waiting(self, items: Sequence[int]) -> list[Sink]:
         pop = self._sinks.pop
         return [pop(item) for item in items]
 
     @staticmethod
-    def _deliver(deliveries: Iterable[_Delivery]) -> None:
+    def _deliver(deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             try:
                 delivery.make()
@@ -381,88 +381,7 @@ class Run:
     def status(self) -> Status:
         """What is going on, at this moment."""
         with self._lock:
-            return _status(self._scheduler.state, self._contexts, self.clock())
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """A run at a moment: items by state, workers, contexts, and what went wrong and was mended.
-
-    :ivar time: seconds since the run began.
-    :ivar retried_items: how often an item went back to the queue.
-    :ivar contexts: name -> how many workers are staging, loading or holding it ready.
-    :ivar loads: how often a context was built or began to be.
-    """
-
-    time: float
-    items_submitted: int
-    items_queued: int
-    items_running: int
-    items_done: int
-    items_dead: int
-    items_cancelled: int
-    retried_items: int
-    batches: int
-    workers: int
-    workers_joined: int
-    workers_lost: int
-    evictions: int
-    crashes: int
-    loads: int
-    contexts: Mapping[str, Mapping[str, int]]
-
-
-def _status(state: RunState, contexts: Mapping[str, ContextPayload], now: float) -> Status:
-    counters = state.counters
-    queued = sum(app.backlog for app in state.apps.values())
-    by_state: dict[str, dict[str, int]] = {}
-    for worker in state.workers.values():
-        for held in worker.contexts.values():
-            counts = by_state.setdefault(contexts[held.context].name, {})
-            counts[held.state] = counts.get(held.state, 0) + 1
-    return Status(
-        time=now,
-        items_submitted=counters.submitted,
-        items_queued=queued,
-        items_running=len(state.open) - queued,
-        items_done=counters.done,
-        items_dead=counters.dead,
-        items_cancelled=counters.cancelled,
-        retried_items=counters.retried,
-        batches=counters.batches,
-        workers=len(state.workers),
-        workers_joined=counters.joined,
-        workers_lost=counters.lost,
-        evictions=counters.evicted,
-        crashes=counters.crashes,
-        loads=counters.loads,
-        contexts=by_state,
-    )
-
-
-class _Delivery:
-    """Answers (or one error) on their way to whoever waits for them."""
-
-    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
-        self._items = items
-        self._sinks = sinks
-        self._results = results
-
-    def make(self) -> None:
-        first = self._sinks[0]
-        if self._sinks.count(first) == len(self._sinks):
-            self._tell(first, self._items, self._results)
-            return
-        for n, sink in enumerate(self._sinks):
-            results = self._results if isinstance(self._results, BaseException) else self._results[n : n + 1]
-            self._tell(sink, self._items[n : n + 1], results)
-
-    @staticmethod
-    def _tell(sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
-        if isinstance(results, BaseException):
-            sink.fail(items, results)
-        else:
-            sink.deliver(items, results)
+            return status_of(self._scheduler.state, self._contexts, self.clock())
 
 
 def _payload(context: Context | None) -> ContextPayload:
