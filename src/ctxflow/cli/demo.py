@@ -25,7 +25,7 @@ _NEEDED = {
 
 def demo(
     workers: Annotated[int, typer.Option(min=1, help="Workers on this machine.")] = 2,
-    evictions_per_minute: Annotated[float, typer.Option(min=0, help="Workers taken away, a minute.")] = 12.0,
+    evictions_per_minute: Annotated[float, typer.Option(min=0, help="Workers taken away, a minute.")] = 6.0,
     out: Annotated[Path, typer.Option(help="Folder for results, the plot and the evaluation file.")] = Path(".demo"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of going on where it was.")] = False,
 ) -> None:
