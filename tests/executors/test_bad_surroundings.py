@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import eventually
+from executor_helpers import eventually
 
 from ctxflow import CallCrashed, ContextError, ContextExecutor, batch_app, context, context_app
 from ctxflow.sites import Site
