@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import eventually, marked, started
+from executor_helpers import eventually, marked, started
 
 import ctxflow
 from ctxflow import batch_app, context

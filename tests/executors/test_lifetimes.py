@@ -10,7 +10,7 @@ import threading
 import warnings
 
 import pytest
-from conftest import eventually, runs, started
+from executor_helpers import eventually, runs, started
 
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
 from ctxflow.executors.embedded import EmbeddedEngine
