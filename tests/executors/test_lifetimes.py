@@ -217,8 +217,8 @@ def test_strangers_on_the_drivers_socket_do_no_harm(engine, said):
     (worker,) = engine.start()
     before = descriptors()
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stranger:
-        silent.connect(engine.engine._address)
-        stranger.connect(engine.engine._address)
+        silent.connect(engine.engine._lines.address)
+        stranger.connect(engine.engine._lines.address)
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
         engine.load(worker, ev.PLAIN)
@@ -248,7 +248,7 @@ def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     kinds = [type(event) for event in told]
     assert kinds == ([ev.ContextReady, ev.ContextUnloaded] if report == "died" else [ev.ContextFailed])
     assert stale == [], "what is said about an earlier load is of no account"
-    assert not here._expected
+    assert not here._lines._expected
     here.execute([cmd.Unload(worker, ev.PLAIN), cmd.Load(worker, ev.PLAIN)])
     engine.wait(ev.ContextReady)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import shutil
 import socket
@@ -24,10 +23,11 @@ import psutil
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.devices import cuda_devices
 from ctxflow.executors.engine import EngineFailed, RunServices
-from ctxflow.executors.workers import Line, Worker, share
+from ctxflow.executors.lines import Line, Lines
+from ctxflow.executors.workers import Worker, share
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.staging import cached
-from ctxflow.host.wire import Channel, Head, listen
+from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -86,9 +86,7 @@ class EmbeddedEngine:
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
         self._failed: EngineFailed | None = None
         self._noticed: list[Worker] = []  # Told that they will be taken back.
-        self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
         self._stopped = False
-        self._expected: dict[str, Line] = {}  # Lines by the key that their library process will name.
 
     def tier(self) -> ev.TierSpec:
         """What this machine offers."""
@@ -100,22 +98,22 @@ class EmbeddedEngine:
         :raises CtxflowError: if there is no place for the workers' files.
         """
         self._run = run
+        self._selector = selectors.DefaultSelector()
         try:
             if self._scratch_parent is not None:
                 os.makedirs(self._scratch_parent, exist_ok=True)
             self._scratch = tempfile.mkdtemp(prefix="ctxflow-", dir=self._scratch_parent)
             # The folder is this user's alone (0700), so only this user's processes can connect.
-            self._address = os.path.join(self._scratch, "driver.sock")
-            self._listener = listen(self._address)
+            address = os.path.join(self._scratch, "driver.sock")
+            self._lines = Lines(self._selector, address, self._line_connected, self._call_answered)
         except OSError as error:
+            self._selector.close()
             raise CtxflowError(
                 f"workers have no place for their files ({error}): put scratch= of the site where there is one"
             ) from error
         self._cache = os.path.join(self._scratch, "cache")
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -148,7 +146,7 @@ class EmbeddedEngine:
             self._send(worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache})
         elif isinstance(command, (cmd.Unload, cmd.Abandon)):
             # The host does not hear of calls that go over the line: it ends the library process either way.
-            self._drop_line(worker, command.context)
+            self._lines.drop(worker, command.context)
             self._send(worker, {"do": "unload", "context": command.context})
         elif isinstance(command, cmd.Release):
             self._release(worker)
@@ -173,7 +171,7 @@ class EmbeddedEngine:
         name = payload.function
         if name and name not in line.functions:
             line.functions.add(name)
-            line.channel.send({"do": "function", "function": name}, self._run.function(name))
+            self._lines.send(line, {"do": "function", "function": name}, self._run.function(name))
         head: Head = {
             "do": "call",
             "call": command.attempt,
@@ -185,18 +183,14 @@ class EmbeddedEngine:
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
         line.calls.add(command.attempt)
-        line.channel.send(head, payload.body)
-        if line.channel.pending:
-            self._watch(line.channel, line)
+        self._lines.send(line, head, payload.body)
 
     def _send_load(self, worker: Worker, command: cmd.Load) -> None:
         context = self._run.context_payload(command.context)
-        self._drop_line(worker, command.context)
-        line = Line(worker, command.context, secrets.token_hex(8))
-        worker.lines[command.context] = self._expected[line.key] = line
+        line = self._lines.expect(worker, command.context)
         head = {
             "do": "load",
-            "line": self._address,
+            "line": self._lines.address,
             "key": line.key,
             "context": context.id,
             "name": context.name,
@@ -211,11 +205,11 @@ class EmbeddedEngine:
     def _send(self, worker: Worker, head: Head, body: bytes = b"") -> None:
         worker.channel.send(head, body)
         if worker.channel.pending:
-            self._watch(worker.channel, worker)
+            self._watch(worker)
 
-    def _watch(self, channel: Channel, owner: Worker | Line) -> None:
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.pending else 0)
-        self._selector.modify(channel, wanted, owner)
+    def _watch(self, worker: Worker) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.pending else 0)
+        self._selector.modify(worker.channel, wanted, worker)
 
     # --- events
 
@@ -235,7 +229,7 @@ class EmbeddedEngine:
                 return []
             for key, mask in ready:
                 if isinstance(key.data, Line):
-                    self._answered(key.data, mask)
+                    self._lines.serve(key.data, mask)
                 elif isinstance(key.data, Worker):
                     if key.data.name in self._workers:
                         self._heard(key.data, mask)
@@ -260,7 +254,7 @@ class EmbeddedEngine:
     def _heard(self, worker: Worker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             worker.channel.flush()
-            self._watch(worker.channel, worker)
+            self._watch(worker)
         for head, body in worker.channel.receive():
             self._events.extend(self._translate(worker, head, body))
         if worker.channel.closed:
@@ -286,7 +280,7 @@ class EmbeddedEngine:
             if line.channel is not None:
                 yield from self._now_ready(line)
         elif kind == "failed":
-            self._drop_line(worker, head["context"])
+            self._lines.drop(worker, head["context"])
             yield ev.ContextFailed(now, name, head["context"], ev.Failure(**head["failure"], worker=name))
         elif kind == "staged":
             yield ev.ContextStaged(now, name, head["context"])
@@ -314,72 +308,25 @@ class EmbeddedEngine:
             yield line.ready
             line.ready = None
 
+    def _line_connected(self, line: Line) -> None:
+        self._events.extend(self._now_ready(line))
+
+    def _call_answered(self, line: Line, head: Head, body: bytes) -> None:
+        now = self._run.clock()
+        self._events.append(ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body))
+
     def _died(self, worker: Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
         """A library process ended: what it answered before still counts, what it ran is lost."""
         line = worker.lines[context]
-        self._answered(line, selectors.EVENT_READ)
+        self._lines.serve(line)
         calls = list(line.calls)
-        self._drop_line(worker, context)
+        self._lines.drop(worker, context)
         yield from self._now_ready(line)  # It never was of use: so much for what comes next to undo.
         now = self._run.clock()
         for call in calls:
             yield ev.BatchFailed(now, worker.name, call, failure, lost_context=True)
         if not calls:
             yield ev.ContextUnloaded(now, worker.name, context)
-
-    # --- lines
-
-    def _accept(self) -> None:
-        """A library process connects: find out which."""
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        channel = Channel(connection)
-        self._strangers.add(channel)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._introduced(channel))
-
-    def _introduced(self, channel: Channel) -> None:
-        for head, _ in channel.receive():
-            line = self._expected.pop(str(head.get("key")), None)
-            if line is not None:
-                self._strangers.discard(channel)
-                line.channel = channel
-                self._selector.modify(channel, selectors.EVENT_READ, line)
-                self._events.extend(self._now_ready(line))
-                return
-            channel.closed = True
-        if channel.closed:
-            self._strangers.discard(channel)
-            self._selector.unregister(channel)
-            channel.close()
-
-    def _answered(self, line: Line, mask: int) -> None:
-        channel = line.channel
-        if channel is None:
-            return
-        if mask & selectors.EVENT_WRITE:
-            channel.flush()
-            self._watch(channel, line)
-        for head, body in channel.receive():
-            line.calls.discard(head["call"])
-            now = self._run.clock()
-            self._events.append(ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body))
-        if channel.closed:
-            # The host says why; until then the line is only of no more use.
-            self._selector.unregister(channel)
-            channel.close()
-            line.channel = None
-
-    def _drop_line(self, worker: Worker, context: str) -> None:
-        line = worker.lines.pop(context, None)
-        if line is None:
-            return
-        self._expected.pop(line.key, None)
-        if line.channel is not None:
-            self._selector.unregister(line.channel)
-            line.channel.close()
-            line.channel = None
 
     def _spec(self, worker: Worker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None
@@ -430,7 +377,7 @@ class EmbeddedEngine:
     def _gone(self, worker: Worker) -> None:
         """A worker has ended, or was ended: make sure of it, say so, and see to its successor."""
         for line in list(worker.lines.values()):
-            self._answered(line, selectors.EVENT_READ)
+            self._lines.serve(line)
         self._end(worker)
         del self._workers[worker.name]
         self._free_devices.append(worker.devices)
@@ -457,7 +404,7 @@ class EmbeddedEngine:
     def _end(self, worker: Worker) -> None:
         worker.end()
         for context in list(worker.lines):
-            self._drop_line(worker, context)
+            self._lines.drop(worker, context)
         self._selector.unregister(worker.channel)
         worker.channel.close()
 
@@ -507,10 +454,8 @@ class EmbeddedEngine:
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
                 self._end(worker)
             self._workers.clear()
-            for stranger in self._strangers:
-                stranger.close()
+            self._lines.close()
             self._selector.close()
-            self._listener.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -11,12 +11,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from ctxflow.executors.devices import Device
 from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.wire import Channel
-from ctxflow.scheduler import events as ev
+
+if TYPE_CHECKING:
+    from ctxflow.executors.lines import Line
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
@@ -72,19 +75,6 @@ class Worker:
             lines = file.read()[-4096:].decode(errors="replace").split("\n")
         status = f"a worker ended with status {self.process.returncode}"
         return next((line.strip() for line in reversed(lines) if line.strip()), status)
-
-
-class Line:
-    """The driver's own connection to one library process: calls there, results back, past the host."""
-
-    def __init__(self, worker: Worker, context: str, key: str) -> None:
-        self.worker = worker
-        self.context = context
-        self.key = key
-        self.channel: Channel | None = None
-        self.ready: ev.ContextReady | None = None  # Reported by the host; waits for the line to be there.
-        self.functions: set[str] = set()  # Those that the process was given.
-        self.calls: set[int] = set()  # Those that it runs.
 
 
 def share(devices: list[Device], dealt: bool, workers: int) -> dict[str, str]:
