@@ -77,7 +77,7 @@ class EmbeddedEngine:
         self._scratch_parent = scratch
         self._rejoin_seconds = rejoin_seconds
         self._slowdowns = list(slowdowns)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
         self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
         self._target = 0
@@ -90,7 +90,7 @@ class EmbeddedEngine:
 
     def tier(self) -> ev.TierSpec:
         """What this machine offers."""
-        return ev.TierSpec(TIER, minimum=0, maximum=self.workers)
+        return ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker)
 
     def start(self, run: RunServices) -> None:
         """Make the directories; workers come with `Acquire`.
@@ -165,8 +165,7 @@ class EmbeddedEngine:
             return
         line = worker.lines.get(command.context)
         if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
-            failure = ev.Failure("crash", "LibraryGone", "the library process ended before the call")
-            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, lost_context=True))
+            self._event(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
             return
         name = payload.function
         if name and name not in line.functions:
@@ -182,7 +181,7 @@ class EmbeddedEngine:
         }
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
-        line.calls.add(command.attempt)
+        line.calls[command.attempt] = None
         self._lines.send(line, head, payload.body)
 
     def _send_load(self, worker: Worker, command: cmd.Load) -> None:
@@ -268,7 +267,7 @@ class EmbeddedEngine:
         if kind == "raised":
             line = worker.lines.get(head["context"])
             if line is not None:
-                line.calls.discard(head["call"])
+                line.calls.pop(head["call"], None)
             failure = ev.Failure(**head["failure"], worker=name)
             yield ev.BatchFailed(now, name, head["call"], failure, exception=body)
         elif kind == "died":
@@ -363,7 +362,8 @@ class EmbeddedEngine:
     def _not_born(self, reason: str) -> None:
         """A worker did not come up: try again, ever more slowly, and at last give up."""
         self._stillborn += 1
-        if self._stillborn >= _STILLBIRTHS + self.workers:
+        nobody = not any(worker.joined for worker in self._workers.values())
+        if nobody and self._stillborn >= _STILLBIRTHS + self.workers:
             self._failed = EngineFailed(
                 f"{self._stillborn} workers in a row did not start, so that nothing can run: {reason}; see that "
                 "the machine has memory, processes and descriptors left, or run "

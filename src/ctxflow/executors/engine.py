@@ -102,7 +102,7 @@ class Engine(Protocol):
         """
 
     def wake(self) -> None:
-        """Make a waiting `poll` return."""
+        """Make a waiting `poll` return. May be called from a finalizer, on a thread that is inside the engine."""
 
     def stop(self) -> None:
         """End all workers; nothing is left behind. What is called after it does nothing."""

@@ -5,6 +5,7 @@ What does not live here: when something is answered (scheduler/), or by whom (en
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -21,34 +22,29 @@ _KINDS: dict[str, type[errors.CallError]] = {
 }
 
 
-def error_of(failure: Failure, pickled: bytes | BaseException | None, context: str | None = None) -> BaseException:
+def error_of(failure: Failure, exception: BaseException | None, context: str | None = None) -> BaseException:
     """The exception that a person gets for a failure: the app's own where it can be had here.
 
-    :param pickled: the exception as the library process pickled it, if it could.
+    :param exception: the app's, if it could be pickled there and opened here.
     :param context: the name of the context, if it is that which failed.
     """
     if context is not None:
         message = f"the context {context} could not be built: {failure.error}: {failure.message}"
         return _with_cause(errors.ContextError(message, failure.traceback, failure.output, failure.worker), failure)
-    if isinstance(pickled, BaseException):
-        return pickled
-    if failure.kind in ("exception", "memory"):
-        error = _unpickled(pickled)
-        if error is not None:
-            return _with_cause(error, failure)
-        cls: type[errors.CallError] = errors.RemoteError
-    else:
-        cls = _KINDS.get(failure.kind, errors.RemoteError)
+    if exception is not None:
+        return exception if failure.kind == "input" else _with_cause(exception, failure)
+    cls = _KINDS.get(failure.kind, errors.RemoteError)
     message = failure.message if cls is not errors.RemoteError else f"{failure.error}: {failure.message}"
     return _with_cause(cls(message, failure.traceback, failure.output, failure.worker), failure)
 
 
-def _unpickled(pickled: bytes | None) -> BaseException | None:
+def unpickled_error(pickled: bytes) -> BaseException | None:
+    """The exception that a library process sent, None if it cannot be had here."""
     if not pickled:
         return None
     try:
         error = pickle.loads(pickled)
-    except BaseException:
+    except BaseException:  # It runs code of the user's.
         return None
     # SystemExit and KeyboardInterrupt of the worker must not end the driver.
     return error if isinstance(error, Exception) else None
@@ -149,7 +145,7 @@ class Delivery:
             self._tell(first, self._items, self._results)
             return
         for n, sink in enumerate(self._sinks):
-            results = self._results if isinstance(self._results, BaseException) else self._results[n : n + 1]
+            results = _own(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]
             self._tell(sink, self._items[n : n + 1], results)
 
     @staticmethod
@@ -158,3 +154,13 @@ class Delivery:
             sink.fail(items, results)
         else:
             sink.deliver(items, results)
+
+
+def _own(error: BaseException) -> BaseException:
+    """A copy for one of many who wait: raised again and again, one object would grow an endless traceback."""
+    try:
+        copied = copy.copy(error)
+    except Exception:
+        return error
+    copied.__cause__ = error.__cause__
+    return copied

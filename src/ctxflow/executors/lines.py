@@ -28,7 +28,7 @@ class Line:
         self.channel: Channel | None = None
         self.ready: ev.ContextReady | None = None  # Reported by the host; waits for the line to be there.
         self.functions: set[str] = set()  # Those that the process was given.
-        self.calls: set[int] = set()  # Those that it runs.
+        self.calls: dict[int, None] = {}  # Those that it has, in the order in which it runs them.
 
 
 class Lines:
@@ -109,7 +109,7 @@ class Lines:
             channel.flush()
             self._watch(line, channel)
         for head, body in channel.receive():
-            line.calls.discard(head["call"])
+            line.calls.pop(head["call"], None)
             self._answered(line, head, body)
         if channel.closed:
             self._selector.unregister(channel)

@@ -22,7 +22,7 @@ from ctxflow.context import Context, dumps
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
-from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of
+from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.status import Status, status_of
 from ctxflow.scheduler import Limits, Policies, Scheduler
@@ -155,12 +155,15 @@ class Run:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=30)
         finally:
-            self.engine.stop()
-        error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
-        self._fail_all(error)
-        with self._lock:
-            if self._log is not None:
-                self._log.close()
+            try:
+                self.engine.stop()
+            finally:
+                # Whatever interrupts the end of the workers, nobody may wait for ever.
+                error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
+                self._fail_all(error)
+                with self._lock:
+                    if self._log is not None:
+                        self._log.close()
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits that no answer will come."""
@@ -182,25 +185,32 @@ class Run:
         if name in self._contexts:
             return name
         payload, spec = _payload(context), _spec(context)
+        most = max((tier.gpus for tier in self._tiers), default=0)
+        if spec.gpus > most:
+            raise ValueError(
+                f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
+                "workers have as many, or a recipe with fewer (gpus=0 for none)"
+            )
         with self._lock:
-            self._contexts[name] = payload
-        self._feed(ev.ContextDeclared(self.clock(), spec))
+            if name not in self._contexts:
+                self._contexts[name] = payload
+                self._handle(ev.ContextDeclared(self.clock(), spec))
         return name
 
     def declare_app(self, app: App) -> None:
         """Make an app known, once."""
-        if app.spec.id in self._apps:
-            return
         with self._lock:
-            self._apps[app.spec.id] = app
-            if app.function:
-                self._functions[app.spec.id] = app.function
-        self._feed(ev.AppDeclared(self.clock(), app.spec))
+            if app.spec.id not in self._apps:
+                self._apps[app.spec.id] = app
+                if app.function:
+                    self._functions[app.spec.id] = app.function
+                self._handle(ev.AppDeclared(self.clock(), app.spec))
 
     def declare_function(self, name: str, body: bytes) -> None:
         """Make a function known that many single calls use."""
         self._functions[name] = body
 
+    @uninterrupted
     def submit_call(self, app: str, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
         future = CallFuture(self._cancel_one)
@@ -273,12 +283,14 @@ class Run:
     def _loop(self) -> None:
         next_tick = self.clock() + _TICK_SECONDS
         while not self._ended.is_set():
+            if self._failed is not None:
+                self._give_up(self._failed)
+                return
             wake = self._scheduler.next_wake
             due = next_tick if wake is None else min(next_tick, wake)
             try:
                 events = [self._opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
-                while self._actions:
-                    self._actions.popleft()()
+                self._act()
                 now = self.clock()
                 if now >= due:
                     next_tick = now + _TICK_SECONDS
@@ -287,18 +299,31 @@ class Run:
                 if now >= due:
                     self._sample(now)
             except EngineFailed as error:
-                logger.error("%s", error)
-                with self._lock:
-                    self._failed = error
-                self._fail_all(error)
+                self._give_up(error)
                 return
             except Exception:
                 if not self._ended.is_set():
                     logger.exception("the run's loop met an error")
                     self._ended.wait(0.1)  # If it is met again and again, not as fast as can be.
 
+    def _act(self) -> None:
+        while self._actions:
+            try:
+                self._actions.popleft()()
+            except Exception:
+                logger.exception("what was left to the run's thread failed")
+
+    def _give_up(self, error: EngineFailed) -> None:
+        """Nothing can run any more: say so to all who wait, and to all who come."""
+        logger.error("%s", error)
+        with self._lock:
+            self._failed = error
+        self._fail_all(error)
+
     def _opened(self, event: ev.Event) -> ev.Event:
-        """Unpickle a batch's results; what cannot be unpickled here is a failure of the batch."""
+        """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure."""
+        if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
+            return dataclasses.replace(event, exception=unpickled_error(event.exception))
         if not isinstance(event, ev.BatchFinished):
             return event
         try:
@@ -316,14 +341,21 @@ class Run:
     @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
         deliveries: list[Delivery] = []
-        with self._lock:
-            for event in events:
-                deliveries += self._handle(event)
-        self._deliver(deliveries)
+        try:
+            with self._lock:
+                for event in events:
+                    deliveries += self._handle(event)
+        finally:
+            self._deliver(deliveries)
 
     def _handle(self, event: ev.Event) -> list[Delivery]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
-        commands = self._scheduler.handle(event)
+        try:
+            commands = self._scheduler.handle(event)
+        except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
+            self._failed = EngineFailed(f"the run cannot go on, for a policy raised {type(error).__name__}: {error}")
+            self.engine.wake()
+            raise self._failed from error
         deliveries: list[Delivery] = []
         orders: list[cmd.Command] = []
         for command in commands:

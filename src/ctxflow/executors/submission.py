@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -58,6 +60,8 @@ class Calls:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._declaring = threading.Lock()  # Parsl submits from several threads.
+        self._names = itertools.count(1)  # An address is no name: it is given again.
         self._apps: dict[Any, str] = {}
         self._functions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -96,7 +100,7 @@ class Calls:
         """
         name = self._name(function)
         inputs: Any = (args, kwargs) if name else (function, args, kwargs)
-        what = f"a call of {getattr(function, '__name__', 'a function')}"
+        what = f"a call of {_name_of(function)}"
         return self.run.submit_call(self._app(options), ApplyCall(name, dumps(inputs, what)))
 
     def _app(self, options: CallOptions) -> str:
@@ -104,21 +108,24 @@ class Calls:
         context_id = options.context.id if options.context is not None else None
         key = (context_id, options.insert, options.priority, options.deadline, options.timeout, options.retries)
         app = self._apps.get(key)
-        if app is None:
-            context = self.run.declare_context(options.context)
-            app = f"calls-{len(self._apps) + 1}"
-            spec = ev.AppSpec(
-                app,
-                options.context.name if options.context is not None else "calls",
-                context=context,
-                batch=False,
-                priority=options.priority,
-                deadline=options.deadline,
-                retries=options.retries,
-            )
-            self.run.declare_app(App(spec, "apply", insert=options.insert, timeout=options.timeout))
-            self._apps[key] = app
-        return app
+        if app is not None:
+            return app
+        context = self.run.declare_context(options.context)
+        with self._declaring:
+            if key not in self._apps:
+                app = f"calls-{next(self._names)}"
+                spec = ev.AppSpec(
+                    app,
+                    options.context.name if options.context is not None else "calls",
+                    context=context,
+                    batch=False,
+                    priority=options.priority,
+                    deadline=options.deadline,
+                    retries=options.retries,
+                )
+                self.run.declare_app(App(spec, "apply", insert=options.insert, timeout=options.timeout))
+                self._apps[key] = app
+            return self._apps[key]
 
     def _name(self, function: Callable[..., Any]) -> str:
         """The name under which a function is known to the run, "" at its first call."""
@@ -126,24 +133,34 @@ class Calls:
             name = self._functions.get(function)
         except TypeError:  # It cannot be referred to weakly: it travels with each call.
             return ""
-        if name is None:
-            self._functions[function] = ""
-            return ""
-        if not name:
-            name = f"function-{id(function):x}-{len(self._functions)}"
-            self.run.declare_function(name, dumps(function, f"the function {function.__name__}"))
+        if name:
+            return name
+        with self._declaring:
+            if name is None:
+                self._functions.setdefault(function, "")
+                return ""
+            name = f"function-{next(self._names)}"
+            self.run.declare_function(name, dumps(function, f"the function {_name_of(function)}"))
             self._functions[function] = name
         return name
 
     def _wants(self, function: Callable[..., Any]) -> bool:
-        wants = self._wants_specification.get(function)
-        if wants is None:
-            parameters = inspect.signature(function).parameters
-            wants = "parsl_resource_specification" in parameters or any(
-                p.kind is p.VAR_KEYWORD for p in parameters.values()
-            )
-            self._wants_specification[function] = wants
+        """Whether a function takes the resource specification itself."""
+        try:
+            wants = self._wants_specification.get(function)
+            if wants is None:
+                parameters = inspect.signature(function).parameters
+                wants = "parsl_resource_specification" in parameters or any(
+                    p.kind is p.VAR_KEYWORD for p in parameters.values()
+                )
+                self._wants_specification[function] = wants
+        except (TypeError, ValueError):  # It has no hash, or tells no signature.
+            return False
         return wants
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 _DEFAULT = CallOptions()
@@ -169,4 +186,4 @@ def _context_of(specification: Mapping[str, Any]) -> Context | None:
     else:
         return None
     gpus = specification.get("gpus") or 0
-    return Context(function.__name__, function, tuple(args), dict(kwargs), gpus=int(gpus))
+    return Context(_name_of(function), function, tuple(args), dict(kwargs), gpus=int(gpus))

@@ -71,6 +71,7 @@ class TierSpec:
     name: str
     minimum: int = 0
     maximum: int = 1
+    gpus: int = 0
     price: float | None = None
     boot_seconds: float | None = None
 
