@@ -1,7 +1,7 @@
 """The contract between a run and its engine: what each may ask of the other.
 
-Engines: embedded (workers on this machine), taskvine (a cluster), simulated (virtual time). One contract test
-suite (ctxflow.testing.engines) runs against all of them. What does not live here: any engine.
+One contract test suite (ctxflow.testing.engines) runs against all engines. What does not live here: any of them;
+embedded.py has the one for workers on this machine.
 """
 
 from __future__ import annotations
