@@ -71,6 +71,22 @@ def test_a_worker_that_keeps_failing_alone_breaks_the_context_in_the_end():
     assert [list(command.items) for command in buried] == [[0]]
 
 
+def test_failures_between_loads_that_worked_do_not_add_up():
+    bench = Bench(Limits(failures=2))
+    bench.app("verify", "model")
+    for round_ in range(7):
+        bench.submit("verify", 1)
+        bad, good = f"bad{round_}", f"good{round_}"
+        assert bench.join(bad) == [cmd.Load(bad, "model")]
+        bench.join(good)
+        assert bench.fail_context(bad, "model") == [cmd.Load(good, "model")]
+        bench.finish(run_of(bench.ready(good, "model")))
+        assert bench.state.contexts["model"].failures == 0 and not bench.state.contexts["model"].failed_workers
+        bench.lose(good, evicted=True)
+        bench.lose(bad, evicted=True)
+    assert bench.state.contexts["model"].broken is None
+
+
 def test_one_app_with_a_broken_context_leaves_others_alone():
     bench = Bench(Limits(failures=1))
     bench.app("bad", "broken")

@@ -119,7 +119,10 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
     held.memory, held.gpu_memory = event.memory, event.gpu_memory
     context.memory = event.memory if event.memory is not None else context.memory
     context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
+    # It can be built: what failed before was not its fault, and is not counted with what fails later.
     context.suspects.pop(worker.id, None)
+    context.failed_workers.clear()
+    context.failures, context.retry_at = 0, 0.0
     worker.context_seconds[event.context] = event.seconds
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
