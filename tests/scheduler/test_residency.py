@@ -87,6 +87,36 @@ def test_failures_between_loads_that_worked_do_not_add_up():
     assert bench.state.contexts["model"].broken is None
 
 
+def test_a_context_whose_build_ends_its_workers_is_broken_in_the_end():
+    bench = Bench(Limits(failures=3))
+    bench.context("model", files=True)
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    for worker in ("w1", "w2"):
+        assert bench.join(worker) == [cmd.Stage(worker, "model")]
+        assert bench.lose(worker) == [], "another may come in its place"
+    bench.join("w3")
+    bench.tell(ev.ContextStaged, "w3", "model")
+    [bury] = bench.lose("w3")
+    assert (list(bury.items), bury.context, bury.failure.kind) == ([0, 1], "model", "lost")
+    assert "w3 was lost, without notice, while it was building the context" in bury.failure.message
+    assert [list(c.items) for c in bench.submit("verify", 1)] == [[2]]
+
+
+def test_an_eviction_or_a_context_that_was_built_before_blames_no_context():
+    bench = Bench(Limits(failures=1))
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    bench.join("w1")
+    assert bench.lose("w1", evicted=True) == []
+    bench.join("w2")
+    bench.tell(ev.EvictionNotice, "w2")
+    assert bench.lose("w2") == []
+    bench.worker_with("model", "w3")
+    assert bench.lose("w3") == []
+    assert bench.state.contexts["model"].failures == 0
+
+
 def test_one_app_with_a_broken_context_leaves_others_alone():
     bench = Bench(Limits(failures=1))
     bench.app("bad", "broken")

@@ -244,8 +244,11 @@ class Scheduler:
         state.counters.lost += 1
         state.counters.evicted += taken
         self._note_lifetime(worker, taken)
-        for context in list(worker.contexts):
-            residency.drop(state, worker, context)
+        if evicted:
+            for context in list(worker.contexts):
+                residency.drop(state, worker, context)
+        else:
+            residency.lost(state, worker, out)
         for context_state in state.contexts.values():
             context_state.suspects.pop(worker.id, None)
         state.update_free(worker)

@@ -158,16 +158,42 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, o
             drop(state, worker, other)
             out.append(Unload(worker.id, other))
         return
+    _blame(state, worker, context, failure, out)
+
+
+def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
+    """Nothing is on a worker any more that was lost without notice: what it was building may have ended it."""
+    building = [held.context for held in worker.contexts.values() if held.state != "ready"]
+    for context in list(worker.contexts):
+        drop(state, worker, context)
+    for context in building:
+        failure = Failure(
+            "lost",
+            "WorkerLost",
+            f"the worker {worker.id} was lost, without notice, while it was building the context: building it may "
+            "exhaust the machine's memory or end the worker",
+            worker=worker.id,
+        )
+        _blame(state, worker, state.contexts[context], failure, out)
+
+
+def _blame(state: RunState, worker: Worker, context: ContextState, failure: Failure, out: list[Command]) -> None:
+    """Count a failure of a context on a worker, and declare the context broken at the last that it may have."""
     context.failures += 1
     context.failed_workers.add(worker.id)
-    context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
     context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
-    expected = max(len(state.workers), sum(tier.asked or 0 for tier in state.tiers.values()))
-    enough = min(state.limits.failures, expected)
+    enough = state.limits.failures
+    if worker.id in state.workers:  # One that is gone is no suspect, and others come in its place.
+        context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
+        enough = min(enough, _expected(state))
     if len(context.failed_workers) >= enough or context.failures >= 3 * state.limits.failures:
         context.broken = failure
         for app in context.apps:
             items.bury_backlog(state, state.apps[app], failure, out)
+
+
+def _expected(state: RunState) -> int:
+    return max(len(state.workers), sum(tier.asked or 0 for tier in state.tiers.values()))
 
 
 def _idle(worker: Worker) -> list[str]:
