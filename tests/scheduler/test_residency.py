@@ -1,7 +1,9 @@
 """What becomes of contexts on workers: suspects, broken ones, unloading, memory, GPUs."""
 
+import pytest
 from scheduler_bench import Bench, only, run_of
 
+from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -55,6 +57,45 @@ def test_the_only_worker_is_asked_again_after_a_pause_that_doubles():
     run = run_of(bench.ready("w1", "model"))
     assert not bench.state.contexts["model"].suspects, "a worker that builds it is cleared"
     bench.finish(run)
+
+
+class OnTier:
+    """Permits the context "model" on the tier "default" only."""
+
+    def plan(self, view):
+        return Plan({"model": frozenset({"default"})})
+
+
+@pytest.mark.parametrize("why", ["no GPU", "not permitted", "noticed", "draining"])
+def test_a_suspect_is_asked_again_where_no_other_worker_could_build_the_context(why):
+    bench = Bench(Limits(failures=2, retry_seconds=5.0), placement=OnTier())
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    bench.tell(ev.Tick)
+    bench.context("model", gpus=1)
+    bench.app("verify", "model")
+    bench.join("w0", gpus=0 if why == "no GPU" else 1, tier="other" if why == "not permitted" else "default")
+    if why == "noticed":
+        bench.tell(ev.EvictionNotice, "w0")
+    bench.state.workers["w0"].draining = why == "draining"
+    bench.state.update_free(bench.state.workers["w0"])
+    bench.submit("verify", 1)
+    assert bench.join("w1", gpus=1) == [cmd.Load("w1", "model")]
+    assert bench.fail_context("w1", "model") == []
+    bench.now = bench.scheduler.next_wake
+    assert only(bench.tell(ev.Tick), cmd.Load) == [cmd.Load("w1", "model")]
+
+
+def test_only_workers_that_could_build_a_context_are_waited_for_before_it_is_broken():
+    bench = Bench(Limits(failures=3), placement=OnTier())
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 1))
+    bench.tell(ev.TierOffered, ev.TierSpec("other", 0, 9))
+    bench.tell(ev.Tick)
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    bench.join("w1", "w2", "w3", tier="other")
+    assert bench.join("w4", tier="default") == [cmd.Load("w4", "model")]
+    [bury] = bench.fail_context("w4", "model")
+    assert bury.context == "model"
 
 
 def test_a_worker_that_keeps_failing_alone_breaks_the_context_in_the_end():

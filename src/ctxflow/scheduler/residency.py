@@ -25,19 +25,24 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded on a worker that does not hold it."""
     context = state.contexts[app.context]
-    if app.unclaimed <= 0 or context.spec.gpus > worker.gpus:
-        return False
-    if not state.plan.permits(context.spec.id, worker.tier):
+    if app.unclaimed <= 0 or not _able(state, worker, context.spec):
         return False
     if worker.id not in context.suspects:
         return True
     # A suspect worker is asked again only where there is nobody else, and after a pause.
-    if any(other not in context.suspects for other in state.workers):
+    if any(w.id not in context.suspects and _able(state, w, context.spec) for w in state.workers.values()):
         return False
     if state.now < context.retry_at:
         state.wake(context.retry_at)
         return False
     return True
+
+
+def _able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
+    if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
+        return False
+    return state.plan.permits(wanted.id, worker.tier)
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
@@ -185,15 +190,18 @@ def _blame(state: RunState, worker: Worker, context: ContextState, failure: Fail
     enough = state.limits.failures
     if worker.id in state.workers:  # One that is gone is no suspect, and others come in its place.
         context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
-        enough = min(enough, _expected(state))
+        enough = min(enough, _expected(state, worker, context.spec))
     if len(context.failed_workers) >= enough or context.failures >= 3 * state.limits.failures:
         context.broken = failure
         for app in context.apps:
             items.bury_backlog(state, state.apps[app], failure, out)
 
 
-def _expected(state: RunState) -> int:
-    return max(len(state.workers), sum(tier.asked or 0 for tier in state.tiers.values()))
+def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
+    """How many workers could build a context, of those that are there and those that were asked for."""
+    able = sum(other is worker or _able(state, other, wanted) for other in state.workers.values())
+    asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
+    return max(able, asked)
 
 
 def _idle(worker: Worker) -> list[str]:
