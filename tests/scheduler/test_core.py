@@ -49,6 +49,29 @@ def test_a_batch_that_fills_while_it_lingers_goes_at_once():
     assert list(run_of(bench.submit("verify", 1)).items) == [4, 5, 6, 7]
 
 
+class NeverMind:
+    """Holds everything back, however long it has waited."""
+
+    linger = 0.0
+
+    def size(self, view, app, worker):
+        return 0
+
+    def duplicate(self, view, worker):
+        return None
+
+
+def test_a_policy_that_holds_work_back_for_ever_is_asked_at_intervals():
+    bench = Bench(batching=NeverMind())
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    assert not only(bench.worker_with("model"), cmd.Run)
+    for _ in range(5):
+        assert bench.scheduler.next_wake >= bench.now + 0.1
+        bench.now = bench.scheduler.next_wake
+        assert not only(bench.tell(ev.Tick), cmd.Run)
+
+
 # --- preemption, placement and scaling
 
 

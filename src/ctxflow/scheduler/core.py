@@ -17,6 +17,8 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Tier, Worker
 from ctxflow.scheduler.validate import validate
 
+HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
+
 
 class Scheduler:
     """Decides what runs where: feed it events, carry out the commands it gives back.
@@ -120,7 +122,9 @@ class Scheduler:
         size = 1 if app.isolated else state.batch_size(app, worker)
         if size < 1:
             since = state.now if app.waiting_since is None else app.waiting_since
-            app.held_until = since + state.policies.batching.linger
+            until = since + state.policies.batching.linger
+            # Never now: a policy that says 0 beyond its linger would be asked without end.
+            app.held_until = until if until > state.now else state.now + HELD_SECONDS
             state.wake(app.held_until)
             return False
         batch, isolated = items.take(state, app, size)
