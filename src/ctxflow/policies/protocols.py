@@ -333,7 +333,7 @@ class PlacementPolicy(Protocol):
     """Which contexts go on which tiers."""
 
     def plan(self, view: View) -> Plan:
-        """The placement from now on."""
+        """The placement from now on; asked for on ticks, and when a tier, a context or a worker is new."""
 
 
 class PreemptionPolicy(Protocol):

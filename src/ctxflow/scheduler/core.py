@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import items, residency
 from ctxflow.scheduler.commands import Abandon, Acquire, Command, Release, Run
@@ -161,7 +162,7 @@ class Scheduler:
 
     def _preempt(self, out: list[Command]) -> None:
         state = self.state
-        app = min(state.ready.values(), key=lambda a: (-a.priority, a.order))
+        app = min(state.ready.values(), key=urgency)
         freed = False
         for number in state.policies.preemption.victims(state, app):
             if number in state.attempts:
@@ -202,10 +203,13 @@ class Scheduler:
             self.state.tiers[event.tier.name] = Tier(event.tier)
         else:
             known.spec = event.tier
+        self._plan()
         self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
-        self.state.contexts.setdefault(event.context.id, ContextState(event.context))
+        if event.context.id not in self.state.contexts:
+            self.state.contexts[event.context.id] = ContextState(event.context)
+            self._plan()
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
@@ -236,6 +240,7 @@ class Scheduler:
         state.workers[worker.id] = worker
         state.counters.joined += 1
         state.update_free(worker)
+        self._plan()
         self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
@@ -276,6 +281,8 @@ class Scheduler:
         if tier is not None:
             tier.worker_seconds += self.state.now - worker.joined
             if evicted:
+                if tier.lifetimes is None:
+                    tier.lifetimes = []
                 tier.lifetimes.append(self.state.now - worker.joined)
 
     def _eviction_notice(self, event: ev.EvictionNotice, out: list[Command]) -> None:
@@ -346,8 +353,12 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
-        self.state.plan = self.state.policies.placement.plan(self.state)
+        self._plan()
         self._scale(out)
+
+    def _plan(self) -> None:
+        """Place anew: on ticks, and when a tier, a context or a worker is new."""
+        self.state.plan = self.state.policies.placement.plan(self.state)
 
     def _scale(self, out: list[Command]) -> None:
         state = self.state

@@ -221,7 +221,7 @@ class Tier:
     spec: TierSpec
     asked: int | None = None
     worker_seconds: float = 0.0
-    lifetimes: list[float] = dataclasses.field(default_factory=list)
+    lifetimes: list[float] | None = None
 
     @property
     def name(self) -> str:
@@ -245,7 +245,7 @@ class Tier:
 
     @property
     def boot_seconds(self) -> float | None:
-        """From asking to joining."""
+        """From asking to joining, as the site says."""
         return self.spec.boot_seconds
 
     @property
