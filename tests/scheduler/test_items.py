@@ -207,6 +207,21 @@ def test_one_loss_among_many_items_suspects_nobody():
     assert not bench.state.losses, "what is answered is forgotten"
 
 
+def test_losses_with_an_eviction_between_them_are_not_running():
+    bench = Bench(Limits(losses=2))
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    for number in range(8):
+        run = run_of(bench.worker_with("model", f"w{number}"))
+        assert list(run.items) == [0, 1], "together: nobody suspects them"
+        bench.lose(run.worker, evicted=bool(number % 2))
+    run_of(bench.worker_with("model", "w8"))
+    bench.lose("w8")
+    assert list(run_of(bench.worker_with("model", "w9")).items) == [0, 1]
+    bench.lose("w9")
+    assert list(run_of(bench.worker_with("model", "w10")).items) == [0], "twice running: they are tried apart"
+
+
 # --- duplicates
 
 

@@ -265,7 +265,7 @@ class Scheduler:
             self._end(attempt, worker)
             left = items.unanswered(state, attempt)
             if evicted:
-                items.requeue(state, attempt, left, out)
+                items.evicted(state, attempt, left, out)
             else:
                 failure = ev.Failure(
                     "lost",

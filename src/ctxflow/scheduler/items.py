@@ -150,6 +150,14 @@ def _isolate(app: App, *groups: tuple[int, ...]) -> None:
     app.isolated_items += sum(map(len, groups))
 
 
+def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
+    """The worker of an attempt was taken away: no fault of its items, whose losses no longer run on."""
+    if state.losses:
+        for item in items:
+            state.losses.pop(item, None)
+    requeue(state, attempt, items, out)
+
+
 def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
     """The worker of an attempt was lost for no known reason: too many times running and its items are suspect."""
     worst = 0
