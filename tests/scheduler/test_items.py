@@ -289,6 +289,24 @@ def test_cancelled_items_leave_the_queue_and_running_ones_are_not_delivered():
     assert bench.state.counters.cancelled == 3
 
 
+def test_items_cancelled_one_by_one_are_left_out_of_later_batches():
+    bench = Bench(batching={"policy": "fixed", "size": 3, "share": False})
+    bench.app("verify", "model")
+    bench.submit("verify", 12)
+    run = run_of(bench.worker_with("model"))
+    app = bench.state.apps["verify"]
+    for item in (1, 4, 5, 9):
+        bench.tell(ev.ItemsCancelled, [item])
+    assert app.backlog == 6 and len(app.queue) == 9, "the queue is not looked through each time"
+    commands = bench.finish(run)
+    assert list(run_of(commands).items) == [3, 6, 7]
+    run = run_of(commands)
+    for item in (8, 10, 11):
+        assert app.backlog and bench.tell(ev.ItemsCancelled, [item]) == []
+    assert not app.backlog and not app.queue
+    assert not only(bench.finish(run), cmd.Run) and not bench.state.open
+
+
 def test_cancel_with_stop_ends_what_runs_for_nobody_else():
     bench = Bench(batching={"policy": "fixed", "size": 2, "share": False})
     bench.app("verify", "model")

@@ -224,10 +224,12 @@ class Scheduler:
 
     def _items_cancelled(self, event: ev.ItemsCancelled, out: list[Command]) -> None:
         items.cancel(self.state, event.items)
+        if not event.stop:
+            return
         gone = set(event.items)
         for number, attempt in list(self.state.attempts.items()):
             # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
-            if event.stop and number in self.state.attempts and gone.issuperset(attempt.items):
+            if number in self.state.attempts and gone.issuperset(attempt.items):
                 self._stop(number, out)
 
     # --- workers
