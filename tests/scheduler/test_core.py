@@ -49,6 +49,29 @@ def test_a_batch_that_fills_while_it_lingers_goes_at_once():
     assert list(run_of(bench.submit("verify", 1)).items) == [4, 5, 6, 7]
 
 
+class NeverMind:
+    """Holds everything back, however long it has waited."""
+
+    linger = 0.0
+
+    def size(self, view, app, worker):
+        return 0
+
+    def duplicate(self, view, worker):
+        return None
+
+
+def test_a_policy_that_holds_work_back_for_ever_is_asked_at_intervals():
+    bench = Bench(batching=NeverMind())
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    assert not only(bench.worker_with("model"), cmd.Run)
+    for _ in range(5):
+        assert bench.scheduler.next_wake >= bench.now + 0.1
+        bench.now = bench.scheduler.next_wake
+        assert not only(bench.tell(ev.Tick), cmd.Run)
+
+
 # --- preemption, placement and scaling
 
 
@@ -75,6 +98,30 @@ def test_preempted_items_go_back_at_no_cost_and_the_urgent_one_runs():
     assert bench.state.counters.dead == 0
 
 
+class NobodyYet:
+    """Notes for whom a batch is to give way."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def victims(self, view, app):
+        self.waiting.append(app.id)
+        return []
+
+
+def test_it_is_for_the_most_urgent_app_that_others_give_way():
+    preemption = NobodyYet()
+    bench = Bench(preemption=preemption)
+    bench.app("running", "model", priority=1)
+    bench.submit("running", 1)
+    bench.worker_with("model")
+    bench.app("old", "model")
+    bench.app("due", "model", deadline=9.0)
+    bench.submit("old", 1)
+    bench.submit("due", 1)
+    assert preemption.waiting[-2:] == ["old", "due"]
+
+
 class OnlyOn:
     """Lets a context be on some tiers only, and bounds the workers."""
 
@@ -87,12 +134,36 @@ class OnlyOn:
 
 def test_a_plan_says_where_a_context_may_be_and_how_many_workers_there_are():
     bench = Bench(placement=OnlyOn({"model": ["gpu"]}, {"gpu": (1, 2)}))
-    assert bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 10)) == [cmd.Acquire("gpu", 10)]
-    assert cmd.Acquire("gpu", 2) in bench.tell(ev.Tick)
+    assert bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 10)) == [cmd.Acquire("gpu", 2)]
+    assert bench.tell(ev.Tick) == [], "nothing has changed"
     bench.app("verify", "model")
     bench.submit("verify", 1)
     assert not only(bench.join("w1", tier="cpu"), cmd.Load)
     assert cmd.Load("w2", "model") in bench.join("w2", tier="gpu")
+
+
+class Seen:
+    """Permits every context that it knows on the tiers it knows and on no other, and notes what it saw."""
+
+    def __init__(self):
+        self.saw = []
+
+    def plan(self, view):
+        self.saw.append((len(view.tiers), len(view.workers)))
+        return Plan({name: frozenset(view.tiers) for name in view.contexts})
+
+
+def test_placement_is_asked_when_a_tier_a_context_or_a_worker_is_new():
+    placement = Seen()
+    bench = Bench(placement=placement)
+    bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 1))
+    bench.context("model")
+    bench.context("model")
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    assert not only(bench.join("w1", tier="cpu"), cmd.Load), "the plan made for the new context forbids it"
+    assert only(bench.join("w2", tier="gpu"), cmd.Load)
+    assert placement.saw == [(1, 0), (1, 0), (1, 1), (1, 2)]
 
 
 class Target:
@@ -139,6 +210,7 @@ def test_evictions_are_measured_by_tier():
     bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
     bench.join("w1", "w2")
     assert bench.state.tiers["default"].eviction_rate is None, "nobody measured it"
+    assert bench.state.tiers["default"].lifetimes is None
     bench.now = 100.0
     bench.lose("w1", evicted=True)
     assert bench.state.tiers["default"].lifetimes == [100.0]

@@ -207,6 +207,21 @@ def test_one_loss_among_many_items_suspects_nobody():
     assert not bench.state.losses, "what is answered is forgotten"
 
 
+def test_losses_with_an_eviction_between_them_are_not_running():
+    bench = Bench(Limits(losses=2))
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    for number in range(8):
+        run = run_of(bench.worker_with("model", f"w{number}"))
+        assert list(run.items) == [0, 1], "together: nobody suspects them"
+        bench.lose(run.worker, evicted=bool(number % 2))
+    run_of(bench.worker_with("model", "w8"))
+    bench.lose("w8")
+    assert list(run_of(bench.worker_with("model", "w9")).items) == [0, 1]
+    bench.lose("w9")
+    assert list(run_of(bench.worker_with("model", "w10")).items) == [0], "twice running: they are tried apart"
+
+
 # --- duplicates
 
 
@@ -272,6 +287,24 @@ def test_cancelled_items_leave_the_queue_and_running_ones_are_not_delivered():
     assert (list(deliver.items), list(deliver.positions)) == ([0], [0])
     assert list(run_of(commands).items) == [4]
     assert bench.state.counters.cancelled == 3
+
+
+def test_items_cancelled_one_by_one_are_left_out_of_later_batches():
+    bench = Bench(batching={"policy": "fixed", "size": 3, "share": False})
+    bench.app("verify", "model")
+    bench.submit("verify", 12)
+    run = run_of(bench.worker_with("model"))
+    app = bench.state.apps["verify"]
+    for item in (1, 4, 5, 9):
+        bench.tell(ev.ItemsCancelled, [item])
+    assert app.backlog == 6 and len(app.queue) == 9, "the queue is not looked through each time"
+    commands = bench.finish(run)
+    assert list(run_of(commands).items) == [3, 6, 7]
+    run = run_of(commands)
+    for item in (8, 10, 11):
+        assert app.backlog and bench.tell(ev.ItemsCancelled, [item]) == []
+    assert not app.backlog and not app.queue
+    assert not only(bench.finish(run), cmd.Run) and not bench.state.open
 
 
 def test_cancel_with_stop_ends_what_runs_for_nobody_else():

@@ -57,6 +57,8 @@ def test_a_torn_last_line_is_left_out_and_another_is_named():
     assert len(list(read([*lines[:-1], lines[-1][:-1]]))) == len(EVENTS) - 1
     with pytest.raises(ValueError, match=r"line 2 is no line of an event log .* is this the run's events.jsonl"):
         list(read([lines[0], "{}\n", lines[1]]))
+    with pytest.raises(ValueError, match=r"^line 3 is no line"):
+        list(read([*lines[:2], "{}\n"]))
     assert list(read([])) == []
 
 

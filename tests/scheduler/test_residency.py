@@ -1,7 +1,9 @@
 """What becomes of contexts on workers: suspects, broken ones, unloading, memory, GPUs."""
 
+import pytest
 from scheduler_bench import Bench, only, run_of
 
+from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -57,6 +59,45 @@ def test_the_only_worker_is_asked_again_after_a_pause_that_doubles():
     bench.finish(run)
 
 
+class OnTier:
+    """Permits the context "model" on the tier "default" only."""
+
+    def plan(self, view):
+        return Plan({"model": frozenset({"default"})})
+
+
+@pytest.mark.parametrize("why", ["no GPU", "not permitted", "noticed", "draining"])
+def test_a_suspect_is_asked_again_where_no_other_worker_could_build_the_context(why):
+    bench = Bench(Limits(failures=2, retry_seconds=5.0), placement=OnTier())
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
+    bench.tell(ev.Tick)
+    bench.context("model", gpus=1)
+    bench.app("verify", "model")
+    bench.join("w0", gpus=0 if why == "no GPU" else 1, tier="other" if why == "not permitted" else "default")
+    if why == "noticed":
+        bench.tell(ev.EvictionNotice, "w0")
+    bench.state.workers["w0"].draining = why == "draining"
+    bench.state.update_free(bench.state.workers["w0"])
+    bench.submit("verify", 1)
+    assert bench.join("w1", gpus=1) == [cmd.Load("w1", "model")]
+    assert bench.fail_context("w1", "model") == []
+    bench.now = bench.scheduler.next_wake
+    assert only(bench.tell(ev.Tick), cmd.Load) == [cmd.Load("w1", "model")]
+
+
+def test_only_workers_that_could_build_a_context_are_waited_for_before_it_is_broken():
+    bench = Bench(Limits(failures=3), placement=OnTier())
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 1))
+    bench.tell(ev.TierOffered, ev.TierSpec("other", 0, 9))
+    bench.tell(ev.Tick)
+    bench.app("verify", "model")
+    bench.submit("verify", 1)
+    bench.join("w1", "w2", "w3", tier="other")
+    assert bench.join("w4", tier="default") == [cmd.Load("w4", "model")]
+    [bury] = bench.fail_context("w4", "model")
+    assert bury.context == "model"
+
+
 def test_a_worker_that_keeps_failing_alone_breaks_the_context_in_the_end():
     bench = Bench(Limits(failures=2))
     bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
@@ -69,6 +110,52 @@ def test_a_worker_that_keeps_failing_alone_breaks_the_context_in_the_end():
         bench.now += 10_000
         bench.tell(ev.Tick)
     assert [list(command.items) for command in buried] == [[0]]
+
+
+def test_failures_between_loads_that_worked_do_not_add_up():
+    bench = Bench(Limits(failures=2))
+    bench.app("verify", "model")
+    for round_ in range(7):
+        bench.submit("verify", 1)
+        bad, good = f"bad{round_}", f"good{round_}"
+        assert bench.join(bad) == [cmd.Load(bad, "model")]
+        bench.join(good)
+        assert bench.fail_context(bad, "model") == [cmd.Load(good, "model")]
+        bench.finish(run_of(bench.ready(good, "model")))
+        assert bench.state.contexts["model"].failures == 0 and not bench.state.contexts["model"].failed_workers
+        bench.lose(good, evicted=True)
+        bench.lose(bad, evicted=True)
+    assert bench.state.contexts["model"].broken is None
+
+
+def test_a_context_whose_build_ends_its_workers_is_broken_in_the_end():
+    bench = Bench(Limits(failures=3))
+    bench.context("model", files=True)
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    for worker in ("w1", "w2"):
+        assert bench.join(worker) == [cmd.Stage(worker, "model")]
+        assert bench.lose(worker) == [], "another may come in its place"
+    bench.join("w3")
+    bench.tell(ev.ContextStaged, "w3", "model")
+    [bury] = bench.lose("w3")
+    assert (list(bury.items), bury.context, bury.failure.kind) == ([0, 1], "model", "lost")
+    assert "w3 was lost, without notice, while it was building the context" in bury.failure.message
+    assert [list(c.items) for c in bench.submit("verify", 1)] == [[2]]
+
+
+def test_an_eviction_or_a_context_that_was_built_before_blames_no_context():
+    bench = Bench(Limits(failures=1))
+    bench.app("verify", "model")
+    bench.submit("verify", 2)
+    bench.join("w1")
+    assert bench.lose("w1", evicted=True) == []
+    bench.join("w2")
+    bench.tell(ev.EvictionNotice, "w2")
+    assert bench.lose("w2") == []
+    bench.worker_with("model", "w3")
+    assert bench.lose("w3") == []
+    assert bench.state.contexts["model"].failures == 0
 
 
 def test_one_app_with_a_broken_context_leaves_others_alone():

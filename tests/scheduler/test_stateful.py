@@ -60,6 +60,7 @@ class Pool(RuleBasedStateMachine):
         self.dead: dict[int, str | None] = {}
         self.poison: set[int] = set()
         self.killers: set[int] = set()
+        self.blamed: set[str] = set()  # Contexts whose building lost a worker.
         self.cancelled: set[int] = set()
         self.next_item = 0
         self.stale: list[ev.Event] = []
@@ -141,7 +142,10 @@ class Pool(RuleBasedStateMachine):
     @rule(data=st.data(), evicted=st.booleans())
     def lose(self, data, evicted):
         name = self.pick(data, self.workers)
-        for attempt in self.workers.pop(name).runs:
+        worker = self.workers.pop(name)
+        if not evicted:
+            self.blamed.update(worker.loads)
+        for attempt in worker.runs:
             self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
         self.tell(ev.WorkerLost, name, evicted=evicted)
 
@@ -239,7 +243,8 @@ class Pool(RuleBasedStateMachine):
         assert not self.scheduler.state.open, "the run does not end"
         assert sorted(self.fates) == list(range(self.next_item)) or set(self.fates) >= set(range(self.next_item))
         for item, context in self.dead.items():
-            assert context == "broken" or context == "large" or item in self.poison | self.killers | self.suspects()
+            bad = {"broken", "large", *self.blamed}
+            assert context in bad or item in self.poison | self.killers | self.suspects()
 
     def suspects(self):
         """Items whose workers were lost too often without a reason are given up too."""

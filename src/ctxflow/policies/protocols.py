@@ -192,7 +192,7 @@ class TierView(Protocol):
 
     @property
     def boot_seconds(self) -> float | None:
-        """From asking for a worker to its joining, measured."""
+        """From asking for a worker to its joining, as the site says."""
 
     @property
     def match_rate(self) -> float | None:
@@ -204,7 +204,7 @@ class TierView(Protocol):
 
     @property
     def lifetimes(self) -> Sequence[float] | None:
-        """How long its evicted workers lived."""
+        """How long its evicted workers lived, None before there was one."""
 
 
 class RegionView(Protocol):
@@ -319,7 +319,11 @@ class BatchingPolicy(Protocol):
         """Seconds after which a queue for which `size` said 0 is asked again."""
 
     def size(self, view: View, app: AppView, worker: WorkerView) -> int:
-        """The items of the next batch, 0 to hold the app's work back for now."""
+        """The items of the next batch, 0 to hold the app's work back for now.
+
+        After 0 it is asked again when more items come, or else when the app has waited for `linger` seconds,
+        and then (if it still says 0) every tenth of a second.
+        """
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
         """The attempt that an otherwise idle worker should run a second time, or None."""
@@ -329,7 +333,7 @@ class PlacementPolicy(Protocol):
     """Which contexts go on which tiers."""
 
     def plan(self, view: View) -> Plan:
-        """The placement from now on."""
+        """The placement from now on; asked for on ticks, and when a tier, a context or a worker is new."""
 
 
 class PreemptionPolicy(Protocol):

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import items, residency
 from ctxflow.scheduler.commands import Abandon, Acquire, Command, Release, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Tier, Worker
 from ctxflow.scheduler.validate import validate
+
+HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
 
 
 class Scheduler:
@@ -120,7 +123,9 @@ class Scheduler:
         size = 1 if app.isolated else state.batch_size(app, worker)
         if size < 1:
             since = state.now if app.waiting_since is None else app.waiting_since
-            app.held_until = since + state.policies.batching.linger
+            until = since + state.policies.batching.linger
+            # Never now: a policy that says 0 beyond its linger would be asked without end.
+            app.held_until = until if until > state.now else state.now + HELD_SECONDS
             state.wake(app.held_until)
             return False
         batch, isolated = items.take(state, app, size)
@@ -157,7 +162,7 @@ class Scheduler:
 
     def _preempt(self, out: list[Command]) -> None:
         state = self.state
-        app = min(state.ready.values(), key=lambda a: (-a.priority, a.order))
+        app = min(state.ready.values(), key=urgency)
         freed = False
         for number in state.policies.preemption.victims(state, app):
             if number in state.attempts:
@@ -198,10 +203,13 @@ class Scheduler:
             self.state.tiers[event.tier.name] = Tier(event.tier)
         else:
             known.spec = event.tier
+        self._plan()
         self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
-        self.state.contexts.setdefault(event.context.id, ContextState(event.context))
+        if event.context.id not in self.state.contexts:
+            self.state.contexts[event.context.id] = ContextState(event.context)
+            self._plan()
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
@@ -216,10 +224,12 @@ class Scheduler:
 
     def _items_cancelled(self, event: ev.ItemsCancelled, out: list[Command]) -> None:
         items.cancel(self.state, event.items)
+        if not event.stop:
+            return
         gone = set(event.items)
         for number, attempt in list(self.state.attempts.items()):
             # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
-            if event.stop and number in self.state.attempts and gone.issuperset(attempt.items):
+            if number in self.state.attempts and gone.issuperset(attempt.items):
                 self._stop(number, out)
 
     # --- workers
@@ -232,6 +242,7 @@ class Scheduler:
         state.workers[worker.id] = worker
         state.counters.joined += 1
         state.update_free(worker)
+        self._plan()
         self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
@@ -244,8 +255,11 @@ class Scheduler:
         state.counters.lost += 1
         state.counters.evicted += taken
         self._note_lifetime(worker, taken)
-        for context in list(worker.contexts):
-            residency.drop(state, worker, context)
+        if evicted:
+            for context in list(worker.contexts):
+                residency.drop(state, worker, context)
+        else:
+            residency.lost(state, worker, out)
         for context_state in state.contexts.values():
             context_state.suspects.pop(worker.id, None)
         state.update_free(worker)
@@ -253,7 +267,7 @@ class Scheduler:
             self._end(attempt, worker)
             left = items.unanswered(state, attempt)
             if evicted:
-                items.requeue(state, attempt, left, out)
+                items.evicted(state, attempt, left, out)
             else:
                 failure = ev.Failure(
                     "lost",
@@ -269,6 +283,8 @@ class Scheduler:
         if tier is not None:
             tier.worker_seconds += self.state.now - worker.joined
             if evicted:
+                if tier.lifetimes is None:
+                    tier.lifetimes = []
                 tier.lifetimes.append(self.state.now - worker.joined)
 
     def _eviction_notice(self, event: ev.EvictionNotice, out: list[Command]) -> None:
@@ -339,8 +355,12 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
-        self.state.plan = self.state.policies.placement.plan(self.state)
+        self._plan()
         self._scale(out)
+
+    def _plan(self) -> None:
+        """Place anew: on ticks, and when a tier, a context or a worker is new."""
+        self.state.plan = self.state.policies.placement.plan(self.state)
 
     def _scale(self, out: list[Command]) -> None:
         state = self.state

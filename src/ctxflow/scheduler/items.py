@@ -6,7 +6,9 @@ either queued once, or held by at least one attempt. What does not live here: wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from ctxflow.scheduler.commands import Bury, Command, Deliver
 from ctxflow.scheduler.events import Failure
@@ -41,6 +43,8 @@ def take(state: RunState, app: App, count: int) -> tuple[Sequence[int], bool]:
     if isolated:
         items = app.isolated.popleft()
         app.isolated_items -= len(items)
+    elif app.cancelled:
+        items = list(itertools.islice(_open_ones(state, app), count))
     elif count >= len(app.queue):
         items = tuple(app.queue)
         app.queue.clear()
@@ -51,8 +55,20 @@ def take(state: RunState, app: App, count: int) -> tuple[Sequence[int], bool]:
     return items, isolated
 
 
+def _open_ones(state: RunState, app: App) -> Iterator[int]:
+    """Take items off the queue, leaving out those that were cancelled there."""
+    while app.queue:
+        item = app.queue.popleft()
+        if item in state.open:
+            yield item
+        else:
+            app.cancelled -= 1
+
+
 def _taken(state: RunState, app: App) -> None:
     if not app.backlog:
+        app.queue.clear()  # Of cancelled items.
+        app.cancelled = 0
         state.ready.pop(app.id, None)
         app.waiting_since = app.held_until = None
 
@@ -91,8 +107,7 @@ def _close(state: RunState, items: Iterable[int]) -> None:
 
 def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]) -> None:
     """All that is queued for an app whose context is broken dies."""
-    waiting = [*app.queue, *(item for group in app.isolated for item in group)]
-    app.queue.clear()
+    waiting = [*_open_ones(state, app), *(item for group in app.isolated for item in group)]
     app.isolated.clear()
     app.isolated_items = 0
     _taken(state, app)
@@ -103,17 +118,34 @@ def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]
 def cancel(state: RunState, items: Sequence[int]) -> None:
     """Nobody waits for these any more: queued ones go, running ones will not be delivered."""
     gone = {item for item in items if item in state.open}
-    for app in {state.open[item].id: state.open[item] for item in gone}.values():
-        kept = [item for item in app.queue if item not in gone]
-        app.queue.clear()
-        app.queue.extend(kept)
-        groups = [tuple(item for item in group if item not in gone) for group in app.isolated]
-        app.isolated.clear()
-        app.isolated.extend(group for group in groups if group)
-        app.isolated_items = sum(map(len, app.isolated))
-        _taken(state, app)
+    apps = {state.open[item].id: state.open[item] for item in gone}
+    running: set[int] = set()
+    for attempt in state.attempts.values():
+        if attempt.app in apps:
+            running |= gone.intersection(attempt.items)
+    for item in gone - running:
+        state.open[item].cancelled += 1
     _close(state, gone)
     state.counters.cancelled += len(gone)
+    for app in apps.values():
+        _forget_cancelled(state, app)
+
+
+def _forget_cancelled(state: RunState, app: App) -> None:
+    """Take cancelled items out of groups at once, and out of the queue when they are most of it.
+
+    To look through the queue each time would make cancelling n items one by one take n * n steps.
+    """
+    if app.isolated:
+        groups = [tuple(item for item in group if item in state.open) for group in app.isolated]
+        app.isolated = collections.deque(group for group in groups if group)
+        left = sum(map(len, groups))
+        app.cancelled -= app.isolated_items - left
+        app.isolated_items = left
+    if 2 * app.cancelled > len(app.queue):
+        app.queue = collections.deque(item for item in app.queue if item in state.open)
+        app.cancelled = 0
+    _taken(state, app)
 
 
 def unanswered(state: RunState, attempt: Attempt) -> list[int]:
@@ -148,6 +180,14 @@ def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
 def _isolate(app: App, *groups: tuple[int, ...]) -> None:
     app.isolated.extendleft(reversed(groups))
     app.isolated_items += sum(map(len, groups))
+
+
+def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
+    """The worker of an attempt was taken away: no fault of its items, whose losses no longer run on."""
+    if state.losses:
+        for item in items:
+            state.losses.pop(item, None)
+    requeue(state, attempt, items, out)
 
 
 def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:

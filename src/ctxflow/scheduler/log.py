@@ -97,12 +97,13 @@ def read(lines: Iterable[str]) -> Iterator[tuple[ev.Event, list[dict[str, Any]]]
     :raises ValueError: for a line that is no line of an event log, saying which; a torn last line is left out.
     """
     held: str | None = None
+    number = 0
     for number, text in enumerate(lines, 1):
         if held is not None:
             yield _decode_line(held, number - 1)
         held = text
     if held is not None and held.endswith("\n"):
-        yield _decode_line(held, -1)
+        yield _decode_line(held, number)
 
 
 def _decode_line(text: str, number: int) -> tuple[ev.Event, list[dict[str, Any]]]:

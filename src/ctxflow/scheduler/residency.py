@@ -25,19 +25,24 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded on a worker that does not hold it."""
     context = state.contexts[app.context]
-    if app.unclaimed <= 0 or context.spec.gpus > worker.gpus:
-        return False
-    if not state.plan.permits(context.spec.id, worker.tier):
+    if app.unclaimed <= 0 or not _able(state, worker, context.spec):
         return False
     if worker.id not in context.suspects:
         return True
     # A suspect worker is asked again only where there is nobody else, and after a pause.
-    if any(other not in context.suspects for other in state.workers):
+    if any(w.id not in context.suspects and _able(state, w, context.spec) for w in state.workers.values()):
         return False
     if state.now < context.retry_at:
         state.wake(context.retry_at)
         return False
     return True
+
+
+def _able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
+    if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
+        return False
+    return state.plan.permits(wanted.id, worker.tier)
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
@@ -119,7 +124,10 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
     held.memory, held.gpu_memory = event.memory, event.gpu_memory
     context.memory = event.memory if event.memory is not None else context.memory
     context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
+    # It can be built: what failed before was not its fault, and is not counted with what fails later.
     context.suspects.pop(worker.id, None)
+    context.failed_workers.clear()
+    context.failures, context.retry_at = 0, 0.0
     worker.context_seconds[event.context] = event.seconds
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
@@ -155,16 +163,45 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, o
             drop(state, worker, other)
             out.append(Unload(worker.id, other))
         return
+    _blame(state, worker, context, failure, out)
+
+
+def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
+    """Nothing is on a worker any more that was lost without notice: what it was building may have ended it."""
+    building = [held.context for held in worker.contexts.values() if held.state != "ready"]
+    for context in list(worker.contexts):
+        drop(state, worker, context)
+    for context in building:
+        failure = Failure(
+            "lost",
+            "WorkerLost",
+            f"the worker {worker.id} was lost, without notice, while it was building the context: building it may "
+            "exhaust the machine's memory or end the worker",
+            worker=worker.id,
+        )
+        _blame(state, worker, state.contexts[context], failure, out)
+
+
+def _blame(state: RunState, worker: Worker, context: ContextState, failure: Failure, out: list[Command]) -> None:
+    """Count a failure of a context on a worker, and declare the context broken at the last that it may have."""
     context.failures += 1
     context.failed_workers.add(worker.id)
-    context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
     context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
-    expected = max(len(state.workers), sum(tier.asked or 0 for tier in state.tiers.values()))
-    enough = min(state.limits.failures, expected)
+    enough = state.limits.failures
+    if worker.id in state.workers:  # One that is gone is no suspect, and others come in its place.
+        context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
+        enough = min(enough, _expected(state, worker, context.spec))
     if len(context.failed_workers) >= enough or context.failures >= 3 * state.limits.failures:
         context.broken = failure
         for app in context.apps:
             items.bury_backlog(state, state.apps[app], failure, out)
+
+
+def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
+    """How many workers could build a context, of those that are there and those that were asked for."""
+    able = sum(other is worker or _able(state, other, wanted) for other in state.workers.values())
+    asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
+    return max(able, asked)
 
 
 def _idle(worker: Worker) -> list[str]:

@@ -154,6 +154,8 @@ class App:
     spec: AppSpec
     order: int
     queue: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    # Items still in the queue that were cancelled: whoever takes from it leaves them out.
+    cancelled: int = 0
     # Groups that must run alone as they are: the halves of a bisection, suspects.
     isolated: collections.deque[tuple[int, ...]] = dataclasses.field(default_factory=collections.deque)
     isolated_items: int = 0
@@ -178,7 +180,7 @@ class App:
     @property
     def backlog(self) -> int:
         """Items queued."""
-        return len(self.queue) + self.isolated_items
+        return len(self.queue) - self.cancelled + self.isolated_items
 
     @property
     def unclaimed(self) -> int:
@@ -221,7 +223,7 @@ class Tier:
     spec: TierSpec
     asked: int | None = None
     worker_seconds: float = 0.0
-    lifetimes: list[float] = dataclasses.field(default_factory=list)
+    lifetimes: list[float] | None = None
 
     @property
     def name(self) -> str:
@@ -245,7 +247,7 @@ class Tier:
 
     @property
     def boot_seconds(self) -> float | None:
-        """From asking to joining."""
+        """From asking to joining, as the site says."""
         return self.spec.boot_seconds
 
     @property

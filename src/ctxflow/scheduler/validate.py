@@ -18,7 +18,9 @@ def validate(state: RunState) -> None:
 
 
 def _check_items(state: RunState) -> None:
-    queued = Counter(item for app in state.apps.values() for items in (app.queue, *app.isolated) for item in items)
+    waiting = {app.id: [item for item in app.queue if item in state.open] for app in state.apps.values()}
+    groups = [group for app in state.apps.values() for group in app.isolated]
+    queued = Counter(item for items in (*waiting.values(), *groups) for item in items)
     assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
     assert all(times == 1 for times in queued.values()), "an item is queued twice"
     assert not queued.keys() & assigned.keys(), "an item is both queued and assigned"
@@ -31,6 +33,7 @@ def _check_items(state: RunState) -> None:
         assert table.keys() <= state.open.keys(), "a settled item is remembered"
     for app in state.apps.values():
         assert app.isolated_items == sum(map(len, app.isolated)), f"{app.id}: isolated items are miscounted"
+        assert app.cancelled == len(app.queue) - len(waiting[app.id]), f"{app.id}: cancelled items are miscounted"
         claims = [held.claim for w in state.workers.values() for held in w.contexts.values() if held.claim]
         assert app.claimed == sum(c.items for c in claims if c.app == app.id), f"{app.id}: claims are miscounted"
         broken = state.contexts[app.context].broken is not None
