@@ -129,19 +129,37 @@ def test_failures_between_loads_that_worked_do_not_add_up():
 
 
 def test_a_context_whose_build_ends_its_workers_is_broken_in_the_end():
-    bench = Bench(Limits(failures=3))
+    bench = Bench(Limits(failures=1))
     bench.context("model", files=True)
     bench.app("verify", "model")
     bench.submit("verify", 2)
     for worker in ("w1", "w2"):
+        bench.now += 1
         assert bench.join(worker) == [cmd.Stage(worker, "model")]
         assert bench.lose(worker) == [], "another may come in its place"
+    bench.now += 1
     bench.join("w3")
     bench.tell(ev.ContextStaged, "w3", "model")
     [bury] = bench.lose("w3")
     assert (list(bury.items), bury.context, bury.failure.kind) == ([0, 1], "model", "lost")
-    assert "w3 was lost, without notice, while it was building the context" in bury.failure.message
+    assert "3 workers running were lost, without notice, while they were building it" in bury.failure.message.replace(
+        "the context", "it"
+    )
     assert [list(c.items) for c in bench.submit("verify", 1)] == [[2]]
+
+
+def test_workers_that_are_lost_together_while_they_build_count_once():
+    bench = Bench(Limits(failures=1))
+    bench.app("verify", "model")
+    bench.submit("verify", 500)
+    workers = [f"w{n}" for n in range(5)]
+    for worker in workers:
+        bench.join(worker)
+    for worker in workers:
+        assert bench.lose(worker) == []
+    assert bench.state.contexts["model"].losses == 1
+    bench.worker_with("model", "w9")
+    assert bench.state.contexts["model"].losses == 0
 
 
 def test_an_eviction_or_a_context_that_was_built_before_blames_no_context():

@@ -127,7 +127,7 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
     # It can be built: what failed before was not its fault, and is not counted with what fails later.
     context.suspects.pop(worker.id, None)
     context.failed_workers.clear()
-    context.failures, context.retry_at = 0, 0.0
+    context.failures, context.retry_at, context.losses = 0, 0.0, 0
     worker.context_seconds[event.context] = event.seconds
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
@@ -168,18 +168,29 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, o
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
     """Nothing is on a worker any more that was lost without notice: what it was building may have ended it."""
-    building = [held.context for held in worker.contexts.values() if held.state != "ready"]
+    building = [held for held in worker.contexts.values() if held.state != "ready"]
     for context in list(worker.contexts):
         drop(state, worker, context)
-    for context in building:
-        failure = Failure(
-            "lost",
-            "WorkerLost",
-            f"the worker {worker.id} was lost, without notice, while it was building the context: building it may "
-            "exhaust the machine's memory or end the worker",
-            worker=worker.id,
+    for held in building:
+        _blame_loss(state, worker, state.contexts[held.context], held.since, out)
+
+
+def _blame_loss(state: RunState, worker: Worker, context: ContextState, begun: float, out: list[Command]) -> None:
+    """Count a worker that was lost while it was building a context; any that builds it clears the count.
+
+    Workers that go together count once: only a build begun after the last counted loss adds to it. And it takes
+    more than other failures do, since workers are lost for many reasons.
+    """
+    if begun <= context.lost_at:
+        return
+    context.losses += 1
+    context.lost_at = state.now
+    if context.losses >= 3 * state.limits.failures:
+        message = (
+            f"{context.losses} workers running were lost, without notice, while they were building the context: "
+            "building it may exhaust the machine's memory or end the worker"
         )
-        _blame(state, worker, state.contexts[context], failure, out)
+        _break(state, context, Failure("lost", "WorkerLost", message, worker=worker.id), out)
 
 
 def _blame(state: RunState, worker: Worker, context: ContextState, failure: Failure, out: list[Command]) -> None:
@@ -187,14 +198,17 @@ def _blame(state: RunState, worker: Worker, context: ContextState, failure: Fail
     context.failures += 1
     context.failed_workers.add(worker.id)
     context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
-    enough = state.limits.failures
-    if worker.id in state.workers:  # One that is gone is no suspect, and others come in its place.
-        context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
-        enough = min(enough, _expected(state, worker, context.spec))
+    context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
+    enough = min(state.limits.failures, _expected(state, worker, context.spec))
     if len(context.failed_workers) >= enough or context.failures >= 3 * state.limits.failures:
-        context.broken = failure
-        for app in context.apps:
-            items.bury_backlog(state, state.apps[app], failure, out)
+        _break(state, context, failure, out)
+
+
+def _break(state: RunState, context: ContextState, failure: Failure, out: list[Command]) -> None:
+    """No worker can build a context: what waits for it fails."""
+    context.broken = failure
+    for app in context.apps:
+        items.bury_backlog(state, state.apps[app], failure, out)
 
 
 def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:

@@ -213,6 +213,9 @@ class ContextState:
     failed_workers: set[str] = dataclasses.field(default_factory=set)
     failures: int = 0
     retry_at: float = 0.0
+    # Workers lost without notice while they built it, one after the other, since it was last built.
+    losses: int = 0
+    lost_at: float = -1.0
     broken: Failure | None = None
 
 
