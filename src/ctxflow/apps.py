@@ -258,13 +258,8 @@ class BatchApp(_App):
 
     def declare(self, run: Run, constants: Mapping[str, Any]) -> str:
         """Make this app with these constants known to a run; gives its id there."""
-        # With the types, since 1 == True and they are not the same.
-        key: Any = (run.id, tuple((name, type(value), value) for name, value in sorted(constants.items())))
-        try:
-            known = self._variants.get(key)
-        except TypeError:  # A constant that has no hash.
-            key = (run.id, digest(dict(constants)))
-            known = self._variants.get(key)
+        key = (run.id, _constants_key(constants))
+        known = self._variants.get(key)
         if known is None:
             known = self._variants[key] = self._variant(run, constants)
             run.declare_app(known)
@@ -287,6 +282,22 @@ class BatchApp(_App):
             max_error=options.max_error,
         )
         return App(spec, "batch", dumps(function, f"the app {self.__name__}"), timeout=options.timeout)
+
+
+_SIMPLE = frozenset({str, int, bool, bytes, type(None)})
+
+
+def _constants_key(constants: Mapping[str, Any]) -> object:
+    """What tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0, and objects
+    that change stay equal to themselves.
+    """
+    key = []
+    for name, value in sorted(constants.items()):
+        kind = type(value)
+        if kind not in _SIMPLE and kind is not float:
+            return digest(dict(constants))
+        key.append((name, kind, repr(value) if kind is float else value))
+    return tuple(key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -139,7 +139,8 @@ class _Library:
     def _run(self, head: Head, body: bytes) -> bytes:
         if head["style"] == "batch":
             columns = pickle.loads(body)
-            inputs = columns if head["context"] == "" else [self._value, *columns]
+            lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
+            inputs = lists if head["context"] == "" else [self._value, *lists]
             function = self._function(head)
             return _dump_results(_one_each(function(*inputs), len(columns[0]), function))
         if head.get("function"):
