@@ -36,6 +36,8 @@ class Options:
     :ivar batch_size: items a batch, if the batching policy is to be overruled.
     :ivar executor: the label of the executor, where several are running.
     :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
+    :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers:
+        placement policies read them.
     """
 
     priority: int = 0
@@ -225,14 +227,18 @@ class BatchApp(_App):
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: _MapCall(mapped.finished)}
-            kernel.submit(
-                self.function,
-                app_args=(),
-                executors=[executor.label],
-                cache=False,
-                ignore_for_cache=None,
-                app_kwargs={"parsl_resource_specification": specification},
-            )
+            try:
+                kernel.submit(
+                    self.function,
+                    app_args=(),
+                    executors=[executor.label],
+                    cache=False,
+                    ignore_for_cache=None,
+                    app_kwargs={"parsl_resource_specification": specification},
+                )
+            except BaseException:
+                mapped.close()
+                raise
         return mapped
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
