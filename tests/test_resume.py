@@ -304,7 +304,7 @@ def test_many_holes_are_filled_in_their_places(executor, double, calls, tmp_path
 
 def test_bad_input_leaves_the_file_free(executor, double, tmp_path):
     path = str(tmp_path / "results.jsonl")
-    with pytest.raises(TypeError, match="not iterable|must support iteration"):
+    with pytest.raises(TypeError, match=r"not iterable|must support iteration"):
         double.map(5, resume=path)
     with pytest.raises(TypeError, match="cannot identify"):
         double.map([1], resume=path, extra=threading.Lock())
@@ -322,9 +322,9 @@ def test_a_full_disk_ends_the_map_with_an_error_and_cancels_the_rest(executor, t
     before = executor.status().items_cancelled
     results = slow.map(range(500), resume=str(tmp_path / "results.jsonl"))
     assert next(results) == 0
-    full = open("/dev/full", "r+b", buffering=0)
-    os.dup2(full.fileno(), results._mapping._file._file.fileno())
-    full.close()
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, results._mapping._file._file.fileno())
+    os.close(full)
     with pytest.raises(OSError, match="No space left"):
         list(results)
     assert results.finished.done()
@@ -365,7 +365,7 @@ def test_the_file_of_another_user_is_refused(executor, double, tmp_path, monkeyp
     assert list(double.map([1], resume=path)) == [2]
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    with pytest.raises(ValueError, match="belongs to another user, .* name another file, or copy it"):
+    with pytest.raises(ValueError, match=r"belongs to another user, .* name another file, or copy it"):
         double.map([1], resume=path)
     monkeypatch.undo()
     assert list(double.map([1], resume=path)) == [2]
