@@ -342,7 +342,7 @@ def test_inputs_by_place_or_by_name_are_one_recipe():
     ("call", "message"),
     [
         (
-            lambda: model(),
+            lambda: model(scale=2),
             r"model cannot be called with these inputs: missing a required argument: 'name'; it takes \(",
         ),
         (lambda: model("a", size=2), "model cannot be called with these inputs: got an unexpected .* 'size'"),
