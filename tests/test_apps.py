@@ -26,7 +26,7 @@ def base(value):
 @batch_app(base(10))
 def combine(base, left, right, *, times=1, mark=None):
     """Combine."""
-    assert isinstance(left, (list, tuple)) and len(left) == len(right)
+    assert type(left) is list and len(left) == len(right)
     return [(base["value"] + a * b * times, mark) for a, b in zip(left, right, strict=True)]
 
 
@@ -48,6 +48,35 @@ def test_several_parameters_come_as_lists_side_by_side(executor):
     assert [future.result()[0] for future in [combine(n, n) for n in range(5)]] == [10 + n * n for n in range(5)]
     assert list(combine.map([1, 2], [3, 4], times=10)) == [(40, None), (90, None)]
     assert (combine.__name__, combine.__doc__) == ("combine", "Combine.")
+
+
+def test_the_function_gets_real_lists(executor):
+    @batch_app(base(1))
+    def kinds(base, left, right):
+        found = [(type(left).__name__, type(right).__name__)] * len(left)
+        left.sort()
+        right.clear()
+        return found
+
+    assert list(kinds.map([3, 1], "ab")) == [("list", "list")] * 2
+    assert kinds(1, 2).result() == ("list", "list")
+
+
+def test_a_changed_constant_counts_and_equal_ones_of_other_types_too(executor):
+    @batch_app
+    def shown(numbers, *, mark):
+        return [repr(vars(mark) if hasattr(mark, "__dict__") else mark) for _ in numbers]
+
+    class Setting:
+        def __init__(self, value):
+            self.value = value
+
+    setting = Setting(1)
+    assert list(shown.map([0], mark=setting)) == ["{'value': 1}"]
+    setting.value = 2
+    assert shown(0, mark=setting).result() == "{'value': 2}"
+    for mark in [(1,), (True,), (1.0,), 0.0, -0.0, 1, True, b"1", float("nan")]:
+        assert shown(0, mark=mark).result() == repr(mark)
 
 
 def test_constants_are_kept_apart_by_value_and_type(executor):

@@ -1,5 +1,6 @@
 """Recipes: their options, identity, composition, pickling, and who is blamed."""
 
+import collections
 import functools
 import pickle
 import threading
@@ -193,7 +194,7 @@ def test_a_recipe_that_cannot_be_pickled_names_itself_and_the_object():
     with pytest.raises(TypeError) as caught:
         pair(1, second={"guard": LOCK}).dumps()
     assert str(caught.value) == (
-        "context pair cannot be sent: the _thread.lock object at [2]['second']['guard'] cannot be pickled "
+        "context pair cannot be sent: the _thread.lock object at [1][1]['guard'] cannot be pickled "
         "(TypeError: cannot pickle '_thread.lock' object); create it inside the function instead of passing or "
         "capturing it"
     )
@@ -318,4 +319,131 @@ def test_environment_and_composition_on_a_worker(executor):
 
         return inner["name"], os.environ["CTXFLOW_TEST_MODE"]
 
-    assert context_app(outer(model("tiny")))(lambda value: value)().result() == ("tiny", "quiet")
+    light = model.options(gpus=0, gpu_memory=None)
+    assert context_app(outer(light("tiny")))(lambda value: value)().result() == ("tiny", "quiet")
+
+
+def test_inputs_by_place_or_by_name_are_one_recipe():
+    assert model("a") == model(name="a") and model("a", scale=2) == model(scale=2, name="a")
+    assert repr(model(scale=2, name="a")) == "<context model('a', scale=2)>"
+
+    @context
+    def loose(first, /, second=2, *rest, third=3, **more):
+        return first, second, rest, third, more
+
+    assert loose(1, second=5) == loose(1, 5) != loose(1, 5, 6)
+    assert loose(1, third=1, x=1) == loose(1, x=1, third=1)
+    assert loose(1, 5, 6, third=7, first=8).build() == (1, 5, (6,), 7, {"first": 8})
+    assert loose(1, third=0).build() == (1, 2, (), 0, {})
+    assert context(max)(3, 4).build() == 4, "a function that tells no signature"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: model(scale=2),
+            r"model cannot be called with these inputs: missing a required argument: 'name'; it takes \(",
+        ),
+        (lambda: model("a", size=2), "model cannot be called with these inputs: got an unexpected .* 'size'"),
+        (lambda: model("a", name="a"), "multiple values for argument 'name'"),
+        (lambda: model("a", 2), "too many positional arguments"),
+        (lambda: model.options(files={"weights": "w"})("a"), "no parameter 'weights' that files= could give by name"),
+        (lambda: model.options(files={"name": "w"})(name="a"), "model gets 'name' from files=: leave it out"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_at_once(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_the_parameters_of_files_stay_free(tmp_path):
+    (tmp_path / "w").write_text("the weights")
+
+    @context(files={"weights": tmp_path / "w"})
+    def first(weights, name, size=1):
+        return weights, name, size
+
+    assert first("a", 2) == first(name="a", size=2)
+    assert first("a", 2).build({"weights": "/local"}) == ("/local", "a", 2)
+
+    @context(files={"weights": tmp_path / "w"})
+    def any_names(*args, **kwargs):
+        return args, kwargs
+
+    assert any_names(1, x=2).build({"weights": "/local"}) == ((1,), {"x": 2, "weights": "/local"})
+
+
+def test_a_composed_recipe_needs_what_its_parts_need():
+    @context(gpus=1, memory=100, gpu_memory=10, environment={"A": 1, "B": 2})
+    def small(n):
+        return n
+
+    @context(gpus=2, memory=1000, environment={"B": 2, "C": 3})
+    def large(n):
+        return n
+
+    @context(memory=5, environment={"D": 4})
+    def both(*parts):
+        return parts
+
+    recipe = both(small(1), [large(2), small(3)])
+    assert (recipe.gpus, recipe.memory, recipe.gpu_memory) == (2, 1205, 20)
+    assert recipe.environment == {"A": "1", "B": "2", "C": "3", "D": "4"}
+    outer = pair(recipe, second=small(4))
+    assert (outer.gpus, outer.memory, outer.gpu_memory) == (2, 1305, 30)
+    assert outer.build() == ((1, [2, 3]), 4)
+    assert (pair(1).gpus, pair(1).memory, pair(1).gpu_memory) == (0, None, None)
+    with pytest.raises(ValueError, match=r"small.1.. inside both wants B='2' in the environment, where another .* '9'"):
+        both.options(environment={"B": 9})(small(1))
+
+
+def test_recipes_in_lists_tuples_and_dicts_are_built():
+    @context
+    def one(n):
+        return n
+
+    plain = [1, [2]]
+    recipe = pair([one(1), (one(2), {"key": one(3)}), "x"], second=plain)
+    assert recipe.build() == ([1, (2, {"key": 3}), "x"], plain)
+    assert recipe.build()[1] is plain
+    cycle = [1]
+    cycle.append(cycle)
+    assert pair(cycle).build()[0] is cycle
+    for wrong in ({one(1)}, {one(1): 2}, collections.OrderedDict(key=one(1)), [frozenset([one(1)])]):
+        with pytest.raises(ValueError, match="put recipes in plain lists, tuples, or the values of dicts"):
+            pair(wrong)
+
+
+def test_the_files_of_inner_recipes_are_staged_too(executor, tmp_path):
+    import os
+
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "data").write_text(folder.name)
+
+    def reader(folder, **files):
+        @context(files={"path": folder / "data", **files})
+        def read(path, inner=None):
+            with open(path) as file:
+                return file.read(), os.path.realpath(path), inner
+
+        return read
+
+    deep = reader(folders[0])(inner=[reader(folders[1])(reader(folders[2])())])
+
+    @context_app(deep)
+    def get(built):
+        return built
+
+    texts, paths = [], []
+    built = get().result()
+    while built:
+        built = built[0] if isinstance(built, list) else built
+        text, path, built = built
+        texts.append(text)
+        paths.append(path)
+    assert texts == ["one", "two", "three"]
+    assert not any(path.startswith(str(folder)) for path in paths for folder in folders), "they read staged copies"
+    assert deep.build()[0] == "one"

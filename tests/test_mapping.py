@@ -291,3 +291,27 @@ def test_results_are_right_when_batches_come_back_out_of_order(alone):
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize("order", ["input", "completed"])
+def test_a_long_map_forgets_what_was_answered(alone, order):
+    results = add.using(executor="alone").map(range(2000), window=20, order=order)
+    longest = 0
+    for _ in results:
+        longest = max(longest, len(results._mapping._spans))
+    assert longest <= 50
+    assert results._mapping._spans == []
+
+
+@pytest.mark.parametrize("way", ["end", "close", "drop"])
+def test_the_executor_forgets_maps_that_are_over(alone, way):
+    app = add.using(executor="alone")
+    before = len(alone._closing)
+    results = app.map(range(50))
+    assert len(alone._closing) == before + 1
+    if way == "end":
+        list(results)
+    elif way == "close":
+        results.close()
+    del results
+    wait_until(lambda: len(alone._closing) == before)

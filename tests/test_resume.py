@@ -4,6 +4,7 @@ import collections
 import enum
 import json
 import os
+import pickle
 import threading
 import time
 
@@ -299,3 +300,72 @@ def test_many_holes_are_filled_in_their_places(executor, double, calls, tmp_path
     assert list(double.map(range(100), resume=str(path))) == [2 * n for n in range(100)]
     assert calls.since() == names(range(0, 100, 3))
     assert list(double.map(range(100), resume=str(path))) == [2 * n for n in range(100)]
+
+
+def test_bad_input_leaves_the_file_free(executor, double, tmp_path):
+    path = str(tmp_path / "results.jsonl")
+    with pytest.raises(TypeError, match=r"not iterable|must support iteration"):
+        double.map(5, resume=path)
+    with pytest.raises(TypeError, match="cannot identify"):
+        double.map([1], resume=path, extra=threading.Lock())
+    assert list(double.map([1], resume=path)) == [2]
+
+
+def test_a_full_disk_ends_the_map_with_an_error_and_cancels_the_rest(executor, tmp_path):
+    @batch_app(batch_size=5)
+    def slow(numbers):
+        import time
+
+        time.sleep(0.02)
+        return numbers
+
+    before = executor.status().items_cancelled
+    results = slow.map(range(500), resume=str(tmp_path / "results.jsonl"))
+    assert next(results) == 0
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, results._mapping._file._file.fileno())
+    os.close(full)
+    with pytest.raises(OSError, match="No space left"):
+        list(results)
+    assert results.finished.done()
+    end = time.monotonic() + 20
+    while executor.status().items_queued:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert executor.status().items_cancelled > before
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (({1: "x"},), ({"1": "x"},)),
+        (((1, 2),), ([1, 2],)),
+        (({"a": (1,)},), ({"a": [1]},)),
+        ((True,), (1,)),
+        ((1,), (1.0,)),
+        ((0.0,), (-0.0,)),
+        ((None,), ("null",)),
+        (({None: 1},), ({"null": 1},)),
+        ((np.float64(1.0),), (1.0,)),
+    ],
+)
+def test_fingerprints_are_exact_in_types(one, other):
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(pickle.loads(pickle.dumps(one)))
+
+
+def test_an_item_that_contains_itself_has_a_fingerprint():
+    item = [1]
+    item.append(item)
+    assert fingerprint((item,)) == fingerprint((item,)) != fingerprint(([1],))
+
+
+def test_the_file_of_another_user_is_refused(executor, double, tmp_path, monkeypatch):
+    path = str(tmp_path / "results.jsonl")
+    assert list(double.map([1], resume=path)) == [2]
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ValueError, match=r"belongs to another user, .* name another file, or copy it"):
+        double.map([1], resume=path)
+    monkeypatch.undo()
+    assert list(double.map([1], resume=path)) == [2]

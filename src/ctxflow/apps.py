@@ -36,6 +36,8 @@ class Options:
     :ivar batch_size: items a batch, if the batching policy is to be overruled.
     :ivar executor: the label of the executor, where several are running.
     :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
+    :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers:
+        placement policies read them.
     """
 
     priority: int = 0
@@ -225,14 +227,18 @@ class BatchApp(_App):
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: _MapCall(mapped.finished)}
-            kernel.submit(
-                self.function,
-                app_args=(),
-                executors=[executor.label],
-                cache=False,
-                ignore_for_cache=None,
-                app_kwargs={"parsl_resource_specification": specification},
-            )
+            try:
+                kernel.submit(
+                    self.function,
+                    app_args=(),
+                    executors=[executor.label],
+                    cache=False,
+                    ignore_for_cache=None,
+                    app_kwargs={"parsl_resource_specification": specification},
+                )
+            except BaseException:
+                mapped.close()
+                raise
         return mapped
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -258,13 +264,8 @@ class BatchApp(_App):
 
     def declare(self, run: Run, constants: Mapping[str, Any]) -> str:
         """Make this app with these constants known to a run; gives its id there."""
-        # With the types, since 1 == True and they are not the same.
-        key: Any = (run.id, tuple((name, type(value), value) for name, value in sorted(constants.items())))
-        try:
-            known = self._variants.get(key)
-        except TypeError:  # A constant that has no hash.
-            key = (run.id, digest(dict(constants)))
-            known = self._variants.get(key)
+        key = (run.id, _constants_key(constants))
+        known = self._variants.get(key)
         if known is None:
             known = self._variants[key] = self._variant(run, constants)
             run.declare_app(known)
@@ -287,6 +288,22 @@ class BatchApp(_App):
             max_error=options.max_error,
         )
         return App(spec, "batch", dumps(function, f"the app {self.__name__}"), timeout=options.timeout)
+
+
+_SIMPLE = frozenset({str, int, bool, bytes, type(None)})
+
+
+def _constants_key(constants: Mapping[str, Any]) -> object:
+    """What tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0, and objects
+    that change stay equal to themselves.
+    """
+    key = []
+    for name, value in sorted(constants.items()):
+        kind = type(value)
+        if kind not in _SIMPLE and kind is not float:
+            return digest(dict(constants))
+        key.append((name, kind, repr(value) if kind is float else value))
+    return tuple(key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import itertools
 import os
 import pickle
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -90,7 +92,8 @@ class Context:
     def build(self, paths: Mapping[str, str] | None = None) -> Any:
         """Build the state in this process and return what the function returns.
 
-        Recipes among the inputs are built first and take their places, so contexts compose.
+        Recipes among the inputs, also in plain lists, tuples and dicts, are built first and take their places, so
+        contexts compose.
 
         :param paths: parameter name -> local path of each of `files`; by default the files where they are.
 
@@ -100,9 +103,18 @@ class Context:
         >>> table(41).build()
         {'value': 42}
         """
-        args = [_built(value) for value in self.args]
-        kwargs = {name: _built(value) for name, value in self.kwargs.items()}
-        return self.function(*args, **kwargs, **(self.files if paths is None else paths))
+        given = self.files if paths is None else paths
+        own = {name: path for name, path in given.items() if _INNER not in name}
+        numbers = itertools.count()
+
+        def built(recipe: Context) -> Any:
+            prefix = f"{next(numbers)}{_INNER}"
+            theirs = {name[len(prefix) :]: path for name, path in given.items() if name.startswith(prefix)}
+            return recipe.build({**recipe.files, **theirs})
+
+        args = [_replaced(value, built) for value in self.args]
+        kwargs = {name: _replaced(value, built) for name, value in self.kwargs.items()}
+        return self.function(*args, **kwargs, **own)
 
     def dumps(self) -> bytes:
         """The recipe as bytes, which `loads` reads back on a worker.
@@ -116,8 +128,134 @@ class Context:
         return f"<context {self.name}({', '.join(shown)})>"
 
 
-def _built(value: Any) -> Any:
-    return value.build() if isinstance(value, Context) else value
+# In the names of files: "1:weights" is the file `weights` of the second recipe among the inputs.
+_INNER = ":"
+
+
+def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
+    """The recipes in an input, in order.
+
+    :raises ValueError: for one where it could not be replaced by what it builds.
+    """
+    if isinstance(value, Context):
+        yield value
+    elif isinstance(value, (list, tuple, dict, set, frozenset)) and id(value) not in inside:
+        plain = type(value) in (list, tuple, dict)
+        parts = value.values() if type(value) is dict else value
+        if not plain or type(value) is dict:
+            _check_no_recipe(value)
+        for part in parts if plain else ():
+            if isinstance(part, (Context, list, tuple, dict, set, frozenset)):
+                yield from _recipes(part, (*inside, id(value)))
+
+
+def _check_no_recipe(container: Iterable[Any]) -> None:
+    values = container.values() if isinstance(container, dict) and type(container) is not dict else ()
+    for part in (*container, *values):
+        if isinstance(part, Context):
+            kind = "the keys of a dict" if type(container) is dict else f"a {type(container).__name__}"
+            raise ValueError(f"{part!r} is in {kind}: put recipes in plain lists, tuples, or the values of dicts")
+
+
+def _replaced(value: Any, built: Callable[[Context], Any]) -> Any:
+    """An input with its recipes replaced by what they build; one without any is left as it is."""
+    if isinstance(value, Context):
+        return built(value)
+    if next(_recipes(value), None) is None:
+        return value
+    if type(value) is dict:
+        return {key: _replaced(part, built) for key, part in value.items()}
+    return type(value)(_replaced(part, built) for part in value)
+
+
+def _composed(recipe: Context) -> Context:
+    """A recipe that needs, beside its own, what the recipes among its inputs need.
+
+    They live in one process. It takes the sum of their `memory` and `gpu_memory` (of those that are known), since
+    each recipe begins at the first of the GPUs that the process sees; hence it needs the largest of their numbers
+    of `gpus`, not the sum. Environments and files are united.
+
+    :raises ValueError: if two want different values of one environment variable.
+    """
+    inner = [found for value in (*recipe.args, *recipe.kwargs.values()) for found in _recipes(value)]
+    if not inner:
+        return recipe
+    files, environment = dict(recipe.files), dict(recipe.environment)
+    for number, one in enumerate(inner):
+        files.update({f"{number}{_INNER}{name}": path for name, path in one.files.items()})
+        for name, value in one.environment.items():
+            if environment.setdefault(name, value) != value:
+                raise ValueError(
+                    f"{one!r} inside {recipe.name} wants {name}={value!r} in the environment, where another recipe "
+                    f"wants {environment[name]!r}: they share one process, so give both the same value"
+                )
+    every = [recipe, *inner]
+    return dataclasses.replace(
+        recipe,
+        files=files,
+        environment=environment,
+        gpus=max(one.gpus for one in every),
+        memory=_sum_of_known(one.memory for one in every),
+        gpu_memory=_sum_of_known(one.gpu_memory for one in every),
+    )
+
+
+def _sum_of_known(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+def _bound(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], files: Collection[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a call in one form, whether they were given by place or by name.
+
+    :param files: parameters that get their values when the context is built, by name.
+    :raises TypeError: if the function cannot be called so.
+    """
+    try:
+        # What a decorator has wrapped may take other inputs than what is called.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # Some functions of compiled modules have none.
+        return args, kwargs
+    name = getattr(function, "__name__", type(function).__name__)
+    if twice := sorted(set(files) & set(kwargs)):
+        raise TypeError(f"{name} gets {twice[0]!r} from files=: leave it out of the call")
+    parameters = signature.parameters
+    for file in files:
+        kind = parameters[file].kind if file in parameters else None
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY) and not takes_any:
+            raise TypeError(f"{name} has no parameter {file!r} that files= could give by name: it takes {signature}")
+    try:
+        free = signature.replace(parameters=[p for p in parameters.values() if p.name not in files])
+        given = free.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"{name} cannot be called with these inputs: {error}; it takes {signature}") from None
+    return _by_place(name, parameters, given)
+
+
+def _by_place(
+    name: str, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs by place up to the first parameter that has none, by name from there on."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    gap = False
+    for parameter in parameters.values():
+        if parameter.name not in given:
+            gap = gap or parameter.kind is not parameter.VAR_POSITIONAL
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            if gap:
+                raise TypeError(f"{name} gets a parameter before *{parameter.name} from files=: put it after that")
+            args += given[parameter.name]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(given[parameter.name])
+        elif gap or parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[parameter.name] = given[parameter.name]
+        else:
+            args.append(given[parameter.name])
+    return tuple(args), kwargs
 
 
 class ContextFunction:
@@ -129,8 +267,17 @@ class ContextFunction:
         self._options = dict(options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Context:
-        """The recipe of this function with these inputs; nothing is built."""
-        return Context(name=self.function.__name__, function=self.function, args=args, kwargs=kwargs, **self._options)
+        """The recipe of this function with these inputs; nothing is built.
+
+        It needs what the recipes among its inputs need too: the sum of their `memory` and `gpu_memory`, the largest
+        of their `gpus`, all their files and environment variables. Its `load_timeout` is for all of them.
+
+        :raises TypeError: if the function cannot be called with them.
+        :raises ValueError: if a recipe is where it cannot be replaced (in a set, for one), or recipes want
+            different values of one environment variable.
+        """
+        args, kwargs = _bound(self.function, args, kwargs, self._options.get("files", ()))
+        return _composed(Context(self.function.__name__, self.function, args, kwargs, **self._options))
 
     def options(self, **changes: Any) -> ContextFunction:
         """The same function with other files, environment or resources.
@@ -299,12 +446,14 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, types.MethodType):
         return [(".__self__", value.__self__), (".__func__", value.__func__)]
     if isinstance(value, types.FunctionType):
+        from ctxflow.digest import code_names
+
         parts = [
             (f" {value.__name__}() closure variable {name}", cell.cell_contents)
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             if cell != types.CellType()
         ]
-        names = [n for n in _names(value.__code__) if n in value.__globals__]
+        names = [n for n in code_names(value.__code__) if n in value.__globals__]
         parts += [(f" {value.__name__}() global {name}", value.__globals__[name]) for name in names]
         return [*parts, (f" {value.__name__}() defaults", (value.__defaults__, value.__kwdefaults__))]
     if isinstance(value, type):
@@ -312,9 +461,3 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if hasattr(value, "__dict__"):
         return [(f".{name}", item) for name, item in vars(value).items()] + [(" class", type(value))]
     return []
-
-
-def _names(code: types.CodeType) -> list[str]:
-    """The names that the code and the functions inside it use."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return list(dict.fromkeys([*code.co_names, *(name for other in inner for name in _names(other))]))

@@ -229,7 +229,7 @@ class _Walker:
 
     def globals_of(self, code: types.CodeType, namespace: dict[str, Any], function: str) -> Iterator[bytes]:
         """What the code's global names mean: the helpers by content, libraries by name."""
-        names = sorted(_names(code))
+        names = sorted(code_names(code))
         for name in names:
             value = namespace.get(name, namespace)
             if value is not namespace:
@@ -285,12 +285,10 @@ class _Walker:
                 yield self.hex(member, f"{cls.__name__}.{name}").encode()
 
 
-def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
+def code_names(code: types.CodeType) -> list[str]:
+    """The names that the code and the functions inside it use."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(name for other in inner for name in code_names(other))]))
 
 
 def _imports(code: types.CodeType, package: str | None) -> set[str]:

@@ -6,6 +6,7 @@ What does not live here: what one call is (apps.py), and the file that keeps res
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,11 +54,13 @@ class Mapped:
             raise ValueError("window is how many items may be on their way: give 1 or more")
         run = executor.calls.run
         name = app.declare(run, constants)
+        items = zip(*inputs, strict=False)
+        # Last of what may raise: a file that is open is locked.
         file = ResultsFile(resume, app, constants) if resume is not None else None
-        mapping = _Mapping(run, name, inputs, on_error == "raise", window or _LEAST_WINDOW, file)
+        mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file)
         self._mapping = mapping
         self.finished = mapping.finished
-        executor.at_shutdown(_weakly(mapping))
+        mapping.forget = executor.at_shutdown(_weakly(mapping))
         mapping.begin()
         self._results = mapping.ordered() if order == "input" else mapping.completed()
 
@@ -78,6 +81,15 @@ class Mapped:
             self._mapping.drop()
 
 
+@dataclasses.dataclass(slots=True)
+class _Span:
+    """Items that were submitted together."""
+
+    numbers: range
+    first: int  # The index of the first.
+    left: int  # How many are not answered.
+
+
 class _Mapping:
     """The work of a map. Nothing in it refers to the `Mapped` that people hold, so that dropping that ends it."""
 
@@ -85,7 +97,7 @@ class _Mapping:
         self,
         run: Run,
         app: str,
-        inputs: Sequence[Iterable[Any]],
+        items: Iterator[tuple[Any, ...]],
         raises: bool,
         window: int,
         file: ResultsFile | None,
@@ -93,7 +105,7 @@ class _Mapping:
         self._run = run
         self._app = app
         self._raises = raises
-        self._items: Iterator[tuple[Any, ...]] = zip(*inputs, strict=False)
+        self._items = items
         self._stream = Stream()
         self._window = window
         self._chunk = max(1, min(_FEED, window // 4))
@@ -102,9 +114,11 @@ class _Mapping:
         self._buffered = 0  # Answered (or in the file), but not yet yielded.
         self._exhausted = False
         self._ended = False
-        self._spans: list[tuple[range, int]] = []  # Items' numbers, and the index of the first.
+        self._spans: list[_Span] = []  # In the order of their numbers.
+        self._answered = 0  # Spans that are answered, but not yet forgotten.
         self._file = file
         self.finished: Future[int] = Future()
+        self.forget: Callable[[], None] = lambda: None  # Has the executor forget this map.
 
     def begin(self) -> None:
         """Submit the first inputs."""
@@ -133,7 +147,10 @@ class _Mapping:
     def _submit(self, inputs: Sequence[Any], first: int) -> None:
         if inputs:
             self._waiting += len(inputs)
-            self._run.submit(self._app, inputs, self._stream, lambda items: self._spans.append((items, first)))
+            self._run.submit(self._app, inputs, self._stream, lambda items: self._add_span(items, first))
+
+    def _add_span(self, items: range, first: int) -> None:
+        self._spans.append(_Span(items, first, len(items)))
 
     def _submit_missing(self, inputs: Sequence[Any], first: int, file: ResultsFile) -> None:
         """Submit what the file does not hold; runs of missing items go together."""
@@ -162,25 +179,20 @@ class _Mapping:
 
     def _indices(self, items: Sequence[int]) -> Sequence[int]:
         """The indices of items: they were submitted in spans of consecutive numbers, in rising order."""
-        numbers, start = self._span(items[0])
-        if min(items) not in numbers or max(items) not in numbers:
-            return [self._index(item) for item in items]
-        offset = start - numbers.start
+        span = self._span(items[0])
+        if min(items) not in span.numbers or max(items) not in span.numbers:
+            return [self._indices((item,))[0] for item in items]
+        offset = span.first - span.numbers.start
+        span.left -= len(items)
+        if not span.left:
+            self._answered += 1
+            if 2 * self._answered > len(self._spans):  # Not at each, which would take time with their square.
+                self._spans = [span for span in self._spans if span.left]
+                self._answered = 0
         return [item + offset for item in items]
 
-    def _index(self, item: int) -> int:
-        numbers, start = self._span(item)
-        return item - numbers.start + start
-
-    def _span(self, item: int) -> tuple[range, int]:
-        return self._spans[bisect.bisect_right(self._spans, item, key=lambda span: span[0].start) - 1]
-
-    def _forget_spans(self, below: int) -> None:
-        """Spans whose results were all yielded are of no more use."""
-        count = 0
-        while count < len(self._spans) and self._spans[count][1] + len(self._spans[count][0]) <= below:
-            count += 1
-        del self._spans[:count]
+    def _span(self, item: int) -> _Span:
+        return self._spans[bisect.bisect_right(self._spans, item, key=lambda span: span.numbers.start) - 1]
 
     def _value(self, index: int, result: Any) -> Any:
         if type(result) is Failed:
@@ -208,7 +220,6 @@ class _Mapping:
                     else:
                         break
                     index += 1
-                self._forget_spans(index)
                 if index == self._pulled:
                     if self._exhausted:
                         return
@@ -242,30 +253,36 @@ class _Mapping:
 
     def end(self) -> None:
         """Cancel what is left, and say that the map is over."""
-        if self._finish():
-            self._cancel()
+        if not self._ended:
+            try:
+                self._finish()
+            finally:
+                self._cancel()
 
     def drop(self) -> None:
         """The same for a finalizer, which must wait for no lock: the run's thread does what needs one."""
-        if self._finish():
-            self._run.soon(self._cancel)
+        if not self._ended:
+            try:
+                self._finish()
+            finally:
+                self._run.soon(self._cancel)
 
-    def _finish(self) -> bool:
-        """Keep what has arrived and close the file, for another map may want it at once; False if done before."""
-        if self._ended:
-            return False
+    def _finish(self) -> None:
+        """Keep what has arrived and close the file, for another map may want it at once."""
         self._ended = True
         if self._file is not None:
             try:
                 self._arrived(timeout=0)
             finally:
                 self._file.close()
-        return True
 
     def _cancel(self) -> None:
-        if self._waiting:
-            self._run.cancel([item for items, _ in self._spans for item in items])
-        self.tell()
+        try:
+            self.forget()
+            if self._waiting:
+                self._run.cancel([item for span in self._spans for item in span.numbers])
+        finally:
+            self.tell()
 
     def tell(self) -> None:
         """Tell whoever waits for the map that it is over: done, closed, or its executor was shut down."""

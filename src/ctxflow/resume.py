@@ -17,7 +17,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ctxflow.context import dumps
 from ctxflow.digest import digest
@@ -30,14 +30,15 @@ _NOTHING = (1 << 64) - 1
 
 
 def fingerprint(item: Any) -> str:
-    """A short digest of an item's inputs.
+    """A short digest of an item's inputs, a tuple: exact in types, as 1, 1.0 and True are not the same.
 
     >>> fingerprint(("a", 1)) == fingerprint(("a", 1)), fingerprint(("a", 1)) == fingerprint(("a", 2))
     (True, False)
     """
     try:
-        text = json.dumps(item, sort_keys=True)
-    except (TypeError, ValueError):
+        exact = type(item) is tuple and all(map(_is_json, item))
+        text = json.dumps(item, sort_keys=True) if exact else digest(item)
+    except RecursionError:  # It contains itself.
         text = digest(item)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -73,7 +74,8 @@ def decode(record: Mapping[str, Any]) -> Any:
 class ResultsFile:
     """Results on disk, found by index. In memory it keeps 8 bytes a result, and what is on its way.
 
-    :raises ValueError: if the file is another app's, is no results file, or is being written by another map.
+    :raises ValueError: if the file is another app's or another user's, is no results file, or is being written
+        by another map.
     """
 
     def __init__(self, path: str, app: BatchApp, constants: Mapping[str, Any]) -> None:
@@ -83,16 +85,32 @@ class ResultsFile:
         identity = digest((app, dict(constants)))
         # A user's own results, pickled by this program: opened for this user only.
         self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - closed in `close`
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise ValueError(f"{path} is being written by another map: wait for it, or name another file") from None
-        self._reader = open(path, "rb")  # noqa: SIM115 - closed in `close`
+        self._reader: BinaryIO | None = None
         self._offsets = array.array("Q")
         self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
         self._skipped: set[int] = set()
-        self._scan(identity, app.__name__)
+        try:
+            self._own()
+            # The file that was looked at, whatever has the path now.
+            self._reader = open(f"/proc/self/fd/{self._file.fileno()}", "rb")  # noqa: SIM115 - closed in `close`
+            self._scan(identity, app.__name__)
+        except BaseException:
+            self.close()
+            raise
+
+    def _own(self) -> None:
+        """See that the file is this user's, and this map's alone."""
+        if os.fstat(self._file.fileno()).st_uid != os.geteuid():
+            raise ValueError(
+                f"{self.path} belongs to another user, and reading its results could run that user's code: "
+                "name another file, or copy it if you trust it"
+            )
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"{self.path} is being written by another map: wait for it, or name another file"
+            ) from None
 
     def _scan(self, identity: str, name: str) -> None:
         header = {"ctxflow": "map", "app": name, "identity": identity}
@@ -108,10 +126,8 @@ class ResultsFile:
         except (ValueError, AttributeError):
             known = False
         if not known:
-            self.close()
             raise ValueError(f"{self.path} is not a results file of a map: name another file")
-        if found["identity"] != identity:
-            self.close()
+        if found.get("identity") != identity:
             raise ValueError(
                 f"{self.path} holds results of another app, or of {name} with other code, context or constants: "
                 "name another file, or delete it to begin anew"
@@ -153,6 +169,7 @@ class ResultsFile:
         return decode(self._record(index))
 
     def _record(self, index: int) -> Any:
+        assert self._reader is not None
         self._reader.seek(self._offsets[index])
         return json.loads(self._reader.readline())
 
@@ -170,5 +187,8 @@ class ResultsFile:
 
     def close(self) -> None:
         """Close the file, which lets others write it."""
-        self._file.close()
-        self._reader.close()
+        try:
+            self._file.close()
+        finally:
+            if self._reader is not None:
+                self._reader.close()

@@ -91,7 +91,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self.engine = self._make_engine()
         self.run: Run | None = None
         self._calls: Calls | None = None
-        self._closing: list[Callable[[], None]] = []
+        self._closing: dict[object, Callable[[], None]] = {}
         self._lock = threading.Lock()
 
     def _make_engine(self) -> EmbeddedEngine:
@@ -150,12 +150,12 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     def shutdown(self) -> None:
         """End the run: workers are ended, unanswered calls fail."""
         with self._lock:
-            closing, self._closing = self._closing, []
+            closing, self._closing = self._closing, {}
         if self.run is not None:
             self.run.stop()
             if self in _active:
                 _active.remove(self)
-        for close in closing:
+        for close in list(closing.values()):
             close()
         super().shutdown()
 
@@ -189,10 +189,16 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         """Once a second: seconds since the start, workers connected, items done."""
         return list(self.calls.run.samples)
 
-    def at_shutdown(self, close: Callable[[], None]) -> None:
-        """Have something closed when the run has ended."""
+    def at_shutdown(self, close: Callable[[], None]) -> Callable[[], None]:
+        """Have something closed when the run has ended; gives what takes that back, waiting for no lock."""
+        token = object()
         with self._lock:
-            self._closing.append(close)
+            self._closing[token] = close
+
+        def take_back() -> None:
+            self._closing.pop(token, None)
+
+        return take_back
 
     @property
     def outstanding(self) -> int:

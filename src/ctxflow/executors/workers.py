@@ -88,5 +88,4 @@ def share(devices: list[Device], dealt: bool, workers: int) -> dict[str, str]:
     variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
     if dealt:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
-    variables["PYTHONPATH"] = python_path()
-    return variables
+    return {**variables, **python_path()}

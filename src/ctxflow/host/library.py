@@ -25,6 +25,7 @@ import cloudpickle
 
 from ctxflow.context import Context, _set_loaded, dumps
 from ctxflow.host.output import Output
+from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
 from ctxflow.host.wire import BlockingChannel, Head, connect
 
@@ -39,6 +40,7 @@ def main(descriptor: int, scratch: str, parent: int) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
+    restore_python_path()
     # A crash, and the host before it ends a call that takes too long, have Python print where it is.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=False)
@@ -139,7 +141,8 @@ class _Library:
     def _run(self, head: Head, body: bytes) -> bytes:
         if head["style"] == "batch":
             columns = pickle.loads(body)
-            inputs = columns if head["context"] == "" else [self._value, *columns]
+            lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
+            inputs = lists if head["context"] == "" else [self._value, *lists]
             function = self._function(head)
             return _dump_results(_one_each(function(*inputs), len(columns[0]), function))
         if head.get("function"):

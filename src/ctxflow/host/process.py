@@ -11,10 +11,12 @@ import contextlib
 import os
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import IO
 
 from ctxflow.host.processes import kill_tree
@@ -74,7 +76,7 @@ class LibraryProcess:
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=[far.fileno()],
-                env={**os.environ, "PYTHONPATH": python_path(), **environment, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **environment, **python_path(environment), "PYTHONUNBUFFERED": "1"},
                 cwd=scratch,
             )
             ours.callback(self.process.wait)
@@ -194,11 +196,36 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def python_path() -> str:
-    """The PYTHONPATH with which a process, wherever it starts, finds this very ctxflow."""
+_ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
+
+
+def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables with which a process, wherever it starts, finds this very ctxflow; none if it is installed.
+
+    What PYTHONPATH was is passed along, and `restore_python_path` gives it back to the user's code.
+
+    :param environment: variables of the process's own, which may have a PYTHONPATH.
+    """
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return os.pathsep.join([*given, own])
+    if os.path.realpath(own) in map(os.path.realpath, _site_directories()):
+        return {}
+    inherited = os.environ.get(_ORIGINAL_PATH, os.environ.get("PYTHONPATH", ""))
+    original = (environment or {}).get("PYTHONPATH", inherited)
+    given = [os.path.abspath(path) for path in original.split(os.pathsep) if path]
+    return {"PYTHONPATH": os.pathsep.join([*given, own]), _ORIGINAL_PATH: original}
+
+
+def restore_python_path() -> None:
+    """Give PYTHONPATH the value that it had before `python_path`, for the user's code and what that starts."""
+    original = os.environ.pop(_ORIGINAL_PATH, None)
+    if original:
+        os.environ["PYTHONPATH"] = original
+    elif original is not None:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _site_directories() -> list[str]:
+    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
 
 
 def now() -> float:
