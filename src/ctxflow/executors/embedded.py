@@ -46,7 +46,7 @@ class EmbeddedEngine:
 
     :param workers: how many, None for `default_workers`.
     :param gpus_per_worker: None to deal out all GPUs evenly.
-    :param slots: calls that a worker runs at a time (on different contexts).
+    :param slots: calls that a worker runs at a time; those on one context take turns.
     :param scratch: where workers keep what they need while they live; by default below the temporary directory.
     :param rejoin_seconds: how long after the loss of a worker another takes its place.
     :param slowdowns: factor by which the first, second, ... worker is slower (see ctxflow.testing).
