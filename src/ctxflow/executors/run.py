@@ -184,13 +184,14 @@ class Run:
         name = context.id if context is not None else ev.PLAIN
         if name in self._contexts:
             return name
-        payload, spec = _payload(context), _spec(context)
+        spec = _spec(context)
         most = max((tier.gpus for tier in self._tiers), default=0)
         if spec.gpus > most:
             raise ValueError(
                 f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
                 "workers have as many, or a recipe with fewer (gpus=0 for none)"
             )
+        payload = _payload(context)
         with self._lock:
             if name not in self._contexts:
                 self._contexts[name] = payload

@@ -9,11 +9,14 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ctxflow.scheduler.commands import Bury, Command, Deliver
 from ctxflow.scheduler.events import Failure
-from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
 
 
 def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:

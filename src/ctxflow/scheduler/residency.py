@@ -5,11 +5,15 @@ What does not live here: which context a worker should take (policies), or the i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ctxflow.scheduler import items
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import ContextReady, ContextSpec, Failure
-from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
 
 
 def can_run(state: RunState, worker: Worker, app: App) -> bool:
@@ -56,9 +60,8 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool
         out.append(Unload(worker.id, other))
     claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))))
     app.claimed += claim.items
-    step = Stage if context.spec.files else Load
-    held = OnWorker(context.spec.id, "staging" if context.spec.files else "loading", state.now, state.now, claim=claim)
-    worker.contexts[context.spec.id] = held
+    step, first = (Stage, "staging") if context.spec.files else (Load, "loading")
+    worker.contexts[context.spec.id] = OnWorker(context.spec.id, first, state.now, state.now, claim=claim)
     worker.loading += 1
     context.holders += 1
     context.loads += 1
@@ -70,14 +73,11 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool
 
 def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[str] | None:
     """The idle contexts to unload so that another fits, least recently used first; None if it cannot fit now."""
-    busy = {attempt.context for attempt in worker.running.values()}
-    held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
-    idle = [h for h in held if h.state == "ready" and h.context not in busy]
     unload: list[str] = []
-    for candidate in idle:
+    for candidate in _idle(worker):
         if _fits(state, worker, wanted, unload):
             return unload
-        unload.append(candidate.context)
+        unload.append(candidate)
     return unload if _fits(state, worker, wanted, unload) else None
 
 
@@ -219,5 +219,7 @@ def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
 
 
 def _idle(worker: Worker) -> list[str]:
+    """The contexts that are ready and run nothing, least recently used first."""
     busy = {attempt.context for attempt in worker.running.values()}
-    return [h.context for h in worker.contexts.values() if h.state == "ready" and h.context not in busy]
+    held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
+    return [h.context for h in held if h.state == "ready" and h.context not in busy]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, WorkerView
+from ctxflow.scheduler import residency
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -60,8 +61,6 @@ class RunState:
 
     def can_run(self, app: AppView, worker: WorkerView) -> bool:
         """Whether a free worker could run the app now, or load its context for it."""
-        from ctxflow.scheduler import residency
-
         return residency.can_run(self, self.workers[worker.id], self.apps[app.id])
 
     def holders(self, context: str) -> int:

@@ -35,7 +35,9 @@ class Site(pydantic.BaseModel):
     gpus_per_worker: int | None = pydantic.Field(
         None, ge=0, description="GPUs that each worker gets; by default all are dealt out evenly."
     )
-    slots: int = pydantic.Field(1, ge=1, description="Calls that a worker runs at a time; those on one context take turns.")
+    slots: int = pydantic.Field(
+        1, ge=1, description="Calls that a worker runs at a time; those on one context take turns."
+    )
     scratch: str | None = pydantic.Field(
         None, description="Where workers keep files while they live; by default the temporary directory."
     )
