@@ -71,7 +71,7 @@ class LibraryProcess:
             theirs.callback(os.close, write_end)
             os.set_blocking(self.output, False)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ctxflow.host.library", str(far.fileno()), scratch, str(os.getpid())],
+                [interpreter(), "-m", "ctxflow.host.library", str(far.fileno()), scratch, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -194,6 +194,11 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # Most real-time signals have none.
         return f"signal {number}"
+
+
+def interpreter() -> str:
+    """The Python that library processes run: the host's own, unless CTXFLOW_PYTHON names another."""
+    return os.environ.get("CTXFLOW_PYTHON") or sys.executable
 
 
 _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
