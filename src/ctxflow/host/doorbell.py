@@ -38,8 +38,8 @@ def _serve(worker: VineWorker, bell: socket.socket) -> None:
     waiting: list[Request] = []
     rung = False
     while not worker.closed:
-        ready = select.select([worker, bell], [], [], worker.due())[0]
-        if worker in ready:
+        ready: list[object] = select.select([worker.fileno(), bell], [], [], worker.due())[0]
+        if worker.fileno() in ready:
             waiting += worker.requests()
         if bell in ready:
             rung = True

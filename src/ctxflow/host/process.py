@@ -204,6 +204,11 @@ def interpreter() -> str:
 _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 
 
+def package_root() -> str:
+    """Where this very ctxflow is found: a directory, or the zip file that it is in (program.py)."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
 def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables with which a process, wherever it starts, finds this very ctxflow; none if it is installed.
 
@@ -211,7 +216,7 @@ def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
     :param environment: variables of the process's own, which may have a PYTHONPATH.
     """
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    own = package_root()
     if os.path.realpath(own) in map(os.path.realpath, _site_directories()):
         return {}
     inherited = os.environ.get(_ORIGINAL_PATH, os.environ.get("PYTHONPATH", ""))
