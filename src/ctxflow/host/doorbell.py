@@ -38,10 +38,10 @@ def _serve(worker: VineWorker, bell: socket.socket) -> None:
     waiting: list[Request] = []
     rung = False
     while not worker.closed:
-        ready: list[object] = select.select([worker.fileno(), bell], [], [], worker.due())[0]
+        ready = select.select([worker.fileno(), bell.fileno()], [], [], worker.due())[0]
         if worker.fileno() in ready:
             waiting += worker.requests()
-        if bell in ready:
+        if bell.fileno() in ready:
             rung = True
             with contextlib.suppress(BlockingIOError):
                 while True:

@@ -12,6 +12,7 @@ import argparse
 import base64
 import contextlib
 import os
+import select
 import selectors
 import signal
 import sys
@@ -28,6 +29,7 @@ from ctxflow.host.vine_protocol import Request, VineWorker, parse
 from ctxflow.host.wire import Head, unframe
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
+_FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
 _ENDS_AT_ONCE = ("unload", "abandon", "function")
 
 
@@ -96,6 +98,8 @@ class VineLibrary:
         host.stop()
         if self._may_end():
             self._end_worker()
+            # Were this process to end first, TaskVine would count that as a failure of the library.
+            select.select([death], [], [], _FAREWELL_SECONDS)
 
     def _timeout(self) -> float | None:
         due = [seconds for seconds in (self._host.timeout(), self._worker.due()) if seconds is not None]

@@ -134,10 +134,7 @@ class VineWorker:
     def answer(self, request: Request, text: bytes, status: int = 0) -> None:
         """Answer a call, and have the worker take notice."""
         try:
-            with open(request.output, "wb", buffering=0) as file:
-                rest = memoryview(text)
-                while rest:
-                    rest = rest[file.write(rest) :]
+            _write_file(request.output, text)
         except OSError:  # The call was cancelled, and its sandbox is gone; or the disk is full.
             status = status or 1
         self._send(b"%d %d" % (request.task, status))
@@ -174,6 +171,17 @@ class VineWorker:
         else:
             self._nudge_after = min(2 * self._nudge_after, _LONGEST_NUDGE_SECONDS)
             self._signal()
+
+
+def _write_file(path: str, data: bytes) -> None:
+    """Write a file: in half the time that a file object takes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
 
 
 def _request(text: str) -> Request:

@@ -34,10 +34,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     program = shutil.which(options.vine_worker)
     if program is None:
-        print(
+        sys.stderr.write(
             f"the program {options.vine_worker} is not on this machine: install coop-computing-tools (Debian) or "
-            "ndcctools (conda-forge), or name it with --vine-worker",
-            file=sys.stderr,
+            "ndcctools (conda-forge), or name it with --vine-worker\n"
         )
         return _NOT_FOUND
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         directory = _make_directory(options.workdir)
     except OSError as error:
-        print(f"the worker gets no directory: {error}; make room there, or name another with --workdir", file=sys.stderr)
+        sys.stderr.write(f"the worker gets no directory: {error}; make room there, or name another with --workdir\n")
         return 1
     try:
         return Wrapper(program, options, directory).run()
@@ -55,11 +54,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("worker", description="A worker of a run: joins its manager, and stays until the end.")
+    parser = argparse.ArgumentParser(
+        "worker", description="A worker of a run: joins its manager, and stays until the end."
+    )
     parser.add_argument("manager", metavar="HOST:PORT", help="where the manager listens")
     parser.add_argument("--password", metavar="FILE", help="the file with the run's password")
     parser.add_argument("--name-prefix", metavar="JOB", default=socket.gethostname(), help="what its name begins with")
-    parser.add_argument("--workdir", metavar="DIR", help="where it makes its directory (default: the job's scratch space)")
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="where it makes its directory (default: the job's scratch space)"
+    )
     for name, unit in (("cores", ""), ("memory", ", in MB"), ("disk", ", in MB"), ("gpus", "")):
         parser.add_argument(f"--{name}", metavar="N", help=f"what it offers{unit} (default: all that is found)")
     parser.add_argument("--ssl", action="store_true", help="encrypt the connection to the manager")
