@@ -135,6 +135,15 @@ def test_a_second_notice_ends_it_at_once(job, tmp_path):
     assert work.ended() == 128 + signal.SIGTERM
 
 
+def test_nothing_is_left_of_a_vine_worker_that_is_killed(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    pids = descendants(work.process.pid)
+    os.kill(work.notes()["pid"], signal.SIGKILL)
+    assert work.ended() == 128 + signal.SIGKILL
+    assert not any(map(alive, pids))
+
+
 def test_if_it_is_killed_itself_its_worker_and_all_library_processes_end(job, tmp_path):
     work = job({"do": "serve"})
     eventually((tmp_path / "notes.listens").exists)
