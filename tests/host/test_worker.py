@@ -26,12 +26,16 @@ def eventually(condition):
     return found
 
 
-def alive(pid):
+def state(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+            return file.read().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return None
+
+
+def alive(pid):
+    return state(pid) not in (None, "Z")
 
 
 class Job:
@@ -129,6 +133,7 @@ def test_a_second_notice_ends_it_at_once(job, tmp_path):
     eventually((tmp_path / "notes.listens").exists)
     host = int(next(work.scratch.iterdir()).joinpath("host.pid").read_text())
     os.kill(host, signal.SIGSTOP)
+    eventually(lambda: state(host) == "T")
     work.process.send_signal(signal.SIGTERM)
     eventually(lambda: "ShdPnd:\t0000000000004000" in Path(f"/proc/{host}/status").read_text())  # SIGTERM waits for it.
     work.process.send_signal(signal.SIGTERM)
