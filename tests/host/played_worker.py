@@ -16,6 +16,7 @@ def main():
     plan, arguments = json.loads(os.environ["PLAN"]), sys.argv[1:]
     workspace = arguments[arguments.index("--workspace") + 1]
     os.makedirs(workspace)
+    subprocess.Popen(["sleep", "600"])  # As a vine_worker has its transfer server.
     left_behind = subprocess.Popen(["setsid", "sleep", "600"])
     with open(plan["notes"] + ".new", "w") as notes:
         found = {"arguments": arguments, "pid": os.getpid(), "left": left_behind.pid, "environment": dict(os.environ)}

@@ -153,8 +153,10 @@ def test_if_it_is_killed_itself_its_worker_and_all_library_processes_end(job, tm
     work = job({"do": "serve"})
     eventually((tmp_path / "notes.listens").exists)
     pids = [pid for pid in descendants(work.process.pid) if pid != work.notes()["left"]]
+    assert len(pids) == 4, "the guard, the vine_worker, its transfer server and its library"
     work.process.kill()
     eventually(lambda: not any(map(alive, pids)))
+    assert list(work.scratch.iterdir()) == []
     os.kill(work.notes()["left"], signal.SIGKILL)
 
 

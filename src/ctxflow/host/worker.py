@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from ctxflow.host.process import package_root
-from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children
+from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children, kill_session
 from ctxflow.host.program import build_program
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -85,6 +85,7 @@ class Wrapper:
     def run(self) -> int:
         """Give the exit status: the vine_worker's, or 0 once it was released."""
         worker = self._start()
+        _guard(worker, self._directory)
         noticed = False
         while True:
             number = signal.sigwait(_SIGNALS)
@@ -169,6 +170,22 @@ def _make_directory(base: str | None) -> str:
         os.rmdir(directory)
         raise OSError(f"TaskVine takes no path with spaces, as {base} is")
     return directory
+
+
+def _guard(worker: int, directory: str) -> None:
+    """Start a process that tidies up should this one be killed: the vine_worker's transfer server outlives it."""
+    ours, theirs = os.pipe()
+    if os.fork():
+        os.close(ours)  # The other end closes when this process ends, however it does.
+        return
+    try:
+        os.setsid()
+        os.close(theirs)
+        os.read(ours, 1)
+        kill_session(worker)
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os._exit(0)
 
 
 def _bury(worker: int) -> int | None:
