@@ -12,7 +12,7 @@ import pytest
 from ctxflow.context import Context
 from ctxflow.host.host import Host
 from ctxflow.host.process import LibraryProcess
-from ctxflow.host.wire import Channel
+from ctxflow.host.wire import Channel, frame
 
 
 class Driven:
@@ -24,7 +24,12 @@ class Driven:
         self.selector = selectors.DefaultSelector()
         near, far = socket.socketpair()
         self._near, self._far = near, Channel(far)
-        self.host = Host(near.sendall, self.selector, str(directory / "scratch"), str(directory / "logs"))
+        self.host = Host(
+            lambda *report: near.sendall(frame(*report)),
+            self.selector,
+            str(directory / "scratch"),
+            str(directory / "logs"),
+        )
         self.calls = 0
 
     def tell(self, do, body=b"", **head):

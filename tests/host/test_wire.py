@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.host.wire import BlockingChannel, Channel, connect, frame, listen
+from ctxflow.host.wire import BlockingChannel, Channel, connect, frame, listen, unframe
 
 keys = st.text(max_size=5)
 heads = st.dictionaries(
@@ -122,3 +122,14 @@ def test_sockets_have_paths_of_any_length(tmp_path, length):
         connect(str(folder / "driver.sock"))
     with pytest.raises(FileNotFoundError):
         listen(str(tmp_path / ("y" * length) / "driver.sock"))
+
+
+@given(messages, st.data())
+def test_bytes_hold_the_messages_that_were_put_together_and_no_part_of_one(sent, data):
+    together = b"".join(frame(head, body) for head, body in sent)
+    assert unframe(together) == sent
+    ends = {sum(len(frame(*message)) for message in sent[:count]) for count in range(len(sent) + 1)}
+    cut = data.draw(st.integers(0, len(together)))
+    if cut not in ends:
+        with pytest.raises(ValueError, match="cut off"):
+            unframe(together[:cut])

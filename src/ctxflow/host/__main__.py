@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
 
-from ctxflow.host.host import Host, clear, serve
+from ctxflow.host.host import Host, clear, on_signal, serve
 from ctxflow.host.processes import adopt_orphans, kill_children
-from ctxflow.host.wire import Channel, frame
+from ctxflow.host.wire import Channel, Head
 
 
 def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
@@ -37,8 +35,8 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
         if key.events != wanted:
             selector.modify(channel, wanted, key.data)
 
-    def emit(data: bytes) -> None:
-        channel.send_frame(data)
+    def emit(head: Head, body: bytes) -> None:
+        channel.send(head, body)
         if channel.pending:
             watch_writes()
 
@@ -57,8 +55,8 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
         watch_writes()
 
     adopt_orphans()
-    _on_signal(signal.SIGCHLD, selector, host.bury_orphans)
-    _on_signal(signal.SIGTERM, selector, lambda: emit(frame({"is": "notice"})))
+    on_signal(signal.SIGCHLD, selector, host.bury_orphans)
+    on_signal(signal.SIGTERM, selector, lambda: emit({"is": "notice"}, b""))
     selector.register(channel, selectors.EVENT_READ, heard)
     channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
     serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
@@ -66,22 +64,6 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
     kill_children()
     # The driver that did not release this worker has ended, or is about to: so has the run.
     clear(scratch if released else os.path.dirname(scratch))
-
-
-def _on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], None]) -> None:
-    """Act on a signal in the selector's turn: a handler may have interrupted a message half sent."""
-    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def handler(signum: int, stack: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(write_end, b".")
-
-    def woken() -> None:
-        os.read(read_end, 4096)
-        act()
-
-    signal.signal(number, handler)
-    selector.register(read_end, selectors.EVENT_READ, woken)
 
 
 if __name__ == "__main__":

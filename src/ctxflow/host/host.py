@@ -7,10 +7,12 @@ not live here: deciding what to load or unload (scheduler/).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import selectors
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +20,9 @@ from typing import Any
 from ctxflow.host.process import LibraryProcess, now
 from ctxflow.host.processes import bury_orphans, tree_bytes
 from ctxflow.host.staging import stage
-from ctxflow.host.wire import Head, frame
+from ctxflow.host.wire import Head
 
-Emit = Callable[[bytes], None]
+Emit = Callable[[Head, bytes], None]
 _MEMORY_CHECK_SECONDS = 0.5
 
 
@@ -32,7 +34,7 @@ class Host:
     calls that the host knew it ran). All as messages of wire.py. A `key` given with `load` comes back with the
     reports about what was loaded, so that they are told from those about an earlier load.
 
-    :param emit: takes each report, framed; called on the thread that runs the selector.
+    :param emit: takes each report, head and body; called on the thread that runs the selector.
     :param selector: where the host registers what it waits for; each key's data is a function to call.
     :param scratch: the worker's directory.
     :param logs: where the library processes' output is kept.
@@ -46,9 +48,9 @@ class Host:
         self._libraries: dict[str, LibraryProcess] = {}
         self._functions: dict[str, bytes] = {}
         self._started = 0
-        self._staged: list[bytes] = []
+        self._done: collections.deque[tuple[Callable[[Head], None], Head]] = collections.deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        selector.register(self._wake_read, selectors.EVENT_READ, self._stagings_done)
+        selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
         self._next_memory_check = float("inf")
         self._handlers: dict[str, Callable[[Head, bytes], None]] = {
             "stage": self._stage,
@@ -74,9 +76,9 @@ class Host:
         report: Head = {name: head[name] for name in ("context", "key", "call") if name in head}
         report["failure"] = failure
         if head["do"] == "call":
-            self._emit(frame({**report, "is": "raised", "seconds": 0.0}))
+            self._emit({**report, "is": "raised", "seconds": 0.0}, b"")
         elif head["do"] in ("stage", "load"):
-            self._emit(frame({**report, "is": "failed"}))
+            self._emit({**report, "is": "failed"}, b"")
 
     def timeout(self) -> float | None:
         """How long the selector may wait before `check` is due, in seconds."""
@@ -107,12 +109,32 @@ class Host:
         """For a host that has adopted what calls left behind: some of it has ended."""
         bury_orphans([library.process.pid for library in self._libraries.values()])
 
+    def in_background(self, work: Callable[[], Head], then: Callable[[Head], None]) -> None:
+        """Do what takes long in a thread; what it gives is handed on by the thread that runs the selector.
+
+        :param work: must not raise.
+        """
+
+        def run() -> None:
+            self._done.append((then, work()))
+            with contextlib.suppress(OSError):
+                os.write(self._wake_write, b".")
+
+        threading.Thread(target=run, name="ctxflow-background", daemon=True).start()
+
+    def _background_done(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._done:
+            then, report = self._done.popleft()
+            then(report)
+
     # --- what it is told
 
     def _stage(self, head: Head, body: bytes) -> None:
-        """Copy files to the cache, in a thread: the host goes on serving calls meanwhile."""
+        """Copy files to the cache, while the host goes on serving calls."""
 
-        def work() -> None:
+        def work() -> Head:
             report: Head = {"is": "staged", "context": head["context"]}
             try:
                 for source, digest in head["files"].values():
@@ -124,17 +146,9 @@ class Host:
                     "message": _staging_message(error, head),
                 }
                 report = {"is": "failed", "context": head["context"], "failure": failure}
-            self._staged.append(frame(report))
-            with contextlib.suppress(OSError):
-                os.write(self._wake_write, b".")
+            return report
 
-        threading.Thread(target=work, name="ctxflow-stage", daemon=True).start()
-
-    def _stagings_done(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
-        while self._staged:
-            self._emit(self._staged.pop(0))
+        self.in_background(work, lambda report: self._emit(report, b""))
 
     def _load(self, head: Head, body: bytes) -> None:
         context = head["context"]
@@ -160,7 +174,7 @@ class Host:
 
     def _unload(self, head: Head, body: bytes) -> None:
         if self._remove(head["context"]):
-            self._emit(frame({"is": "unloaded", "context": head["context"]}))
+            self._emit({"is": "unloaded", "context": head["context"]}, b"")
 
     def _function(self, head: Head, body: bytes) -> None:
         self._functions[head["function"]] = body
@@ -173,7 +187,7 @@ class Host:
                 "error": "LibraryGone",
                 "message": "the library process ended before the call",
             }
-            self._emit(frame({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}))
+            self._emit({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}, b"")
             return
         name = head.get("function")
         if name:
@@ -210,7 +224,7 @@ class Host:
                 head["failure"]["output"] = library.tail()
             if kind == "failed":
                 self._remove(library.context)
-            self._emit(frame(head, body))
+            self._emit(head, body)
             if kind == "failed":
                 return
         if library.channel.closed:
@@ -241,7 +255,7 @@ class Host:
         self._remove(library.context)
         failure = {"kind": kind, "error": error, "message": message, "output": output}
         report: Head = {"context": library.context, "key": library.key, "failure": failure}
-        self._emit(frame({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"}))
+        self._emit({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"}, b"")
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         if library.load_deadline <= time:
@@ -293,6 +307,22 @@ def serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool
                 data: Any = key.data
                 data()
         host.check()
+
+
+def on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], None]) -> None:
+    """Act on a signal in the selector's turn: a handler may have interrupted a message half sent."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def handler(signum: int, stack: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(write_end, b".")
+
+    def woken() -> None:
+        os.read(read_end, 4096)
+        act()
+
+    signal.signal(number, handler)
+    selector.register(read_end, selectors.EVENT_READ, woken)
 
 
 def _staging_message(error: Exception, head: Head) -> str:

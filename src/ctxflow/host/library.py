@@ -30,6 +30,7 @@ from ctxflow.host.processes import die_with_parent, resident_bytes
 from ctxflow.host.wire import BlockingChannel, Head, connect
 
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.
+_FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
@@ -69,7 +70,7 @@ class _Library:
         self._value: Any = None
         self._calls = 0
         self._directory = ""
-        self._slowdown = float(os.environ.get("CTXFLOW_SLOWDOWN", "1"))
+        self._slowdown = _slowdown(os.environ)
 
     def handle(self, head: Head, body: bytes) -> None:
         do = head["do"]
@@ -268,6 +269,20 @@ def _gpu_bytes() -> int | None:
         return None
     reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
     return reserved
+
+
+def _slowdown(environment: Mapping[str, str]) -> float:
+    """How many times longer calls are made to take here, for tests.
+
+    The testbed's cards are advertised, not real: where it is asked for, each is as slow beside the fastest as
+    the real one.
+
+    >>> _slowdown({"CTXFLOW_TESTBED_SLOW": "1", "CTXFLOW_TESTBED_SPEED": "1.00"})
+    5.58
+    """
+    if environment.get("CTXFLOW_TESTBED_SLOW") == "1" and environment.get("CTXFLOW_TESTBED_SPEED"):
+        return _FASTEST_CARD / float(environment["CTXFLOW_TESTBED_SPEED"])
+    return float(environment.get("CTXFLOW_SLOWDOWN", "1"))
 
 
 def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:

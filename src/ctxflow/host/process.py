@@ -71,7 +71,7 @@ class LibraryProcess:
             theirs.callback(os.close, write_end)
             os.set_blocking(self.output, False)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ctxflow.host.library", str(far.fileno()), scratch, str(os.getpid())],
+                [interpreter(), "-m", "ctxflow.host.library", str(far.fileno()), scratch, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -196,7 +196,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def interpreter() -> str:
+    """The Python that library processes run: the host's own, unless CTXFLOW_PYTHON names another."""
+    return os.environ.get("CTXFLOW_PYTHON") or sys.executable
+
+
 _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
+
+
+def package_root() -> str:
+    """Where this very ctxflow is found: a directory, or the zip file that it is in (program.py)."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -206,7 +216,7 @@ def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
     :param environment: variables of the process's own, which may have a PYTHONPATH.
     """
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    own = package_root()
     if os.path.realpath(own) in map(os.path.realpath, _site_directories()):
         return {}
     inherited = os.environ.get(_ORIGINAL_PATH, os.environ.get("PYTHONPATH", ""))

@@ -5,10 +5,13 @@ What does not live here: which files a context needs, and sending them between w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import tarfile
 import tempfile
+from collections.abc import Callable
 
 
 def cached(digest: str, source: str, cache: str) -> str:
@@ -27,6 +30,56 @@ def stage(source: str, digest: str, cache: str) -> str:
 
     :raises OSError: if it cannot be read or the cache's disk is full; nothing half-made is left.
     """
+    return stage_as(source, digest, source, cache)
+
+
+def stage_as(path: str, digest: str, source: str, cache: str) -> str:
+    """The same for a file or folder that came from elsewhere, whose name there it keeps.
+
+    :param path: where it is now.
+    :param source: where it was at first.
+    """
+    return _put(lambda copy: _copy(path, copy, _link_or_copy), digest, source, cache)
+
+
+def link(path: str, digest: str, source: str, cache: str) -> str:
+    """Put a file or folder into the cache by hard links to what another cache on the machine holds.
+
+    :param path: its place there.
+    :param source: where it was at first, whose name it keeps.
+    :raises OSError: if it is gone, or cannot be linked to.
+    """
+    return _put(lambda copy: _copy(path, copy, _link), digest, source, cache)
+
+
+def unpack(archive: str, digest: str, source: str, cache: str) -> str:
+    """Put a folder into the cache that comes as a tar archive of its content.
+
+    :raises OSError: if it cannot be read or the cache's disk is full.
+    :raises tarfile.TarError: if it is no archive, or one that reaches out of its folder.
+    """
+
+    def make(copy: str) -> None:
+        os.mkdir(copy)
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "tar_filter"):
+                tar.extraction_filter = tarfile.tar_filter
+            tar.extractall(copy)
+
+    return _put(make, digest, source, cache)
+
+
+def forget(digest: str, cache: str) -> None:
+    """Remove from the cache what has a digest; who uses it already is not disturbed."""
+    with contextlib.suppress(FileNotFoundError):
+        gone = tempfile.mkdtemp(prefix=".staging-", dir=cache)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(os.path.join(cache, digest), gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _put(make: Callable[[str], None], digest: str, source: str, cache: str) -> str:
+    """Make something beside its place in the cache, and move it there when it is complete."""
     place = cached(digest, source, cache)
     if os.path.exists(place):
         return place
@@ -34,10 +87,7 @@ def stage(source: str, digest: str, cache: str) -> str:
     work = tempfile.mkdtemp(prefix=".staging-", dir=cache)
     try:
         copy = os.path.join(work, os.path.basename(place))
-        if os.path.isdir(source):
-            shutil.copytree(source, copy, copy_function=_link_or_copy)
-        else:
-            _link_or_copy(source, copy)
+        make(copy)
         # The folder of the digest may be there already, with the same content under another name.
         os.makedirs(os.path.dirname(place), exist_ok=True)
         try:
@@ -50,9 +100,21 @@ def stage(source: str, digest: str, cache: str) -> str:
     return place
 
 
+def _copy(source: str, copy: str, copy_file: Callable[[str, str], str]) -> None:
+    if os.path.isdir(source):
+        shutil.copytree(source, copy, copy_function=copy_file)
+    else:
+        copy_file(source, copy)
+
+
+def _link(source: str, target: str) -> str:
+    os.link(os.path.realpath(source), target)
+    return target
+
+
 def _link_or_copy(source: str, target: str) -> str:
     try:
-        os.link(os.path.realpath(source), target)
+        _link(source, target)
     except OSError:  # Another disk, or one that has no hard links.
         shutil.copyfile(source, target)
     return target

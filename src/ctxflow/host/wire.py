@@ -38,6 +38,31 @@ def frame(head: Head, body: bytes = b"") -> bytes:
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
 
 
+def unframe(data: bytes) -> list[tuple[Head, bytes]]:
+    """The messages that some bytes consist of.
+
+    :raises ValueError: if they do not.
+
+    >>> unframe(frame({"a": 1}, b"xy") + frame({}))
+    [({'a': 1}, b'xy'), ({}, b'')]
+    """
+    messages = []
+    start, end = 0, len(data)
+    while start < end:
+        if end - start < _LENGTHS.size:
+            raise ValueError("the last message is cut off")
+        head, body = _LENGTHS.unpack_from(data, start)
+        start += _LENGTHS.size
+        if end - start < head + body:
+            raise ValueError("the last message is cut off")
+        message = _decode(data[start : start + head])
+        if type(message) is not dict:
+            raise ValueError("a message's head is not a dict")
+        start += head + body
+        messages.append((message, data[start - body : start]))
+    return messages
+
+
 class Channel:
     """A non-blocking end of a connection: buffers what cannot be sent, and what has only half arrived.
 
@@ -140,7 +165,7 @@ def listen(path: str) -> socket.socket:
     """A socket that waits, without blocking, for connections at a path of any length."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(path) as address:
+        with short_path(path) as address:
             listener.bind(address)
         listener.listen(64)
         listener.setblocking(False)
@@ -154,7 +179,7 @@ def connect(path: str) -> socket.socket:
     """A connection to a socket that listens at a path of any length."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(path) as address:
+        with short_path(path) as address:
             connection.connect(address)
     except BaseException:
         connection.close()
@@ -163,7 +188,7 @@ def connect(path: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _short(path: str) -> Iterator[str]:
+def short_path(path: str) -> Iterator[str]:
     """The path of a socket in at most 107 bytes, which is all that the kernel takes."""
     if len(os.fsencode(path)) < 108:
         yield path

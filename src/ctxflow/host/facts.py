@@ -1,0 +1,80 @@
+"""What a worker tells about itself when it joins.
+
+What does not live here: what follows from it (executors/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+
+from ctxflow.host.devices import cuda_devices
+from ctxflow.host.process import interpreter
+from ctxflow.host.wire import Head
+from ctxflow.version import __version__
+
+
+def facts(cores: int, cache: str) -> Head:
+    """The report of a `hello`; a fact that cannot be found is None, and `problem` then says why where that matters.
+
+    :param cores: those that TaskVine gave the host, 0 if it gave none.
+    :param cache: the host's cache.
+    """
+    devices = cuda_devices()
+    first = devices[0] if devices else None
+    version, problem = _python_version()
+    with contextlib.suppress(OSError):
+        os.makedirs(cache, exist_ok=True)
+    place = None
+    try:
+        place = os.stat(cache).st_dev
+    except OSError as error:
+        problem = problem or f"the worker's directory cannot be written: {error}"
+    return {
+        "is": "hello",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "worker": os.environ.get("CTXFLOW_WORKER_NAME"),
+        "python": version,
+        "ctxflow": __version__,
+        "cores": cores or len(os.sched_getaffinity(0)),
+        "memory": _memory(),
+        "gpus": len(devices),
+        "gpu_model": first.model if first else None,
+        "gpu_memory": first.memory if first else None,
+        "scratch": os.path.dirname(cache),
+        "transfer": {"cache": cache, "device": place},
+        "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
+        "environment_job": os.environ.get("CTXFLOW_JOB"),
+        "problem": problem,
+    }
+
+
+def _python_version() -> tuple[str | None, str | None]:
+    """The version of the Python that library processes run, and what is wrong with it."""
+    program = interpreter()
+    if program == sys.executable:
+        return platform.python_version(), None
+    command = [program, "-c", "import platform; print(platform.python_version())"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"the Python that CTXFLOW_PYTHON names does not start: {error}"
+    return done.stdout.strip(), None
+
+
+def _memory() -> int:
+    """The memory in bytes that the vine_worker gave its library, else the machine's."""
+    given = _number(os.environ.get("MEMORY"))  # In MB.
+    return int(given) << 20 if given else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

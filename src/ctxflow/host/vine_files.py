@@ -1,0 +1,57 @@
+"""What a TaskVine worker does with files: from TaskVine's sandboxes into the host's cache, and between caches.
+
+TaskVine brings a file to a worker as a call's input, which is gone when the call is answered; so it is
+hard-linked into the cache before. What does not live here: the cache's layout (staging.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+from ctxflow.host import staging
+from ctxflow.host.wire import Head
+
+
+def seed(sandbox: str, output: str) -> Head:
+    """Make a call's input its output too, which TaskVine keeps as a temp file and sends from peer to peer."""
+    given, target = os.path.join(sandbox, "input"), os.path.join(sandbox, output)
+    try:
+        os.link(os.path.realpath(given), target)
+    except OSError:
+        shutil.copyfile(given, target)
+    return {"is": "seeded"}
+
+
+def fetch(given: str, head: Head, cache: str) -> Head:
+    """Keep a call's input: a file, or a folder's content as a tar archive."""
+    make = staging.unpack if head["kind"] == "tar" else staging.stage_as
+    return _fetched(head, make(given, head["digest"], head["source"], cache))
+
+
+def link(path: str, head: Head, cache: str) -> Head:
+    """Take a file or folder from the cache of another worker on this machine, by hard links."""
+    return _fetched(head, staging.link(path, head["digest"], head["source"], cache))
+
+
+def forget(digest: str, cache: str) -> Head:
+    """Remove a file or folder from the cache."""
+    staging.forget(digest, cache)
+    return {"is": "forgotten", "digest": digest}
+
+
+def reported(work: Callable[[], Head], head: Head) -> Head:
+    """What some work reports, or why it failed."""
+    try:
+        return work()
+    except Exception as error:
+        where = getattr(error, "filename", None)
+        reason = f"{getattr(error, 'strerror', None) or error}" + (f": {where}" if where else "")
+        message = f"the worker cannot {head['do']} {head.get('source', 'it')}: {reason}"
+        failure = {"kind": "exception", "error": type(error).__name__, "message": message}
+        return {"is": "failed", "digest": head.get("digest"), "failure": failure}
+
+
+def _fetched(head: Head, place: str) -> Head:
+    return {"is": "fetched", "digest": head["digest"], "path": os.path.abspath(place)}

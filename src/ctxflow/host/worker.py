@@ -1,0 +1,225 @@
+"""The wrapper around a vine_worker: names it, passes an eviction notice on, and leaves nothing behind.
+
+`python ctxflow.pyz worker HOST:PORT --password FILE` is the command of a pilot job. What does not live here: the
+context host, which the vine_worker starts when its manager says so (vine_library.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from ctxflow.host.process import package_root
+from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children, kill_session
+from ctxflow.host.program import build_program
+
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_END_SECONDS = 0.8  # How long a vine_worker may take to end by itself.
+_KILL_SECONDS = 5.0  # A process that hangs in the kernel cannot be waited for for ever.
+_NOT_FOUND = 127
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a vine_worker until it ends, it is released, or the batch system takes the worker."""
+    options = _parser().parse_args(argv)
+    program = shutil.which(options.vine_worker)
+    if program is None:
+        sys.stderr.write(
+            f"the program {options.vine_worker} is not on this machine: install coop-computing-tools (Debian) or "
+            "ndcctools (conda-forge), or name it with --vine-worker\n"
+        )
+        return _NOT_FOUND
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    adopt_orphans()
+    try:
+        directory = _make_directory(options.workdir)
+    except OSError as error:
+        sys.stderr.write(f"the worker gets no directory: {error}; make room there, or name another with --workdir\n")
+        return 1
+    try:
+        return Wrapper(program, options, directory).run()
+    finally:
+        _end_descendants()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "worker", description="A worker of a run: joins its manager, and stays until the end."
+    )
+    parser.add_argument("manager", metavar="HOST:PORT", help="where the manager listens")
+    parser.add_argument("--password", metavar="FILE", help="the file with the run's password")
+    parser.add_argument("--name-prefix", metavar="JOB", default=socket.gethostname(), help="what its name begins with")
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="where it makes its directory (default: the job's scratch space)"
+    )
+    for name, unit in (("cores", ""), ("memory", ", in MB"), ("disk", ", in MB"), ("gpus", "")):
+        parser.add_argument(f"--{name}", metavar="N", help=f"what it offers{unit} (default: all that is found)")
+    parser.add_argument("--ssl", action="store_true", help="encrypt the connection to the manager")
+    parser.add_argument("--vine-worker", metavar="PROGRAM", default="vine_worker", help="TaskVine's worker")
+    parser.add_argument("--idle-timeout", metavar="S", help="leave after so many seconds without work")
+    parser.add_argument("--debug-file", metavar="FILE", help="where TaskVine writes what it does")
+    return parser
+
+
+class Wrapper:
+    """One vine_worker, this incarnation of the worker."""
+
+    def __init__(self, program: str, options: argparse.Namespace, directory: str) -> None:
+        # Feature characters only; what tells incarnations of one job apart comes last.
+        prefix = re.sub(r"[^A-Za-z0-9.-]", "-", options.name_prefix)
+        self._name = f"{prefix}.{secrets.token_hex(4)}"
+        self._directory = directory
+        self._command = [program, *_vine_options(options, self._name, os.path.join(directory, "work"))]
+
+    def run(self) -> int:
+        """Give the exit status: the vine_worker's, or 0 once it was released."""
+        worker = self._start()
+        _guard(worker, self._directory)
+        noticed = False
+        while True:
+            number = signal.sigwait(_SIGNALS)
+            if number == signal.SIGCHLD:
+                status = _bury(worker)
+                if status is not None:
+                    return status
+            elif number == signal.SIGUSR1:  # From the host: the manager has released the worker.
+                _end(worker)
+                return 0
+            elif number == signal.SIGTERM and not noticed and self._notify_host():
+                noticed = True
+            else:
+                _end(worker)
+                return 128 + number
+
+    def _start(self) -> int:
+        parent = os.getpid()
+        environment = {**os.environ, **self._variables()}
+        worker = os.fork()
+        if worker:
+            return worker
+        try:
+            os.setsid()  # Ctrl-C is for the wrapper alone.
+            die_with_parent(parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.execve(self._command[0], self._command, environment)
+        finally:
+            os._exit(_NOT_FOUND)
+
+    def _variables(self) -> dict[str, str]:
+        """What the context host finds in its environment."""
+        variables = {
+            "CTXFLOW_HOST": _host_command(self._directory),
+            "CTXFLOW_WORKER_DIRECTORY": self._directory,
+            "CTXFLOW_WORKER_NAME": self._name,
+            "CTXFLOW_WORKER_PID": str(os.getpid()),
+        }
+        # The vine_worker overwrites it with numbers of its own.
+        if "CUDA_VISIBLE_DEVICES" in os.environ:
+            variables["CTXFLOW_CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        return variables
+
+    def _notify_host(self) -> bool:
+        """Pass the batch system's notice on to the host, which tells the manager; False if there is none."""
+        try:
+            with open(os.path.join(self._directory, "host.pid")) as file:
+                os.kill(int(file.read()), signal.SIGTERM)
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+def _vine_options(options: argparse.Namespace, name: str, workspace: str) -> list[str]:
+    given = ["--single-shot", "--parent-death", "--from-factory", name, "--feature", name, "--workspace", workspace]
+    if options.password:
+        given += ["--password", options.password]
+    for resource in ("cores", "memory", "disk", "gpus"):
+        if (value := getattr(options, resource)) is not None:
+            given += [f"--{resource}", value]
+    if options.idle_timeout:
+        given += ["--idle-timeout", options.idle_timeout]
+    if options.debug_file:
+        given += ["--debug", "all", "--debug-file", options.debug_file]
+    return [*given, *(["--ssl"] if options.ssl else []), options.manager]
+
+
+def _host_command(directory: str) -> str:
+    """How the vine_worker's shell starts a program of this ctxflow, which is one file or is made one."""
+    program = package_root()
+    if not os.path.isfile(program):
+        program = build_program(os.path.join(directory, "ctxflow.pyz"))
+    return f"{sys.executable} {program}"
+
+
+def _make_directory(base: str | None) -> str:
+    """A directory of this worker's own, which nobody else may enter."""
+    base = os.path.abspath(base or os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir())
+    os.makedirs(base, exist_ok=True)
+    directory = tempfile.mkdtemp(prefix="ctxflow-", dir=base)
+    if len(directory.split()) > 1:
+        os.rmdir(directory)
+        raise OSError(f"TaskVine takes no path with spaces, as {base} is")
+    return directory
+
+
+def _guard(worker: int, directory: str) -> None:
+    """Start a process that tidies up should this one be killed: the vine_worker's transfer server outlives it."""
+    ours, theirs = os.pipe()
+    if os.fork():
+        os.close(ours)  # The other end closes when this process ends, however it does.
+        return
+    try:
+        os.setsid()
+        os.close(theirs)
+        os.read(ours, 1)
+        kill_session(worker)
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+def _bury(worker: int) -> int | None:
+    """Take note of the children that have ended; the exit status if the worker was among them."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == worker:
+                status = os.waitstatus_to_exitcode(ended[1])
+                found = status if status >= 0 else 128 - status
+    return found
+
+
+def _end(worker: int) -> None:
+    """Have the vine_worker say farewell to its manager."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGTERM)
+    deadline = time.monotonic() + _END_SECONDS
+    while _bury(worker) is None and (left := deadline - time.monotonic()) > 0:
+        signal.sigtimedwait([signal.SIGCHLD], left)
+
+
+def _end_descendants() -> None:
+    """Kill what is left, also what appears meanwhile, until there is nothing."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline:
+        kill_children()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        signal.sigtimedwait([signal.SIGCHLD], 0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

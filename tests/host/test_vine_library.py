@@ -1,0 +1,307 @@
+"""The context host as a library of TaskVine: a real process, real pipes; the test plays the vine_worker."""
+
+import ctypes
+import io
+import json
+import os
+import pathlib
+import pickle
+import signal
+import tarfile
+import time
+
+import cloudpickle
+import pytest
+from vine_player import Player
+
+from ctxflow.host.wire import frame
+from ctxflow.version import __version__
+
+
+@pytest.fixture
+def player(tmp_path):
+    player = Player(tmp_path)
+    assert json.loads(player.message()) == {"name": "ctxflow", "taskid": 3, "exec_mode": "fork"}
+    yield player
+    player.close()
+    assert player.process.returncode == 0
+
+
+@pytest.fixture
+def loaded(player):
+    player.answer(player.send(player.load(lambda: 10)))
+    return player
+
+
+def values(reports):
+    return [pickle.loads(body) for head, body in reports if head["is"] == "finished"]
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_tells_about_itself(player, tmp_path):
+    hello, _ = player.ask("hello")
+    assert hello["is"] == "hello"
+    assert hello["pid"] == player.process.pid
+    assert hello["ctxflow"] == __version__
+    assert (hello["cores"], hello["problem"], hello["speed"]) == (2, None, None)
+    assert hello["memory"] > 1 << 20
+    assert hello["scratch"] == str(tmp_path)
+    assert int((tmp_path / "host.pid").read_text()) == player.process.pid
+    assert os.getpgid(player.process.pid) == player.process.pid
+
+
+def test_a_context_is_built_and_called(player):
+    status, ((ready, _),) = player.answer(player.send(player.load(lambda: 10)))
+    assert (status, ready["is"], ready["context"], ready["key"]) == (0, "ready", "c", "k")
+    function, call = player.call(lambda ten, items: [ten * i for i in items], [1, 2])
+    _, reports = player.answer(player.send(function, call))
+    assert values(reports) == [[10, 20]]
+    assert player.signals
+    status, reports = player.answer(player.send(function))
+    assert (status, reports) == (0, [])
+
+
+def test_a_long_call_comes_in_a_file_and_a_path_may_have_spaces(loaded, tmp_path):
+    items = [os.urandom(1000) for _ in range(1000)]
+    frames = b"".join(loaded.call(lambda ten, items: items, items))
+    task = loaded.send(name="@", sandbox=f"{tmp_path}/a b/c", files={"call": frames})
+    assert values(loaded.answer(task)[1]) == [items]
+
+
+def test_instructions_are_carried_out_one_after_another_and_the_first_failure_ends_them(player):
+    call = player.call(lambda ten, items: [ten * i for i in items], [1])
+    more = player.call(lambda ten, items: [ten + i for i in items], [1])
+    _, reports = player.answer(player.send(player.load(lambda: 10), *call, *more))
+    assert [head["is"] for head, _ in reports] == ["ready", "finished", "finished"]
+    assert values(reports) == [[10], [11]]
+    _, reports = player.answer(player.send(player.load(lambda: 1 // 0), *call))
+    assert [head["is"] for head, _ in reports] == ["failed"]
+    bad = player.call(lambda ten, items: 1 // 0, [1])
+    _, reports = player.answer(player.send(player.load(lambda: 10), *bad, *more))
+    assert [head["is"] for head, _ in reports] == ["ready", "raised"]
+
+
+def test_two_calls_at_once_are_each_answered_with_their_own(player):
+    player.answer(player.send(player.load(lambda: 1, context="a", key="ka")))
+    player.answer(player.send(player.load(lambda: 2, context="b", key="kb")))
+    slow = player.send(*player.call(lambda v, items: time.sleep(0.3) or [v], [0], context="a"))
+    quick = player.send(*player.call(lambda v, items: [v], [0], context="b"))
+    assert values(player.answer(quick)[1]) == [[2]]
+    assert not player.answered(slow)
+    assert values(player.answer(slow)[1]) == [[1]]
+
+
+def test_a_death_answers_every_call_that_it_cost_with_its_own_copy(loaded):
+    crash = loaded.call(lambda ten, items: time.sleep(0.2) or ctypes.string_at(0), [1], call=71)
+    other = loaded.call(lambda ten, items: items, [1], call=72)
+    tasks = [loaded.send(*crash), loaded.send(*other)]
+    for task, number in zip(tasks, (71, 72), strict=True):
+        _, ((died, _),) = loaded.answer(task)
+        assert (died["is"], died["calls"], died["failure"]["kind"]) == ("died", [number], "crash")
+    late, _ = loaded.ask("call", call=73, context="c", function="none", style="batch", insert=False)
+    assert (late["is"], late["calls"]) == ("died", [73])
+
+
+def test_an_unload_answers_what_is_open_with_nothing(loaded):
+    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1]))
+    unloaded, _ = loaded.ask("unload", context="c")
+    assert unloaded == {"is": "unloaded", "context": "c"}
+    assert loaded.answer(running) == (0, [])
+    assert loaded.answer(loaded.send(frame({"do": "unload", "context": "c"}))) == (0, []), "it is gone already"
+
+
+def test_a_load_anew_answers_what_is_open_with_nothing(loaded):
+    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1]))
+    slow = loaded.send(loaded.load(time.sleep, 600, key="slow"))
+    assert loaded.answer(running) == (0, [])
+    _, ((ready, _),) = loaded.answer(loaded.send(loaded.load(lambda: 11, key="last")))
+    assert (ready["is"], ready["key"]) == ("ready", "last")
+    assert loaded.answer(slow) == (0, [])
+
+
+def test_an_abandoned_call_costs_its_context_and_one_that_has_ended_costs_nothing(loaded):
+    loaded.answer(loaded.send(*loaded.call(lambda ten, items: items, [1], call=5)))
+    assert loaded.answer(loaded.send(frame({"do": "abandon", "context": "c", "call": 5}))) == (0, [])
+    running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1], call=6))
+    unloaded, _ = loaded.ask("abandon", context="c", call=6)
+    assert unloaded["is"] == "unloaded"
+    assert loaded.answer(running) == (0, [])
+
+
+def test_what_nobody_asked_for_is_kept_until_somebody_listens(loaded):
+    os.kill(loaded.process.pid, signal.SIGTERM)
+    eventually(lambda: len(news := loaded.answer(loaded.send(frame({"do": "listen"})))[1]) == 1 and news)
+    listening = loaded.send(frame({"do": "listen"}))
+    pid = pickle.loads(loaded.answer(loaded.send(*loaded.call(lambda ten, items: [os.getpid()], [1])))[1][0][1])[0]
+    assert not loaded.answered(listening)
+    os.kill(pid, signal.SIGKILL)
+    _, ((died, _),) = loaded.answer(listening)
+    assert (died["is"], died["calls"], died["context"]) == ("died", [], "c")
+
+
+def test_a_second_listener_takes_the_place_of_the_first(player):
+    first = player.send(frame({"do": "listen"}))
+    second = player.send(frame({"do": "listen"}))
+    assert player.answer(first) == (0, [])
+    os.kill(player.process.pid, signal.SIGTERM)
+    assert player.answer(second) == (0, [({"is": "notice"}, b"")])
+
+
+@pytest.mark.parametrize("name", ["rubbish", "=rubbish!", "=cnViYmlzaA==", "=", "@"])
+def test_what_cannot_be_read_is_refused(player, name):
+    status, ((refused, _),) = player.answer(player.send(name=name))
+    assert (status, refused["is"]) == (1, "refused")
+    assert refused["message"].startswith("the call cannot be read: ")
+    assert player.ask("hello")[0]["is"] == "hello"
+
+
+@pytest.mark.parametrize("head", [{"do": "dance"}, {}, {"do": "call"}, {"do": "fetch"}])
+def test_an_instruction_that_makes_no_sense_is_refused(player, head):
+    status, ((refused, _),) = player.answer(player.send(frame(head)))
+    assert refused["is"] == "refused" if head.get("do") != "fetch" else refused["is"] == "failed"
+    assert status == (1 if head.get("do") != "fetch" else 0)
+    assert player.ask("hello")[0]["is"] == "hello"
+
+
+def test_an_answer_that_is_not_taken_is_signalled_again(player):
+    before = player.signals
+    task = player.send(frame({"do": "hello"}))
+    eventually(lambda: player.signals >= before + 3)
+    player.answer(task)
+
+
+def test_a_call_whose_sandbox_is_gone_harms_no_other(player):
+    task = player.send(frame({"do": "listen"}))
+    os.rmdir(player.sandbox(task))
+    os.kill(player.process.pid, signal.SIGTERM)
+    assert player.message() == f"{task} 1"
+    assert player.ask("hello")[0]["is"] == "hello"
+
+
+def test_files_are_seeded_fetched_and_found_by_a_load(player, tmp_path):
+    task = player.send(frame({"do": "seed", "name": "weights", "output": "out"}), files={"input": b"42"})
+    sandbox = player.sandbox(task)
+    assert player.answer(task) == (0, [({"is": "seeded"}, b"")])
+    assert os.path.samefile(f"{sandbox}/out", f"{sandbox}/input")
+
+    fetch = {"do": "fetch", "digest": "d42", "source": "/data/model.bin", "kind": "file"}
+    task = player.send(frame(fetch), files={"input": b"42"})
+    sandbox = player.sandbox(task)
+    _, ((fetched, _),) = player.answer(task)
+    place = str(tmp_path / "ctxflow-cache" / "d42" / "model.bin")
+    assert fetched == {"is": "fetched", "digest": "d42", "path": place}
+    assert os.path.samefile(place, f"{sandbox}/input")
+
+    load = player.load(
+        lambda model: pathlib.Path(model).read_text(), cached_files={"model": ["d42", "/data/model.bin"]}
+    )
+    call = player.call(lambda text, items: [text], [1])
+    assert values(player.answer(player.send(load, *call))[1]) == [["42"]]
+    assert player.ask("forget", digest="d42")[0] == {"is": "forgotten", "digest": "d42"}
+    _, ((failed, _),) = player.answer(player.send(load, *call))
+    assert (failed["is"], failed["key"]) == ("failed", "k")
+    assert "/data/model.bin is not in the worker's cache" in failed["failure"]["message"]
+
+
+def archive(*names):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = 2
+            tar.addfile(entry, io.BytesIO(b"42"))
+    return packed.getvalue()
+
+
+def test_a_folder_comes_as_an_archive_and_a_sibling_links_to_it(player, tmp_path):
+    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model/", "kind": "tar"}
+    _, ((fetched, _),) = player.answer(player.send(frame(fetch), files={"input": archive("a", "deep/b")}))
+    assert fetched["path"] == str(tmp_path / "ctxflow-cache" / "d1" / "model")
+    assert (tmp_path / "ctxflow-cache" / "d1" / "model" / "deep" / "b").read_text() == "42"
+    sibling = Player(tmp_path / "sibling")
+    try:
+        sibling.message()
+        linked, _ = sibling.ask("link", digest="d1", source="/data/model/", path=fetched["path"])
+        assert linked["path"] == str(tmp_path / "sibling" / "ctxflow-cache" / "d1" / "model")
+        assert os.path.samefile(linked["path"] + "/deep/b", fetched["path"] + "/deep/b")
+        failed, _ = sibling.ask("link", digest="d2", source="/data/other", path="/no/such/place")
+        assert (failed["is"], failed["digest"], failed["failure"]["error"]) == ("failed", "d2", "FileNotFoundError")
+    finally:
+        sibling.close()
+
+
+@pytest.mark.parametrize("content", [b"junk", archive("../../out")], ids=["junk", "reaching out"])
+def test_an_archive_that_is_none_leaves_nothing(player, tmp_path, content):
+    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model", "kind": "tar"}
+    _, ((failed, _),) = player.answer(player.send(frame(fetch), files={"input": content}))
+    assert (failed["is"], failed["digest"]) == ("failed", "d1")
+    assert os.listdir(tmp_path / "ctxflow-cache") == []
+
+
+def test_staging_from_a_shared_disk(player, tmp_path):
+    (tmp_path / "weights").write_text("42")
+    staged, _ = player.ask("stage", context="c", files={"w": [str(tmp_path / "weights"), "dw"]})
+    assert staged["is"] == "staged"
+    assert (tmp_path / "ctxflow-cache" / "dw" / "weights").read_text() == "42"
+    failed, _ = player.ask("stage", context="c", files={"w": [str(tmp_path / "none"), "dn"]})
+    assert failed["is"] == "failed"
+
+
+def test_it_gives_back_the_devices_of_the_batch_system(tmp_path):
+    for number, (given, found) in enumerate([({"CTXFLOW_CUDA_VISIBLE_DEVICES": "GPU-7,GPU-8"}, 2), ({}, 0)]):
+        # The wrapper's number is that of a process that can take the signal of a release: our own child.
+        environment = {"CTXFLOW_WORKER_PID": "1", "CUDA_VISIBLE_DEVICES": "0", "CTXFLOW_TESTBED_GPU": "NVIDIA A10"}
+        player = Player(tmp_path / str(number), environment={**environment, **given})
+        try:
+            player.message()
+            hello, _ = player.ask("hello")
+            assert hello["gpus"] == found
+            assert hello["gpu_model"] == ("NVIDIA A10" if found else None)
+            call = player.call(lambda _, items: [os.environ.get("CUDA_VISIBLE_DEVICES")], [1])
+            _, reports = player.answer(player.send(player.load(), *call))
+            assert values(reports) == [[given.get("CTXFLOW_CUDA_VISIBLE_DEVICES")]]
+        finally:
+            player.close()
+
+
+def test_it_closes_what_it_inherited(tmp_path):
+    leaked = os.open("/dev/null", os.O_RDONLY)
+    player = Player(tmp_path, inherited=[leaked])
+    try:
+        player.message()
+        found = os.listdir(f"/proc/{player.process.pid}/fd")
+        assert "/dev/null" not in [os.readlink(f"/proc/{player.process.pid}/fd/{fd}") for fd in found if int(fd) > 2]
+    finally:
+        player.close()
+        os.close(leaked)
+
+
+def test_it_ends_with_all_its_processes_when_the_worker_hangs_up(tmp_path):
+    player = Player(tmp_path)
+    player.message()
+
+    def start(_, items):
+        child = os.fork()
+        if not child:
+            os.setsid()
+            time.sleep(600)
+        return [[os.getpid(), child]]
+
+    _, reports = player.answer(player.send(player.load(), *player.call(start, [1])))
+    ((pids,),) = values(reports)
+    player.close()
+    assert player.process.returncode == 0
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_a_function_travels_once_and_serves_many_calls(loaded):
+    loaded.answer(loaded.send(frame({"do": "function", "function": "g"}, cloudpickle.dumps(lambda ten, items: items))))
+    for number in range(100, 103):
+        head = {"do": "call", "call": number, "context": "c", "function": "g", "style": "batch", "insert": False}
+        assert values(loaded.answer(loaded.send(frame(head, pickle.dumps(([number],)))))[1]) == [[number]]

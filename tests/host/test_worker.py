@@ -1,0 +1,178 @@
+"""The wrapper around a vine_worker, which a program of the tests stands for."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ctxflow.host.process import package_root, python_path
+from ctxflow.host.processes import descendants, kill_tree
+from ctxflow.host.program import build_program
+
+PLAYED = Path(__file__).parent / "played_worker.py"
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+
+
+def alive(pid):
+    return state(pid) not in (None, "Z")
+
+
+class Job:
+    """A wrapper that runs, and what its vine_worker noted."""
+
+    def __init__(self, tmp_path, plan, *words, program=None, **environment):
+        self.scratch = tmp_path / "scratch"
+        self.scratch.mkdir()
+        self.notes_file = tmp_path / "notes"
+        played = tmp_path / "vine_worker"
+        paths = f"{PLAYED.parent}:{package_root()}"
+        played.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} {PLAYED} "$@"\n')
+        played.chmod(0o755)
+        variables = {**os.environ, **python_path(), **environment, "_CONDOR_SCRATCH_DIR": str(self.scratch)}
+        variables["PLAN"] = json.dumps({**plan, "notes": str(self.notes_file)})
+        command = [sys.executable, *([program] if program else ["-m", "ctxflow.host.worker"])]
+        self.process = subprocess.Popen(
+            [*command, *(["worker"] if program else []), "submit:9123", "--vine-worker", str(played), *words],
+            env=variables,
+            stderr=subprocess.PIPE,
+        )
+
+    def notes(self):
+        return json.loads(eventually(lambda: self.notes_file.exists() and self.notes_file.read_text()))
+
+    def ended(self):
+        """The exit status; nothing may be left."""
+        self.process.communicate(timeout=30)
+        notes = self.notes()
+        assert not alive(notes["pid"])
+        assert not alive(notes["left"])
+        assert list(self.scratch.iterdir()) == []
+        return self.process.returncode
+
+
+@pytest.fixture
+def job(tmp_path):
+    jobs = []
+
+    def start(plan, *words, **options):
+        jobs.append(Job(tmp_path, plan, *words, **options))
+        return jobs[-1]
+
+    yield start
+    for each in jobs:
+        kill_tree(each.process.pid)
+        each.process.communicate()
+
+
+def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job):
+    given = ["--name-prefix", "host_1#12.0", "--cores", "4", "--memory", "2000", "--gpus", "1", "--disk", "9", "--ssl"]
+    work = job({"do": "exit", "status": 7}, *given, "--password", "secret", "--idle-timeout", "60", "--debug-file", "d")
+    assert work.ended() == 7
+    notes = work.notes()
+    words, environment = notes["arguments"], notes["environment"]
+    name = words[words.index("--feature") + 1]
+    assert name.startswith("host-1-12.0.")
+    assert words[words.index("--from-factory") + 1] == name == environment["CTXFLOW_WORKER_NAME"]
+    assert words[-1] == "submit:9123"
+    for expected in ("--single-shot", "--parent-death", "--ssl"):
+        assert expected in words
+    for option, value in {
+        "--cores": "4",
+        "--memory": "2000",
+        "--gpus": "1",
+        "--disk": "9",
+        "--password": "secret",
+    }.items():
+        assert words[words.index(option) + 1] == value
+    assert words[words.index("--workspace") + 1].startswith(environment["CTXFLOW_WORKER_DIRECTORY"])
+    assert environment["CTXFLOW_WORKER_DIRECTORY"].startswith(str(work.scratch))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["package", "one file"])
+def test_a_notice_reaches_the_manager_and_a_release_ends_the_worker(job, tmp_path, packed):
+    program = build_program(str(tmp_path / "ctxflow.pyz")) if packed else None
+    work = job({"do": "serve"}, program=program, CUDA_VISIBLE_DEVICES="GPU-7")
+    eventually((tmp_path / "notes.listens").exists)
+    work.process.send_signal(signal.SIGTERM)
+    assert work.ended() == 0
+    assert pickle.loads((tmp_path / "notes.devices").read_bytes()) == ["GPU-7"]
+    assert work.process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_without_a_host_a_notice_ends_it_at_once(job, number):
+    work = job({"do": "sleep"})
+    work.notes()
+    work.process.send_signal(number)
+    assert work.ended() == 128 + number
+
+
+def test_a_second_notice_ends_it_at_once(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    host = int(next(work.scratch.iterdir()).joinpath("host.pid").read_text())
+    os.kill(host, signal.SIGSTOP)
+    eventually(lambda: state(host) == "T")
+    work.process.send_signal(signal.SIGTERM)
+    eventually(lambda: "ShdPnd:\t0000000000004000" in Path(f"/proc/{host}/status").read_text())  # SIGTERM waits for it.
+    work.process.send_signal(signal.SIGTERM)
+    assert work.ended() == 128 + signal.SIGTERM
+
+
+def test_nothing_is_left_of_a_vine_worker_that_is_killed(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    pids = descendants(work.process.pid)
+    os.kill(work.notes()["pid"], signal.SIGKILL)
+    assert work.ended() == 128 + signal.SIGKILL
+    assert not any(map(alive, pids))
+
+
+def test_if_it_is_killed_itself_its_worker_and_all_library_processes_end(job, tmp_path):
+    work = job({"do": "serve"})
+    eventually((tmp_path / "notes.listens").exists)
+    pids = [pid for pid in descendants(work.process.pid) if pid != work.notes()["left"]]
+    assert len(pids) == 4, "the guard, the vine_worker, its transfer server and its library"
+    work.process.kill()
+    eventually(lambda: not any(map(alive, pids)))
+    assert list(work.scratch.iterdir()) == []
+    os.kill(work.notes()["left"], signal.SIGKILL)
+
+
+def test_a_missing_vine_worker_is_named(tmp_path):
+    command = [sys.executable, "-m", "ctxflow.host.worker", "submit:9123", "--vine-worker", "no-such-program"]
+    done = subprocess.run(
+        command, env={**os.environ, **python_path()}, capture_output=True, check=False, text=True, timeout=60
+    )
+    assert done.returncode == 127
+    assert done.stderr.startswith("the program no-such-program is not on this machine: install coop-computing-tools")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_directory_that_cannot_be_made_is_named(job, tmp_path):
+    (tmp_path / "file").write_text("")
+    work = job({"do": "sleep"}, "--workdir", str(tmp_path / "file" / "below"))
+    _, said = work.process.communicate(timeout=30)
+    assert work.process.returncode == 1
+    assert b"the worker gets no directory: " in said
