@@ -41,8 +41,8 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -
     :raises ProviderError: if HTCondor could not be told so, saying what to change.
 
     >>> text = describe(WorkerJob("a10", ["worker", "it's"], gpus=1), "/run/7", "7", now=0, lease=600)
-    >>> text["arguments"]
-    '"-c \\'exec \\"\\"$(DOLLAR)@\\"\\" 2>&1\\' sh worker \\'it\\'\\'s\\'"'
+    >>> print(text["arguments"])
+    "-c 'exec ""$(DOLLAR)@"" 2>&1' sh worker 'it''s'"
     >>> text["request_memory"], text["request_gpus"], text["log"]
     ('954', '1', '/run/7/htcondor.log')
     """

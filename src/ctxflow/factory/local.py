@@ -26,6 +26,8 @@ from ctxflow.factory.provider import (
 )
 from ctxflow.host.processes import kill_session, kill_tree
 
+_SCRATCH_VARIABLE = "CTXFLOW_SCRATCH"  # By which processes are found that left their parents and their session.
+
 
 @dataclass
 class _Job:
@@ -43,7 +45,7 @@ class LocalProvider:
 
     A job's files are hard-linked into its scratch directory where the disk allows. Cores, memory, disk and GPUs are
     neither limited nor dealt out: give what a worker shall see in its environment. A job that ends takes all
-    processes of its session with it, and its scratch directory. It knows no options.
+    processes that it started with it, and its scratch directory. It knows no options.
 
     :param pause: seconds after which an evicted job runs again.
     :param clock: seconds, for tests.
@@ -169,7 +171,7 @@ class LocalProvider:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **job.asked.environment, JOB_VARIABLE: job.id},
+                env={**os.environ, **job.asked.environment, JOB_VARIABLE: job.id, _SCRATCH_VARIABLE: scratch},
                 cwd=scratch,
                 start_new_session=True,  # Ctrl-C is the driver's; and the job can be ended as a whole.
             )
@@ -185,8 +187,9 @@ class LocalProvider:
     def _finish(self, job: _Job) -> None:
         """Kill what is left of a job's incarnation, wait for that, and remove its files."""
         if job.process is not None:
-            kill_tree(job.process.pid)  # Also what left the job's session.
-            kill_session(job.process.pid)  # Also what lost its parents.
+            kill_tree(job.process.pid)
+            kill_session(job.process.pid)
+            _kill_with(f"{_SCRATCH_VARIABLE}={self._scratch(job.id)}")  # Also what left both.
             job.process.wait()
         shutil.rmtree(self._scratch(job.id), ignore_errors=True)
 
@@ -204,6 +207,25 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return True
+
+
+def _kill_with(setting: str) -> None:
+    """Kill all processes that have a setting in the environment that they were started with."""
+    killed: set[int] = set()
+    while True:
+        found = {int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _has(entry, setting)} - killed
+        if not found:
+            return
+        killed |= found
+        for each in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+
+
+def _has(process: str, setting: str) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
+        return os.fsencode(setting) in file.read().split(b"\0")
+    return False
 
 
 def _how(status: int) -> str:
