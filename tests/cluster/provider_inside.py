@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -224,10 +223,22 @@ def test_providers_of_one_run_stop_apart(condor):
     assert in_queue(condor.run) == [ours.partition(".")[0]]
 
 
-def test_the_bindings_leave_signals_alone(condor):
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+SIGNALS = """
+import signal, sys
+def handlers():
+    return [signal.getsignal(number) for number in signal.valid_signals()]
+before = handlers()
+from ctxflow.factory import CondorProvider
+provider = CondorProvider(run="signals")
+provider.start(sys.argv[1])
+provider.changes()
+provider.stop()
+sys.exit(handlers() != before)
+"""
+
+
+def test_the_bindings_leave_signals_alone(directory):
+    subprocess.run([sys.executable, "-c", SIGNALS, directory], check=True)
 
 
 DRIVER = """
@@ -248,7 +259,7 @@ def test_waiting_jobs_outlive_the_lease_but_not_their_driver(directory):
     interval = int(htcondor2.param["PERIODIC_EXPR_INTERVAL"])
     drivers = {}
     try:
-        for fate in ("killed", "spared"):
+        for fate in ("spared", "killed"):
             os.mkdir(f"{directory}/{fate}")
             words = [sys.executable, "-c", DRIVER, f"{directory}/{fate}", f"{fate}-{os.getpid()}"]
             drivers[fate] = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

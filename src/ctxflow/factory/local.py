@@ -26,6 +26,7 @@ from ctxflow.factory.provider import (
 )
 from ctxflow.host.processes import kill_session, kill_tree
 
+_PATIENCE = 5.0
 _SCRATCH_VARIABLE = "CTXFLOW_SCRATCH"  # By which processes are found that left their parents and their session.
 
 
@@ -210,16 +211,15 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_with(setting: str) -> None:
-    """Kill all processes that have a setting in the environment that they were started with."""
-    killed: set[int] = set()
-    while True:
-        found = {int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _has(entry, setting)} - killed
-        if not found:
-            return
-        killed |= found
+    """Kill all processes that have a setting in the environment that they were started with, and see them gone."""
+    deadline = time.monotonic() + _PATIENCE
+    while found := [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _has(entry, setting)]:
         for each in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGKILL)
+        if time.monotonic() > deadline:  # The system does not let go of it: a disk or a device that hangs.
+            return
+        time.sleep(0.002)
 
 
 def _has(process: str, setting: str) -> bool:
