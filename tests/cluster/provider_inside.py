@@ -195,6 +195,7 @@ def test_what_htcondor_does_not_take_is_one_sentence(condor):
     away.start(condor._directory)
     with pytest.raises(ProviderError, match="condor_q works"):
         away.submit(sh("true"), 1)
+    away.stop()
     assert in_queue("lost") == in_queue("away") == []
 
 

@@ -70,6 +70,7 @@ class CondorProvider:
         self._states: dict[str, JobState] = {}  # What was told last; jobs that ended are not kept.
         self._removed: set[str] = set()  # By us, and still to end.
         self._renew_at = 0.0
+        self._asked = False
 
     def start(self, directory: str) -> None:
         """Make ready, once, before anything else.
@@ -92,7 +93,9 @@ class CondorProvider:
             return []
         description = describe(job, self._directory, self.run, self._clock(), self._lease)
         with _told(f"HTCondor did not take {count} workers of tier {job.tier}"):
-            done = self._schedd().submit(bindings().Submit(description), count=count)
+            schedd = self._schedd()
+            self._asked = True  # From here on jobs may be queued, even if we never learn of it.
+            done = schedd.submit(bindings().Submit(description), count=count)
         first = done.first_proc()
         ids = [f"{done.cluster()}.{number}" for number in range(first, first + count)]
         self._states.update(dict.fromkeys(ids, "queued"))
@@ -130,7 +133,7 @@ class CondorProvider:
 
         :raises ProviderError: if the schedd cannot be reached; the message says what to call later.
         """
-        if self._log is None:
+        if not self._asked:
             return
         mine = f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{_escaped(log_of(self._directory))}"'
         try:
