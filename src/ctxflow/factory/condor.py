@@ -1,0 +1,225 @@
+"""Workers as HTCondor's jobs, through its Python bindings (htcondor2).
+
+What does not live here: the submit description (condor_description.py), what events mean (condor_events.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ctxflow.factory.condor_description import RUN_ATTRIBUTE, SEEN_ATTRIBUTE, describe, log_of, output_of
+from ctxflow.factory.condor_events import change_of
+from ctxflow.factory.provider import JobChange, JobState, ProviderError, WorkerJob, tail
+
+_BY_US = 0  # The subcode of a removal's reason.
+
+
+class CondorProvider:
+    """Jobs in an HTCondor queue: one submission for each call of `submit`, one job per worker.
+
+    Changes are read from the jobs' event log, a file of the provider's directory, so that nothing is asked of the
+    schedd for them. The directory must be one that the schedd's machine sees under the same path: as a rule the driver
+    runs where people call condor_submit.
+
+    A job that ends by itself leaves the queue, with whatever status; an evicted one is queued again by HTCondor. When
+    the driver is killed, running workers leave by themselves, as they find no manager, and those that wait or are
+    held leave the queue when the lease is over. (HTCondor looks every PERIODIC_EXPR_INTERVAL, by default a minute.)
+
+    A job's options: `requirements` (an expression on the machine's ad), `image` (a container image: the job runs in
+    the container universe), `submit` (a mapping of any other submit keys, such as require_gpus or +ProjectName).
+
+    :param run: the run's id. All jobs are tagged with it, so that `condor_rm -constraint 'CtxflowRun == "ID"'` finds
+        them; by default one is made up.
+    :param schedd: the name of the schedd, by default this machine's.
+    :param pool: the central manager's host, where the schedd is in another pool than this machine.
+    :param lease: seconds for which waiting jobs stay in the queue when `changes` is not called any more.
+    :param patience: seconds that `stop` waits for jobs to leave their machines.
+
+    >>> provider = CondorProvider(run="run-7", lease=600)  # doctest: +SKIP
+    >>> provider.start(directory)  # doctest: +SKIP
+    >>> provider.submit(WorkerJob("a10", ["vine_worker", "submit", "9123"], gpus=1), 2)  # doctest: +SKIP
+    ['12.0', '12.1']
+    >>> provider.changes()  # doctest: +SKIP
+    [JobChange(job='12.0', state='running', reason='', host='host1.testbed')]
+    """
+
+    def __init__(
+        self,
+        run: str | None = None,
+        schedd: str | None = None,
+        pool: str | None = None,
+        lease: int = 600,
+        patience: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.run = run or uuid.uuid4().hex
+        self._schedd_name = schedd
+        self._pool = pool
+        self._lease = lease
+        self._patience = patience
+        self._clock = clock
+        self._directory = ""
+        self._log: Any = None
+        self._states: dict[str, JobState] = {}  # What was told last; jobs that ended are not kept.
+        self._removed: set[str] = set()  # By us, and still to end.
+        self._renew_at = 0.0
+        self._asked = False
+
+    def start(self, directory: str) -> None:
+        """Make ready, once, before anything else.
+
+        :raises ProviderError: if HTCondor's Python bindings are missing.
+        """
+        self._directory = os.path.abspath(directory)
+        log = log_of(self._directory)
+        with open(log, "a"):  # A log can be read from the beginning only if it is there.
+            os.chmod(log, 0o600)
+        with _told("HTCondor's job log cannot be read"):
+            self._log = bindings().JobEventLog(log)
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC.
+
+        :raises ProviderError: if HTCondor refuses them or cannot be reached; none is queued then.
+        """
+        if count < 1:
+            return []
+        description = describe(job, self._directory, self.run, self._clock(), self._lease)
+        with _told(f"HTCondor did not take {count} workers of tier {job.tier}"):
+            schedd = self._schedd()
+            self._asked = True  # From here on jobs may be queued, even if we never learn of it.
+            done = schedd.submit(bindings().Submit(description), count=count)
+        first = done.first_proc()
+        ids = [f"{done.cluster()}.{number}" for number in range(first, first + count)]
+        self._states.update(dict.fromkeys(ids, "queued"))
+        return ids
+
+    def remove(self, jobs: Sequence[str]) -> None:
+        """Remove jobs from the queue; those that run get SIGTERM, and time to end that the machine's owner sets.
+
+        :raises ProviderError: if the schedd cannot be reached.
+        """
+        ours = [job for job in jobs if job in self._states]
+        if ours:
+            self._act(ours)
+            self._removed.update(ours)
+
+    def changes(self) -> list[JobChange]:
+        """What happened since the last call, in order.
+
+        :raises ProviderError: if the log cannot be read.
+        """
+        self._renew()
+        with _told("HTCondor's job log cannot be read"):
+            events = list(self._log.events(0))
+        found = [change for change in map(change_of, events) if change is not None]
+        return [change for change in found if self._is_new(change)]
+
+    def last_words(self, job: str) -> str:
+        """The last lines that a job's present or last incarnation wrote."""
+        return tail(output_of(self._directory, job))
+
+    def stop(self) -> None:
+        """Remove all jobs of this provider, and wait until they have left the queue, or the patience is at its end.
+
+        Jobs that are still there then end when HTCondor reaches their machines again; none starts anew.
+
+        :raises ProviderError: if the schedd cannot be reached; the message says what to call later.
+        """
+        if not self._asked:
+            return
+        mine = f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{_escaped(log_of(self._directory))}"'
+        try:
+            if self._waiting_for(mine):
+                self._act(mine)
+            deadline = time.monotonic() + self._patience
+            while self._waiting_for(mine) and time.monotonic() < deadline:
+                time.sleep(0.2)
+        except ProviderError as error:
+            raise ProviderError(f"{error}; later, call condor_rm -constraint '{mine}'") from None
+        self._states.clear()
+
+    def _is_new(self, change: JobChange) -> bool:
+        """Whether a change is one to tell, taking note of it."""
+        before = self._states.get(change.job)
+        if before is None:  # It had ended: a straggling event.
+            return False
+        if change.state == "ended":
+            del self._states[change.job]
+            self._removed.discard(change.job)
+            return True
+        if change.job in self._removed:  # Its end is told, not what leads there.
+            return False
+        if change.state == "evicted" and before != "running":  # It had not begun, or is told already.
+            return False
+        self._states[change.job] = change.state
+        return True
+
+    def _renew(self) -> None:
+        """Keep waiting jobs in the queue: four times in a lease, if there are any."""
+        now = self._clock()
+        if now < self._renew_at or all(state == "running" for state in self._states.values()):
+            return
+        self._renew_at = now + self._lease / 4
+        waiting = f'{RUN_ATTRIBUTE} == "{self.run}" && (JobStatus == 1 || JobStatus == 5)'
+        try:
+            self._schedd().edit(waiting, SEEN_ATTRIBUTE, str(int(now)))
+        except (bindings().HTCondorException, ProviderError):
+            # None waits by now, or the schedd is down: the next time. Nobody removes jobs while it is.
+            self._renew_at = now + min(10.0, self._lease / 4)
+
+    def _act(self, jobs: list[str] | str) -> None:
+        with _told("HTCondor did not remove workers"):
+            self._schedd().act(bindings().JobAction.Remove, jobs, ("ctxflow gave the worker back", _BY_US))
+
+    def _waiting_for(self, constraint: str) -> bool:
+        with _told("HTCondor does not say which workers are left"):
+            return bool(self._schedd().query(constraint, projection=["ClusterId"], limit=1))
+
+    def _schedd(self) -> Any:
+        """The schedd, asked for anew each time, since its address changes when it is started again."""
+        htcondor = bindings()
+        if self._schedd_name is None and self._pool is None:
+            return htcondor.Schedd()
+        ad = htcondor.Collector(self._pool).locate(htcondor.DaemonType.Schedd, self._schedd_name)
+        if ad is None:
+            raise ProviderError(
+                f"there is no schedd {self._schedd_name!r} in the pool: condor_status -schedd lists their names"
+            )
+        return htcondor.Schedd(ad)
+
+
+@functools.cache
+def bindings() -> Any:
+    """The module htcondor2.
+
+    :raises ProviderError: if it is not installed.
+    """
+    try:
+        return importlib.import_module("htcondor2")
+    except ImportError:
+        raise ProviderError(
+            "HTCondor's Python bindings (htcondor2) are missing: pip install 'ctxflow[htcondor]', or on Debian install"
+            " the package condor and make the virtual environment with --system-site-packages"
+        ) from None
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Make HTCondor's complaint one sentence of ours."""
+    try:
+        yield
+    except (bindings().HTCondorException, OSError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise ProviderError(f"{what}: {why}; see whether condor_q works on this machine") from None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

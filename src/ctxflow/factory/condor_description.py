@@ -1,0 +1,183 @@
+"""How a worker job is said to HTCondor: the submit description, and the quoting that it needs.
+
+Pure: it needs no HTCondor. What does not live here: submitting it (condor.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctxflow.factory.provider import JOB_VARIABLE, ProviderError, WorkerJob, arguments, check_job
+
+RUN_ATTRIBUTE = "CtxflowRun"
+SEEN_ATTRIBUTE = "CtxflowSeen"
+_JOB_ID = "$(Cluster).$(Process)"
+_OPTIONS = ("requirements", "image", "submit")
+# What would break the provider if a site set it too.
+_OWN_KEYS = {
+    "universe", "executable", "transfer_executable", "arguments", "environment", "getenv", "initialdir",
+    "transfer_input_files", "encrypt_input_files", "should_transfer_files", "when_to_transfer_output",
+    "transfer_output_files", "output", "error", "stream_output", "stream_error", "log", "queue", "leave_in_queue",
+    f"+{RUN_ATTRIBUTE}".lower(), f"+{SEEN_ATTRIBUTE}".lower(),
+}  # fmt: skip
+
+
+def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -> dict[str, str]:
+    """The submit description of a worker, or of several that are alike.
+
+    The job's standard output and error go to one file of the directory, as they are written. A job that waits or is
+    held leaves the queue when nobody has set its `CtxflowSeen` to the present for the time of the lease.
+
+    :param directory: where HTCondor writes the log and the jobs' output, an absolute path.
+    :param run: what the jobs are tagged with, as `CtxflowRun`: letters, digits, dots, hyphens and underscores.
+    :param now: seconds since 1970.
+    :param lease: seconds.
+    :raises ProviderError: if HTCondor could not be told so, saying what to change.
+
+    >>> text = describe(WorkerJob("a10", ["worker", "it's"], gpus=1), "/run/7", "7", now=0, lease=600)
+    >>> print(text["arguments"])
+    "-c 'exec ""$(DOLLAR)@"" 2>&1' sh worker 'it''s'"
+    >>> text["request_memory"], text["request_gpus"], text["log"]
+    ('954', '1', '/run/7/htcondor.log')
+    """
+    check_job(job)
+    options = _checked_options(job)
+    where = _literal(directory)
+    description = {
+        "universe": "vanilla",
+        # A shell, so that errors stand among the output where they happened, and a missing program is said there too.
+        "executable": "/bin/sh",
+        "transfer_executable": "false",
+        "arguments": quoted(["-c", 'exec "$@" 2>&1', "sh", *arguments(job)]),
+        "environment": _environment(job),
+        "output": f"{where}/{_JOB_ID}.out",
+        "stream_output": "true",  # So that it can be read while the job runs.
+        "log": _literal(log_of(directory)),
+        "should_transfer_files": "YES",
+        "when_to_transfer_output": "ON_EXIT",
+        "transfer_output_files": '""',
+        "request_cpus": str(job.cores),
+        "request_memory": str(math.ceil(job.memory / 2**20)),  # MiB
+        "request_disk": str(math.ceil(job.disk / 2**10)),  # KiB
+        "notification": "never",
+        "leave_in_queue": "false",
+        "batch_name": f"ctxflow {_literal(_one_line(job.tier))}",
+        f"+{RUN_ATTRIBUTE}": f'"{run}"',
+        f"+{SEEN_ATTRIBUTE}": str(int(now)),
+    }
+    if not re.fullmatch(r"[\w.-]+", run, re.ASCII):
+        raise ProviderError(f"HTCondor's jobs cannot be tagged with the run {run!r}: use letters, digits, . _ -")
+    if job.gpus:
+        description["request_gpus"] = str(job.gpus)
+    if job.files:
+        description.update(_files(job.files))
+    if options.get("requirements"):
+        description["requirements"] = _one_line(str(options["requirements"]))
+    if options.get("image"):
+        description.update(universe="container", container_image=_one_line(str(options["image"])))
+    theirs = {str(key): _one_line(_value(value)) for key, value in dict(options.get("submit", {})).items()}
+    remove = next((theirs.pop(key) for key in list(theirs) if key.lower() == "periodic_remove"), "")
+    description["periodic_remove"] = _abandoned(lease) + (f" || ({remove})" if remove else "")
+    taken = {key.lower() for key in theirs}
+    return {key: value for key, value in description.items() if key.lower() not in taken} | theirs
+
+
+def log_of(directory: str) -> str:
+    """Where the log of all jobs of a provider is kept.
+
+    >>> log_of("/run/7")
+    '/run/7/htcondor.log'
+    """
+    return os.path.join(directory, "htcondor.log")
+
+
+def output_of(directory: str, job: str) -> str:
+    """Where a job's output is kept.
+
+    >>> output_of("/run/7", "12.0")
+    '/run/7/12.0.out'
+    """
+    return os.path.join(directory, f"{job}.out")
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as the value of `arguments`, or settings as that of `environment`: each arrives as it is.
+
+    >>> print(quoted(["two words", "plain", ""]))
+    "'two words' plain ''"
+    """
+    told = []
+    for word in words:
+        plain = word and not re.search(r"[\s']", word)
+        told.append(word if plain else "'" + word.replace("'", "''") + "'")
+    return '"' + _literal(_one_line(" ".join(told))).replace('"', '""') + '"'
+
+
+def _environment(job: WorkerJob) -> str:
+    settings = []
+    for name, value in job.environment.items():
+        if not name or "=" in name:
+            raise ProviderError(f"{name!r} cannot be the name of an environment variable: write another")
+        if name != JOB_VARIABLE:
+            settings.append(f"{name}={value}")
+    text = quoted(settings)
+    return f'{text[:-1]} {JOB_VARIABLE}={_JOB_ID}"'  # The one macro that is meant as such.
+
+
+def _literal(text: str) -> str:
+    """Text in which HTCondor finds no macros: neither of the submit description's nor of the match's."""
+    return "".join(
+        "$$(DOLLARDOLLAR)" if part == "$$" else "$(DOLLAR)" if part == "$" else part
+        for part in re.split(r"(\$\$|\$)", text)
+    )
+
+
+def _one_line(text: str) -> str:
+    if re.search(r"[\n\r\0]", text):
+        raise ProviderError(f"HTCondor cannot be told what has more than one line: shorten {text!r}")
+    return text
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _files(paths: Sequence[str]) -> dict[str, str]:
+    for path in paths:
+        if "," in path or path != path.strip():
+            raise ProviderError(f"HTCondor cannot transfer a file named {path!r}: name it without commas and spaces")
+    absolute = [_literal(_one_line(os.path.abspath(path))) for path in paths]
+    secret = [
+        name for name, path in zip(absolute, paths, strict=True) if not stat.S_IMODE(os.stat(path).st_mode) & 0o77
+    ]
+    found = {"transfer_input_files": ", ".join(absolute)}
+    return {**found, "encrypt_input_files": ", ".join(secret)} if secret else found
+
+
+def _abandoned(lease: int) -> str:
+    """True of a job that waits, or is held, and was seen by no driver for the time of the lease."""
+    last = f"max({{ {SEEN_ATTRIBUTE}, EnteredCurrentStatus, QDate }})"
+    return f"((JobStatus == 1 || JobStatus == 5) && time() - {last} > {lease})"
+
+
+def _checked_options(job: WorkerJob) -> Mapping[str, Any]:
+    for option in job.options:
+        if option not in _OPTIONS:
+            close = difflib.get_close_matches(option, _OPTIONS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(_OPTIONS)}"
+            raise ProviderError(f"tier {job.tier} has no option {option!r} for HTCondor: {hint}")
+    submit = job.options.get("submit", {})
+    if not isinstance(submit, Mapping):
+        raise ProviderError(f"tier {job.tier}'s submit must be a table of submit keys and values, not {submit!r}")
+    for key in submit:
+        if not re.fullmatch(r"\+?[A-Za-z][\w.]*", str(key)):
+            raise ProviderError(f"tier {job.tier}'s submit has a key {key!r} that HTCondor cannot have: correct it")
+        if key.lower() in _OWN_KEYS:
+            raise ProviderError(f"tier {job.tier}'s submit sets {key!r}, which ctxflow needs for itself: leave it out")
+    return job.options

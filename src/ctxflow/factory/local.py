@@ -1,0 +1,244 @@
+"""Workers as processes of this machine: for one server, for tests, and for trying a cluster's engine without one.
+
+What does not live here: the embedded engine's workers (executors/), which need no batch system to be played for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ctxflow.factory.provider import (
+    JOB_VARIABLE,
+    JobChange,
+    ProviderError,
+    WorkerJob,
+    arguments,
+    check_job,
+    tail,
+)
+from ctxflow.host.processes import kill_session, kill_tree
+
+_PATIENCE = 5.0
+_SCRATCH_VARIABLE = "CTXFLOW_SCRATCH"  # By which processes are found that left their parents and their session.
+
+
+@dataclass
+class _Job:
+    """A job, and its present incarnation."""
+
+    id: str
+    asked: WorkerJob
+    process: subprocess.Popen[bytes] | None = None  # None while it waits to run again.
+    again_at: float = 0.0
+    kill_at: float | None = None  # Set once it has notice of its eviction.
+
+
+class LocalProvider:
+    """Jobs as processes of this machine, each in a scratch directory and a session of its own.
+
+    A job's files are hard-linked into its scratch directory where the disk allows. Cores, memory, disk and GPUs are
+    neither limited nor dealt out: give what a worker shall see in its environment. A job that ends takes all
+    processes that it started with it, and its scratch directory. It knows no options.
+
+    :param pause: seconds after which an evicted job runs again.
+    :param clock: seconds, for tests.
+
+    >>> import tempfile, time
+    >>> provider = LocalProvider()
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     provider.start(directory)
+    ...     [job] = provider.submit(WorkerJob("any", ["sh", "-c", "echo $CTXFLOW_JOB; exit 3"]), 1)
+    ...     changes = provider.changes()
+    ...     while changes[-1].state != "ended":
+    ...         time.sleep(0.01)
+    ...         changes += provider.changes()
+    ...     print([change.state for change in changes], changes[-1].reason, provider.last_words(job))
+    ...     provider.stop()
+    ['running', 'ended'] it ended with status 3 local-1
+    """
+
+    def __init__(self, pause: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pause = pause
+        self._clock = clock
+        self._directory = ""
+        self._count = 0
+        self._jobs: dict[str, _Job] = {}  # Those that have not ended.
+        self._news: list[JobChange] = []
+
+    def start(self, directory: str) -> None:
+        """Make ready, once, before anything else."""
+        self._directory = os.path.abspath(directory)
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        """Start processes that are all alike, and return their ids.
+
+        :raises ProviderError: if the program or a file is not there; none is started then.
+        """
+        check_job(job)
+        if job.options:
+            raise ProviderError(f"local workers know no option {next(iter(job.options))!r}: leave it out")
+        ids: list[str] = []
+        for _ in range(count):
+            self._count += 1
+            new = _Job(f"local-{self._count}", job)
+            self._jobs[new.id] = new
+            ids.append(new.id)
+            try:
+                self._begin(new)
+            except (OSError, ValueError) as error:  # ValueError: a zero byte among the arguments.
+                self.remove(ids)
+                gone = set(ids)
+                self._news = [change for change in self._news if change.job not in gone]
+                raise ProviderError(f"a worker of tier {job.tier} cannot be started here: {error}") from None
+        return ids
+
+    def remove(self, jobs: Sequence[str]) -> None:
+        """End jobs, with all their processes, at once; those that are gone already do not matter."""
+        for name in jobs:
+            if name in self._jobs:
+                job = self._jobs.pop(name)
+                self._finish(job)
+                self._news.append(JobChange(job.id, "ended", "it was removed"))
+
+    def changes(self) -> list[JobChange]:
+        """What happened since the last call, in order."""
+        for job in list(self._jobs.values()):
+            self._look_after(job)
+        news, self._news = self._news, []
+        return news
+
+    def last_words(self, job: str) -> str:
+        """The last lines that a job's present or last incarnation wrote."""
+        return tail(self._output(job))
+
+    def stop(self) -> None:
+        """End all jobs, with all their processes."""
+        self.remove(list(self._jobs))
+
+    def evict(self, job: str) -> None:
+        """Take a job's machine away, as a batch system does without notice: all its processes are killed.
+
+        It runs again after the pause. One that does not run is left alone.
+        """
+        its = self._jobs[job]
+        if its.process is not None and not _has_ended(its.process):
+            self._requeue(its, "it was evicted")
+
+    def notify(self, job: str, grace: float = 10.0) -> None:
+        """Take a job's machine away with notice: SIGTERM to its first process, the rest after it or the grace.
+
+        :param grace: seconds that it has to end by itself.
+        """
+        its = self._jobs[job]
+        if its.process is not None and its.kill_at is None and not _has_ended(its.process):
+            its.kill_at = self._clock() + grace
+            its.process.terminate()
+
+    def _look_after(self, job: _Job) -> None:
+        if job.process is None:
+            if self._clock() >= job.again_at:
+                try:
+                    self._begin(job)
+                except OSError as error:
+                    del self._jobs[job.id]
+                    self._finish(job)
+                    self._news.append(JobChange(job.id, "ended", f"it cannot be started again: {error}"))
+            return
+        ended = _has_ended(job.process)
+        if job.kill_at is not None and (ended or self._clock() >= job.kill_at):
+            self._requeue(job, "it was evicted, with notice")
+        elif ended:
+            del self._jobs[job.id]
+            self._finish(job)
+            self._news.append(JobChange(job.id, "ended", _how(job.process.returncode)))
+
+    def _begin(self, job: _Job) -> None:
+        """Start an incarnation of a job in a fresh scratch directory."""
+        scratch = self._scratch(job.id)
+        os.makedirs(scratch, mode=0o700)
+        for path in job.asked.files:
+            _link_or_copy(path, os.path.join(scratch, os.path.basename(path)))
+        with open(self._output(job.id), "wb") as output:
+            job.process = subprocess.Popen(
+                arguments(job.asked),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **job.asked.environment, JOB_VARIABLE: job.id, _SCRATCH_VARIABLE: scratch},
+                cwd=scratch,
+                start_new_session=True,  # Ctrl-C is the driver's; and the job can be ended as a whole.
+            )
+        job.kill_at = None
+        self._news.append(JobChange(job.id, "running", host=socket.gethostname()))
+
+    def _requeue(self, job: _Job, reason: str) -> None:
+        self._finish(job)
+        job.process = None
+        job.again_at = self._clock() + self._pause
+        self._news.append(JobChange(job.id, "evicted", reason))
+
+    def _finish(self, job: _Job) -> None:
+        """Kill what is left of a job's incarnation, wait for that, and remove its files."""
+        if job.process is not None:
+            kill_tree(job.process.pid)
+            kill_session(job.process.pid)
+            _kill_with(f"{_SCRATCH_VARIABLE}={self._scratch(job.id)}")  # Also what left both.
+            job.process.wait()
+        shutil.rmtree(self._scratch(job.id), ignore_errors=True)
+
+    def _scratch(self, job: str) -> str:
+        return os.path.join(self._directory, job)
+
+    def _output(self, job: str) -> str:
+        return os.path.join(self._directory, f"{job}.out")
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has, leaving its id taken until all that belongs to it is killed."""
+    if process.returncode is not None:
+        return True
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return True
+
+
+def _kill_with(setting: str) -> None:
+    """Kill all processes that have a setting in the environment that they were started with, and see them gone."""
+    deadline = time.monotonic() + _PATIENCE
+    while found := [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _has(entry, setting)]:
+        for each in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        if time.monotonic() > deadline:  # The system does not let go of it: a disk or a device that hangs.
+            return
+        time.sleep(0.002)
+
+
+def _has(process: str, setting: str) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
+        return os.fsencode(setting) in file.read().split(b"\0")
+    return False
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"it ended with status {status}"
+    try:
+        return f"it was killed by {signal.Signals(-status).name}"
+    except ValueError:  # Those for real-time use have no names.
+        return f"it was killed by signal {-status}"
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # Another disk, or one that has no hard links.
+        shutil.copy2(source, target)

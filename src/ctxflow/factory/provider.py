@@ -1,0 +1,157 @@
+"""What a provider is: the words in which workers are asked for, and in which news of them come back.
+
+What does not live here: the batch systems themselves (local.py, condor.py), and how many jobs to ask for and when.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ctxflow.errors import CtxflowError
+
+JobState = Literal["queued", "running", "evicted", "held", "ended"]
+JOB_VARIABLE = "CTXFLOW_JOB"
+_TAIL = 4096
+
+
+class ProviderError(CtxflowError):
+    """A batch system did not do what it was asked; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a provider needs to start one worker of a tier.
+
+    :param tier: the worker's tier.
+    :param command: its arguments, the program first, run on the execute machine in the job's scratch directory.
+        The job's files are named by their base name there.
+    :param files: paths on this machine that travel with the job and keep their modes: what must be secret (a
+        password) has mode 0600 here, and there.
+    :param environment: variables for the job. It gets CTXFLOW_JOB, its own id, besides.
+    :param cores: how many it needs, and uses.
+    :param memory: bytes.
+    :param disk: bytes.
+    :param gpus: how many.
+    :param options: the provider's own; its docstring names them.
+
+    >>> job = WorkerJob("any", ["python3", "worker.pyz"], files=["/srv/worker.pyz"])
+    >>> job.cores, job.memory, job.gpus
+    (1, 1000000000, 0)
+    """
+
+    tier: str
+    command: Sequence[str]
+    files: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: int = 1
+    memory: int = 10**9
+    disk: int = 10**9
+    gpus: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobChange:
+    """Something that a provider learnt about a job.
+
+    - `queued`: it waits again, after it was held. Not told of a job that was just submitted.
+    - `running`: it began on a machine; each time is a new worker.
+    - `evicted`: the batch system took its machine while it ran. It runs again by itself, or is `held`, or `ended`.
+    - `held`: it will not run before somebody sees to the reason.
+    - `ended`: it left the batch system for good, by itself or because it was removed.
+
+    :param job: its id, as `submit` returned it.
+    :param reason: what the batch system says, "" where there is nothing to say.
+    :param host: the machine, for `running`; None where it is not known.
+
+    >>> JobChange("12.0", "held", "the disk is full").host is None
+    True
+    """
+
+    job: str
+    state: JobState
+    reason: str = ""
+    host: str | None = None
+
+
+class Provider(Protocol):
+    """What acquires and releases worker jobs. Its methods are called from one thread at a time.
+
+    Ids of jobs consist of letters, digits, dots and hyphens, and mean something to their provider alone. A job that
+    was evicted comes back under its id. Whatever goes wrong is a `ProviderError`.
+    """
+
+    def start(self, directory: str) -> None:
+        """Make ready, once, before anything else.
+
+        :param directory: one of the run's own and of this provider alone, mode 0700, where it may keep files: logs,
+            the output of jobs.
+        """
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        """Ask for workers that are all alike, and return their jobs' ids.
+
+        :raises ProviderError: if there is something wrong with the job, or the batch system does not take it.
+        """
+
+    def remove(self, jobs: Sequence[str]) -> None:
+        """End jobs, whether they run or wait; those that are gone already, or unknown, do not matter."""
+
+    def changes(self) -> list[JobChange]:
+        """What happened since the last call, in order. Cheap: to be called about once a second."""
+
+    def last_words(self, job: str) -> str:
+        """The last lines that a job wrote, "" where they cannot be had."""
+
+    def stop(self) -> None:
+        """End all jobs of this provider. Nothing of them is left but what is in its directory."""
+
+
+def check_job(job: WorkerJob) -> None:
+    """See to it that a job can be had at all.
+
+    :raises ProviderError: if its command is empty, a file cannot be read, or two have the same base name.
+
+    >>> check_job(WorkerJob("any", ["true"], files=["/nowhere/password"]))
+    Traceback (most recent call last):
+    ...
+    ctxflow.factory.provider.ProviderError: a worker's file /nowhere/password cannot be read: name one that is there
+    """
+    if not job.command:
+        raise ProviderError(f"the workers of tier {job.tier} have no command: give the words of one")
+    names: dict[str, str] = {}
+    for path in job.files:
+        if not (os.path.isfile(path) and os.access(path, os.R_OK)):
+            raise ProviderError(f"a worker's file {path} cannot be read: name one that is there")
+        other = names.setdefault(os.path.basename(path), path)
+        if other != path:
+            raise ProviderError(f"a worker's files {other} and {path} have the same base name: rename one")
+
+
+def arguments(job: WorkerJob) -> list[str]:
+    """A job's command as it is run in the scratch directory, where its program may be one of its files.
+
+    >>> arguments(WorkerJob("any", ["worker", "--cores", "2"], files=["/srv/worker"]))
+    ['./worker', '--cores', '2']
+    """
+    program, *rest = job.command
+    if program in map(os.path.basename, job.files):
+        program = f"./{program}"
+    return [program, *rest]
+
+
+def tail(path: str) -> str:
+    """The last lines of a file, at most 4096 bytes of them; "" if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - _TAIL))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    if length > _TAIL:  # The first line may be cut.
+        text = text.partition("\n")[2] or text
+    return text.strip()
