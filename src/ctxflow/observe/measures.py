@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_PER_DECADE = 100
+_PER_DECADE = 400
 _LOWEST, _DECADES = -6, 13  # From a microsecond to four months.
 
 
 class Histogram:
-    """Durations in seconds, counted in bins of equal ratio: percentiles are within 1.2 %, the rest is exact.
+    """Durations in seconds, counted in bins of equal ratio: percentiles are within 0.6 %, the rest is exact.
 
     >>> times = Histogram()
     >>> for n in range(1, 1001):
@@ -39,10 +39,8 @@ class Histogram:
         self.count += 1
         self._sum += seconds
         self._squares += seconds * seconds
-        if seconds < self.least:
-            self.least = seconds
-        if seconds > self.most:
-            self.most = seconds
+        self.least = min(self.least, seconds)
+        self.most = max(self.most, seconds)
         place = int((math.log10(seconds) - _LOWEST) * _PER_DECADE) if seconds > 10.0**_LOWEST else 0
         self._counts[min(place, len(self._counts) - 1)] += 1
 
@@ -62,8 +60,8 @@ class Histogram:
         below = 0
         for place, count in enumerate(self._counts):
             if count and below + count >= wanted:
-                exponent = _LOWEST + (place + (wanted - below) / count) / _PER_DECADE
-                return min(max(10.0**exponent, self.least), self.most)
+                exponent: float = _LOWEST + (place + (wanted - below) / count) / _PER_DECADE
+                return min(max(math.pow(10.0, exponent), self.least), self.most)
             below += count
         return self.most
 

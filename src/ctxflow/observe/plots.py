@@ -14,6 +14,7 @@ import numpy as np
 
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.history import App, History
+from ctxflow.observe.text import seconds
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
 
@@ -87,7 +88,7 @@ def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -
 
 def _span(transfers: Sequence[Transfer]) -> tuple[float, float]:
     times = [at for t in transfers for at in (t.asked, t.start, t.end) if at is not None] or [0.0]
-    return min(times), max(max(times), min(times) + 1e-3)
+    return min(times), max(*times, min(times) + 1e-3)
 
 
 def _rows(found: Transfers) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
@@ -233,9 +234,7 @@ def _over_time(figure_class: Any, history: History) -> Any:
     return figure
 
 
-def _stacked(
-    series: dict[str, list[tuple[float, int]]], end: float, most: int
-) -> tuple[Any, dict[str, Any]]:
+def _stacked(series: dict[str, list[tuple[float, int]]], end: float, most: int) -> tuple[Any, dict[str, Any]]:
     """Step series on one axis of times; those beyond the first `most` are added up as "other tiers"."""
     times = np.unique([time for points in series.values() for time, _ in points] + [0.0, end])
     stacked: dict[str, Any] = {}
@@ -274,15 +273,17 @@ def _call_times(figure_class: Any, history: History) -> Any:
     apps = sorted((app for app in history.apps.values() if app.calls), key=lambda app: -app.calls)[:4]
     least = min(app.call_seconds.least for app in apps)
     most = max(app.call_seconds.most for app in apps)
-    spread = max(app.call_seconds.percentile(99) for app in apps) / max(min(a.call_seconds.percentile(1) for a in apps), 1e-6)
+    spread = max(app.call_seconds.percentile(99) for app in apps) / max(
+        min(a.call_seconds.percentile(1) for a in apps), 1e-6
+    )
     logarithmic = spread > 12
     figure = figure_class(figsize=(_WIDTH, 1.0 + 1.7 * len(apps)), layout="constrained")
     plots = figure.subplots(len(apps), sharex=True, squeeze=False)[:, 0]
     if logarithmic:
-        edges = np.geomspace(max(least, 1e-6) * 0.98, most * 1.03, 61)
+        edges = np.geomspace(max(least, 1e-6) * 0.98, most * 1.03, 49)
     else:
         top = max(app.call_seconds.percentile(99.5) for app in apps)
-        edges = np.append(np.linspace(0.0, top * 1.02, 61), np.inf)
+        edges = np.append(np.linspace(0.0, top * 1.02, 49), np.inf)
     for axes, app, colour in zip(plots, apps, _COLOURS, strict=False):
         _one_histogram(axes, app, edges, colour, logarithmic)
     plots[-1].set_xlabel("duration of a call (s)" + (", logarithmic" if logarithmic else ""))
@@ -307,17 +308,6 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
     for percent, style in ((50, "-"), (99, "--")):
         at = app.call_seconds.percentile(percent)
         axes.axvline(at, color=_DARK, linewidth=0.9, linestyle=style, label=f"p{percent} {seconds(at)}")
-    axes.legend(loc="upper right", frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
     trimmed = f", {round(beyond):,} longer ones not shown" if round(beyond) else ""
-    axes.set_title(f"{app.name}: {app.calls:,} calls of {app.items:,} items{trimmed}", loc="left")
-
-
-def seconds(value: float) -> str:
-    """A duration with three digits that count.
-
-    >>> seconds(0.01234), seconds(12.34), seconds(1234.5)
-    ('12.3 ms', '12.3 s', '1,234 s')
-    """
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+    axes.set_title(f"{app.name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left")

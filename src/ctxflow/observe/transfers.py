@@ -104,7 +104,7 @@ class _Worker:
 
 
 def read_transfers(lines: Iterable[bytes], staging: Staging | None = None) -> Transfers:
-    """The transfers that a manager's debug log tells of, with what the engine noted beside it.
+    """The transfers that a manager's debug log tells of; `with_notes` adds those of which it knows nothing.
 
     Takes time in proportion to the log, and memory for workers and transfers. Torn lines, and lines of other kinds,
     are passed over. With staging notes, only the files that they name are told of, workers have their names, and
@@ -218,7 +218,15 @@ class _Reader:
             self._add(sending.name, sending, address, "sent", stamp - seconds, stamp, sending.size)
 
     def _updated(
-        self, address: str, worker: _Worker, stamp: float, name: str, size: int, seconds: float, began: float, ident: str
+        self,
+        address: str,
+        worker: _Worker,
+        stamp: float,
+        name: str,
+        size: int,
+        seconds: float,
+        began: float,
+        ident: str,
     ) -> None:
         sending = worker.pending.pop(name, None)
         if sending is not None:
@@ -263,7 +271,15 @@ class _Reader:
         return self._staging.names.get(name, name)
 
     def _add(
-        self, name: str, sending: _Sending, address: str, kind: str, start: float, end: float, size: int, error: str = ""
+        self,
+        name: str,
+        sending: _Sending,
+        address: str,
+        kind: str,
+        start: float | None,
+        end: float | None,
+        size: int,
+        error: str = "",
     ) -> None:
         """Note a transfer, for now in local stamps, by addresses."""
         digest = self._digest(name)
@@ -314,7 +330,7 @@ class _Reader:
             found.append(
                 dataclasses.replace(local, sender=sender, receiver=receiver, asked=asked, start=start, end=end)
             )
-        return Transfers(with_notes(found, staging), {**staging.files, **self._files}, {**staging.peers, **self._peers})
+        return Transfers(sorted(found, key=_began), {**staging.files, **self._files}, {**staging.peers, **self._peers})
 
 
 def with_notes(found: list[Transfer], staging: Staging) -> list[Transfer]:
