@@ -183,25 +183,28 @@ class _Reader:
         history.duration = max(history.duration, time)
 
     def _close(self, ranges: list[list[int]]) -> int:
-        return sum(self._closed.add(first, end) for first, end in ranges)
+        count = 0
+        for first, end in ranges:
+            count += self._closed.add(first, end)
+        return count
 
     # --- commands
 
     def _run(self, command: dict[str, Any]) -> None:
-        count = sum(end - first for first, end in command["items"])
-        new = sum(self._ran.add(first, end) for first, end in command["items"])
+        count = new = 0
+        for first, end in command["items"]:
+            count += end - first
+            new += self._ran.add(first, end)
         self.history.items.run_again += count - new
         self._running.setdefault(command["worker"], {})[command["attempt"]] = (command["app"], count)
 
     def _deliver(self, time: float, event: dict[str, Any], command: dict[str, Any]) -> None:
         count = self._close(command["items"])
         self.history.items.done += count
-        tiers = [self.history.workers]
-        if event.get("worker") in self._tier_of:
-            tiers.append(self._tier_of[event["worker"]])
-        for tier in tiers:
-            tier.items_done += count
-            tier.done.add(time, count)
+        for tier in (self.history.workers, self._tier_of.get(event.get("worker", ""))):
+            if tier is not None:
+                tier.items_done += count
+                tier.done.add(time, count)
 
     # --- workers
 
@@ -237,7 +240,10 @@ class _Reader:
         self.history.items.cancelled += self._close(event["items"])
 
     def _app_of(self, app: str) -> App:
-        return self.history.apps.setdefault(app, App(app))
+        known = self.history.apps.get(app)
+        if known is None:  # Not with setdefault, which would make an app, with its histograms, for every call.
+            known = self.history.apps[app] = App(app)
+        return known
 
     def _finished(self, event: dict[str, Any]) -> None:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)

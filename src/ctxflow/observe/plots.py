@@ -303,7 +303,7 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
     some = counts[counts >= 0.5]
     if len(some) and some.max() / np.median(some) > 100:  # Or the rare slow calls could not be seen.
         axes.set_yscale("symlog", linthresh=10)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == round(value) else "")
     axes.set_ylabel("calls")
     for percent, style in ((50, "-"), (99, "--")):
         at = app.call_seconds.percentile(percent)
