@@ -65,6 +65,11 @@ def test_without_notes_addresses_stand_for_workers():
     assert 0 < min(t.start for t in found.transfers) < 5
 
 
+def test_a_run_without_context_files_has_no_transfers():
+    """What TaskVine sends for the library process itself is no context file."""
+    assert read_transfers(LINES, dataclasses.replace(NOTES, names={}, files={})).transfers == []
+
+
 @pytest.mark.parametrize("hours", [-9.5, -3, 5.75, 13])
 def test_any_time_zone(hours):
     """The log has local times, of a machine that may be elsewhere."""

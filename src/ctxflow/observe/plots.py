@@ -75,9 +75,10 @@ def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -
     _stripes(axes, hosts, rows)
     _presence(axes, found, rows, begin, end)
     colours = _colours(found, trees)
-    heads = len(found.transfers) <= _ARROWS
+    many = len(found.transfers)
+    scale = 1.0 if many <= _LABELLED else 0.6 if many <= _ARROWS else 0.0
     for transfer in found.transfers:
-        _arrow(axes, transfer, rows, colours.get(transfer.file, _GREY), heads)
+        _arrow(axes, transfer, rows, colours.get(transfer.file, _GREY), scale)
     margin = 0.02 * (end - begin)
     axes.set(xlim=(begin - margin, end + margin), ylim=(len(rows) - 0.4, -0.6), xlabel="time in the run (s)")
     axes.grid(axis="x", color=_PALE, linewidth=0.6)
@@ -119,16 +120,17 @@ def _stripes(axes: Any, hosts: list[tuple[str, int, int]], rows: dict[str, int])
 
 def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, end: float) -> None:
     """A pale line while a worker is connected, with a bar where it was lost."""
+    line = 0.8 if len(rows) <= _LABELLED else 0.25
     for name, row in rows.items():
         peer = found.peers.get(name)
         joined = begin if peer is None or peer.joined is None else peer.joined
         gone = end if peer is None or peer.lost is None else peer.lost
-        axes.plot([joined, gone], [row, row], color="#BDBDBD", linewidth=0.8, zorder=1)
+        axes.plot([joined, gone], [row, row], color="#C8C8C8", linewidth=line, zorder=1)
         if peer is not None and peer.lost is not None and peer.lost <= end:
             axes.plot([gone], [row], marker="|", markersize=8, markeredgewidth=1.6, color=_DARK, zorder=2)
 
 
-def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, heads: bool) -> None:
+def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, scale: float) -> None:
     begin = transfer.start if transfer.start is not None else transfer.asked
     if begin is None:
         return
@@ -142,12 +144,14 @@ def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, hea
         axes.plot([over], [below], marker="x", markersize=6, markeredgewidth=1.6, color=colour, zorder=4)
         return
     dashes = (0, (3, 1.5)) if transfer.kind == "linked" else "-"
-    if not heads:
+    if not scale:  # Too many for heads.
         axes.plot([begin, over], [above, below], color=colour, linewidth=0.5, linestyle=dashes, zorder=3)
         axes.plot([over], [below], marker=".", markersize=2, color=colour, zorder=4)
         return
-    arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.1, "linestyle": dashes, "mutation_scale": 7,
-             "shrinkA": 0, "shrinkB": 0}  # fmt: skip
+    arrow = {
+        "arrowstyle": "-|>", "color": colour, "linewidth": 1.1 * scale, "linestyle": dashes,
+        "mutation_scale": 7 * scale, "shrinkA": 0, "shrinkB": 0,
+    }  # fmt: skip
     axes.annotate("", xy=(over, below), xytext=(begin, above), arrowprops=arrow, zorder=3)
 
 
@@ -279,11 +283,12 @@ def _call_times(figure_class: Any, history: History) -> Any:
     logarithmic = spread > 12
     figure = figure_class(figsize=(_WIDTH, 1.0 + 1.7 * len(apps)), layout="constrained")
     plots = figure.subplots(len(apps), sharex=True, squeeze=False)[:, 0]
+    bins = int(np.clip(2 * np.sqrt(max(app.calls for app in apps)), 12, 48))
     if logarithmic:
-        edges = np.geomspace(max(least, 1e-6) * 0.98, most * 1.03, 49)
+        edges = np.geomspace(max(least, 1e-6) * 0.98, most * 1.03, bins + 1)
     else:
         top = max(app.call_seconds.percentile(99.5) for app in apps)
-        edges = np.append(np.linspace(0.0, top * 1.02, 49), np.inf)
+        edges = np.append(np.linspace(0.0, top * 1.02, bins + 1), np.inf)
     for axes, app, colour in zip(plots, apps, _COLOURS, strict=False):
         _one_histogram(axes, app, edges, colour, logarithmic)
     plots[-1].set_xlabel("duration of a call (s)" + (", logarithmic" if logarithmic else ""))
@@ -303,7 +308,9 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
     some = counts[counts >= 0.5]
     if len(some) and some.max() / np.median(some) > 100:  # Or the rare slow calls could not be seen.
         axes.set_yscale("symlog", linthresh=10)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == round(value) else "")
+    else:
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylabel("calls")
     for percent, style in ((50, "-"), (99, "--")):
         at = app.call_seconds.percentile(percent)

@@ -108,7 +108,7 @@ def read_transfers(lines: Iterable[bytes], staging: Staging | None = None) -> Tr
 
     Takes time in proportion to the log, and memory for workers and transfers. Torn lines, and lines of other kinds,
     are passed over. With staging notes, only the files that they name are told of, workers have their names, and
-    times are on the run's clock; without, all files, workers are addresses, and 0 is the log's first line.
+    times are on the run's clock; without any, all files, workers are addresses, and 0 is the log's first line.
 
     :param lines: of the file `vine-logs/debug`.
 
@@ -265,7 +265,7 @@ class _Reader:
     # --- names and times
 
     def _told_of(self, name: str) -> bool:
-        return not self._staging.names or name in self._staging.names
+        return name in self._staging.names or (self._staging.origin is None and not self._staging.names)
 
     def _digest(self, name: str) -> str:
         return self._staging.names.get(name, name)

@@ -201,11 +201,13 @@ def _waited(transfer: Transfer) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Bytes in megabytes.
+    """Bytes in megabytes, or gigabytes where there are many.
 
-    >>> megabytes(100_000_000), megabytes(1_234)
-    ('100.0 MB', '0.001 MB')
+    >>> megabytes(100_000_000), megabytes(1_234), megabytes(3_700_000_000)
+    ('100.0 MB', '0.001 MB', '3.70 GB')
     """
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} GB"
     return f"{count / 1e6:.1f} MB" if count >= 50_000 else f"{count / 1e6:.3f} MB"
 
 
