@@ -216,3 +216,12 @@ def test_an_address_that_two_workers_had():
     )
     plan = [Planned(0, None, 1, 0.5, False), Planned(0, None, 1, 3.0, False), Planned(0, None, 1, 0.5, False)]
     assert [t.receiver for t in read_transfers(written(plan), notes).transfers] == ["first", "first", "second"]
+
+
+@pytest.mark.parametrize(("unlinked", "times"), [(True, 2), (False, 1)])
+def test_a_file_that_was_taken_away_is_made_anew(unlinked, times):
+    stamp, worker = "2026/11/21 05:00:00.00 vine_manager[7]vine:", "h1 (10.0.0.1:5000)"
+    made = f"{stamp} rx from {worker}: cache-update temp-0 1 0 10 33188 5000 1795239000000000 X".encode()
+    gone = f"{stamp} tx to {worker}: unlink temp-0".encode()
+    found = read_transfers([made, gone, made] if unlinked else [made, made]).transfers
+    assert [t.kind for t in found] == ["made"] * times

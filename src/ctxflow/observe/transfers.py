@@ -34,7 +34,7 @@ _LINE = re.compile(
     rb"(?P<host>[^ ]+) \((?P<address>[^)]+)\):? (?P<message>.*)"
 )
 # What every line worth reading holds one of.
-_WORTH = re.compile(rb"\) (?:received|failed to send|removed|invalidated)|\): (?:put|cache-|transfer-)")
+_WORTH = re.compile(rb"\) (?:received|failed to send|removed|invalidated)|\): (?:put|unlink |cache-|transfer-)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +195,8 @@ class _Reader:
                     self._failed(address, worker, sending, stamp, "the worker could not have it")
             case ["invalidated", name, "with", "error:", *_]:
                 self._reason(worker, name, message)
+            case ["unlink", name]:
+                worker.holds.discard(self._digest(unquote(name)))
             case ["transfer-port", port]:
                 self._listens[f"{address.rpartition(':')[0]}:{port}"] = address
             case ["transfer-hostport", host, port]:
