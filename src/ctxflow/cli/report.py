@@ -1,0 +1,126 @@
+"""`ctxflow report`: what happened in a run, as text, as data and as pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ctxflow.observe.report import Report, as_data, find_run, logs_of, read_report
+from ctxflow.observe.text import as_text
+
+_PATIENCE = 2.0  # Seconds without a progress display.
+_PLAIN = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
+
+
+class Format(str, enum.Enum):
+    """What pictures can be written as."""
+
+    png = "png"
+    svg = "svg"
+    pdf = "pdf"
+
+
+def report(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's directory, or one above it that holds exactly one; "
+            "by default the latest below ./runs and ./runinfo.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all of it as JSON; pictures only with --output.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the pictures; by default the run's own.", show_default=False),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="What pictures are written as.")] = Format.png,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Whether to draw pictures.")] = True,
+    every: Annotated[bool, typer.Option("--all", help="Show every transfer of a large tree.")] = False,
+) -> None:
+    """Say what happened in a run, in words, as data and in pictures.
+
+    Every run writes an event log; TaskVine's manager writes one of its own.
+    From them come:
+
+    \b
+    - a summary: items, workers, evictions, context loads
+    - how long calls and context loads took
+    - who sent which context file to whom: a line for each transfer, below
+      the one that brought the file to its sender
+    - three pictures: transfers (an arrow for each), workers_and_items (over
+      time) and call_times (a histogram)
+
+    \b
+    Programs write their runs to ./runs/TIME-PID/LABEL, Parsl those that it
+    loaded to ./runinfo/NUMBER/LABEL. A run that goes on can be looked at too.
+
+    \b
+    ctxflow report                        the latest run
+    ctxflow report runinfo/003 --format pdf
+    ctxflow report --json --no-pictures | jq .history.items
+    """
+    found = find_run(run)
+    with _progress(sum(log.stat().st_size for log in logs_of(found))) as advance:
+        what = read_report(found, advance)
+    if as_json:
+        print(json.dumps(as_data(what)))
+    else:
+        _print(as_text(what, every))
+    if pictures and (output is not None or not as_json):
+        _draw(what, output or found, form, quiet=as_json)
+
+
+def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        print("ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'", file=sys.stderr)
+        return
+    from ctxflow.observe.plots import draw
+
+    console = Console(stderr=True)
+    with console.status("Drawing ...") if console.is_terminal else contextlib.nullcontext():
+        written = draw(directory, what.history, what.transfers, what.trees, form.value)
+    if written and not quiet:
+        print("\nPictures")
+        for path in written:
+            print(f"  {path}")
+
+
+def _print(text: str) -> None:
+    """Print, with plain lines for trees where the terminal has no others."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN).encode("ascii", "replace").decode()
+    print(text)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that takes bytes read; shows a bar on a terminal once it has taken a while."""
+    columns = (TextColumn("Reading the logs"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    begun, done = time.monotonic(), 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total, visible=False)
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(task, completed=done, visible=time.monotonic() - begun > _PATIENCE)
+
+        yield advance

@@ -1,0 +1,181 @@
+"""A report on a run: finds the run's files, reads them, and says what they tell as text or as data.
+
+What does not live here: pictures (plots.py), and the command (cli/report.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ctxflow.errors import CtxflowError
+from ctxflow.observe.history import History, read_history
+from ctxflow.observe.staging import Staging, read_staging
+from ctxflow.observe.transfers import Transfers, read_transfers, with_notes
+from ctxflow.observe.tree import FileTree, file_trees
+
+EVENTS = "events.jsonl"
+STAGING = os.path.join("taskvine", "staging.jsonl")
+_DEBUG = "taskvine/*/vine-logs/debug"
+_PLACES = ("runs", "runinfo")
+_DEPTH = 3
+
+
+@dataclasses.dataclass
+class Report:
+    """What is known of a run; `history` is None if its event log was not written."""
+
+    run: Path
+    history: History | None
+    transfers: Transfers
+    trees: list[FileTree]
+
+
+def find_run(path: Path | None = None, here: Path = Path()) -> Path:
+    """The directory of a run.
+
+    :param path: the run's directory, or one above it that holds exactly one; by default, the latest run below
+        ./runs and ./runinfo.
+    :raises CtxflowError: if there is none, or if it is not clear which is meant.
+    """
+    if path is None:
+        runs = [run for place in _PLACES for run in _runs_below(here / place)]
+        if not runs:
+            raise CtxflowError("no run below ./runs or ./runinfo: name a run's directory, as in `ctxflow report DIR`")
+        return max(runs, key=_age)
+    if path.is_file() and path.name == EVENTS:
+        path = path.parent
+    if not path.is_dir():
+        raise CtxflowError(f"there is no directory {path}: name a run's directory, which holds {EVENTS}")
+    runs = list(_runs_below(path))
+    if not runs:
+        raise CtxflowError(f"{path} holds no run: name a directory with an {EVENTS} in it, or one above")
+    if len(runs) > 1:
+        latest = max(runs, key=_age)
+        raise CtxflowError(f"{path} holds {len(runs)} runs: name one of them (the latest is {latest})")
+    return runs[0]
+
+
+def _runs_below(path: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    if (path / EVENTS).is_file() or (path / STAGING).is_file():
+        yield path
+    elif depth and path.is_dir():
+        for inner in sorted(path.iterdir()):
+            if inner.is_dir() and not inner.is_symlink():
+                yield from _runs_below(inner, depth - 1)
+
+
+def _age(run: Path) -> float:
+    return max((run / name).stat().st_mtime for name in (EVENTS, STAGING) if (run / name).is_file())
+
+
+def logs_of(run: Path) -> list[Path]:
+    """All files that a report on a run reads."""
+    found = [path for path in (run / EVENTS, run / STAGING) if path.is_file()]
+    return found + _debug_logs(run)
+
+
+def _debug_logs(run: Path) -> list[Path]:
+    # TaskVine keeps a link, most-recent, beside the directories of its managers.
+    return sorted({path.resolve() for path in run.glob(_DEBUG) if path.is_file()})
+
+
+def read_report(run: Path, advance: Callable[[int], None] = lambda count: None) -> Report:
+    """Read all that a run wrote. It may be going on still.
+
+    :param run: its directory, from `find_run`.
+    :param advance: called with the number of bytes read since the last call, now and then.
+    :raises ValueError: if the event log is none.
+    :raises OSError: if a file cannot be read.
+    """
+    history = None
+    if (run / EVENTS).is_file():
+        with open(run / EVENTS, "rb") as file:
+            history = read_history(line.decode("utf-8", "replace") for line in _counted(file, advance))
+    staging = Staging()
+    if (run / STAGING).is_file():
+        with open(run / STAGING, "rb") as file:
+            staging = read_staging(line.decode("utf-8", "replace") for line in _counted(file, advance))
+    transfers = Transfers(files=staging.files, peers=staging.peers)
+    logs = _debug_logs(run)
+    for log in logs:
+        with open(log, "rb") as file:
+            read = read_transfers(_counted(file, advance), staging)
+        transfers.transfers += read.transfers
+        transfers.files.update(read.files)
+        transfers.peers.update(read.peers)
+    transfers.transfers = with_notes(transfers.transfers, staging)
+    return Report(run, history, transfers, file_trees(transfers.transfers))
+
+
+def _counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterable[bytes]:
+    count = 0
+    for line in file:
+        count += len(line)
+        if count >= 1 << 20:
+            advance(count)
+            count = 0
+        yield line
+    advance(count)
+
+
+# --- as data
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """All of a report as data for JSON: times in seconds on the run's clock, sizes in bytes."""
+    trees = [
+        {
+            name: getattr(tree, name)
+            for name in ("file", "from_manager", "copies", "links", "failed", "depth", "seconds")
+        }
+        for tree in report.trees
+    ]
+    history = None if report.history is None else _history_data(report.history)
+    return {
+        "run": str(report.run),
+        "history": history,
+        "files": {digest: dataclasses.asdict(file) for digest, file in report.transfers.files.items()},
+        "peers": {name: dataclasses.asdict(peer) for name, peer in report.transfers.peers.items()},
+        "trees": trees,
+        "transfers": [
+            {**dataclasses.asdict(transfer), "bytes_per_second": transfer.bytes_per_second}
+            for transfer in report.transfers.transfers
+        ],
+    }
+
+
+def _history_data(history: History) -> dict[str, Any]:
+    def tier(name: str) -> dict[str, Any]:
+        of = history.tiers[name] if name else history.workers
+        return {
+            "joined": of.joined, "lost": of.lost, "evicted": of.evicted, "items_done": of.items_done,
+            "workers": of.counts, "completed": of.done.cumulated(),
+        }  # fmt: skip
+
+    return {
+        "duration": history.duration,
+        "events": history.events,
+        "items": {**dataclasses.asdict(history.items), "open": history.items.open},
+        "workers": {"mean": history.mean_workers, "peak": history.peak_workers, "notices": history.notices, **tier("")},
+        "hosts": sorted(history.hosts),
+        "tiers": {name: tier(name) for name in history.tiers},
+        "losses": [{"time": time, "evicted": evicted} for time, evicted in history.losses],
+        "apps": {
+            id: {
+                "name": app.name, "calls": app.calls, "items": app.items, "failed": app.failed,
+                "call_seconds": app.call_seconds.summary(), "item_seconds": app.item_seconds.summary(),
+            }
+            for id, app in history.apps.items()
+        },
+        "contexts": {
+            id: {
+                "name": context.name, "staged": context.staged, "failed": context.failed,
+                "load_seconds": context.load_seconds.summary(),
+            }
+            for id, context in history.contexts.items()
+        },
+    }  # fmt: skip

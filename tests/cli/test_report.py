@@ -1,0 +1,106 @@
+"""`ctxflow report` as a person meets it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / "observe" / "data" / "tree"
+
+
+def command(*arguments, program=("-m", "ctxflow"), **options):
+    line = [sys.executable, *program, "report", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, **options)
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    return Path(shutil.copytree(RUN, tmp_path / "runinfo" / "000" / "ctxflow"))
+
+
+def test_text_and_pictures_beside_the_run(run_directory, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = command(cwd=tmp_path)  # The latest below ./runinfo.
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Items     600 of 600 done; 50 ran again after an eviction or a failure" in done.stdout
+    assert "22 joined on 1 host, 20 lost (20 evicted)" in done.stdout
+    assert "└─ 11.0.w1a (host1)  1.62-2.42 s, 100.0 MB at 125.0 MB/s" in done.stdout
+    for name in ("transfers", "workers_and_items", "call_times"):
+        assert (run_directory / f"{name}.png").stat().st_size > 5000
+
+
+def test_json_draws_only_when_told_where(run_directory, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = command(run_directory.parents[1], "--json", cwd=tmp_path)
+    data = json.loads(done.stdout)
+    assert data["history"]["items"]["done"] == 600
+    [app] = data["history"]["apps"].values()
+    assert app["call_seconds"]["p50"] > 0
+    assert [tree["copies"] for tree in data["trees"]] == [5, 4, 3]
+    assert len(data["transfers"]) == 21
+    assert not list(run_directory.glob("*.png"))
+    done = command(run_directory, "--json", "--output", tmp_path / "out", "--format", "svg")
+    assert json.loads(done.stdout) == data | {"run": str(run_directory)}
+    assert len(list((tmp_path / "out").glob("*.svg"))) == 3
+
+
+def test_without_matplotlib_the_text_is_there(run_directory):
+    program = "import sys; sys.modules['matplotlib'] = None; from ctxflow.cli import main; main()"
+    done = command(run_directory, program=("-c", program))
+    assert done.returncode == 0
+    assert "600 of 600 done" in done.stdout
+    assert done.stderr == "ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'\n"
+
+
+def test_matplotlib_is_not_imported_for_text(run_directory):
+    program = "import sys; sys.modules['matplotlib'] = None; from ctxflow.cli import main; main()"
+    done = command(run_directory, "--no-pictures", program=("-c", program))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Pictures" not in done.stdout
+
+
+def test_a_plain_terminal(run_directory):
+    environment = {"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)}
+    done = command(run_directory, "--no-pictures", env=environment)
+    assert done.returncode == 0
+    assert "`- 11.0.w1a (host1)" in done.stdout
+
+
+def test_a_run_without_an_event_log(run_directory):
+    (run_directory / "events.jsonl").unlink()
+    done = command(run_directory, "--no-pictures")
+    assert done.returncode == 0
+    assert "Its event log was not written" in done.stdout
+    assert "manager" in done.stdout
+
+
+def test_errors_are_one_sentence(run_directory, tmp_path):
+    (tmp_path / "empty").mkdir()
+    none = command(cwd=tmp_path / "empty")
+    assert none.stderr == (
+        "ctxflow: no run below ./runs or ./runinfo: name a run's directory, as in `ctxflow report DIR`\n"
+    )
+    missing = command(tmp_path / "nowhere")
+    assert "there is no directory" in missing.stderr
+    empty = command(tmp_path / "empty")
+    assert "holds no run" in empty.stderr
+    shutil.copytree(run_directory, run_directory.parents[1] / "001" / "ctxflow")
+    several = command(tmp_path / "runinfo")
+    assert "holds 2 runs: name one of them (the latest is " in several.stderr
+    (run_directory / "events.jsonl").write_text("not an\nevent log\n")
+    wrong = command(run_directory)
+    assert "line 1 is no line of an event log" in wrong.stderr
+    for done in (none, missing, empty, several, wrong):
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1
+
+
+def test_help_teaches():
+    done = command("--help")
+    assert done.returncode == 0
+    for word in ("runinfo", "--json", "--format", "workers_and_items", "call_times"):
+        assert word in done.stdout
