@@ -45,7 +45,8 @@ def pack(
     began = time.monotonic()
     bar = BarColumn(bar_width=None)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
@@ -62,12 +63,12 @@ def pack(
         about = {"path": str(packed.path), "new": packed.new, "archive_bytes": size, "seconds": round(seconds, 2)}
         print(json.dumps(about | packed.manifest, indent=2))
     else:
-        about = packed.manifest
+        manifest = packed.manifest
         print(packed.path)
         done = f"Packed in {seconds:.1f} s" if packed.new else "Packed before, and kept"
-        Console(stderr=True, highlight=False).print(
-            f"{done}: {about['files']:,} files, {about['bytes'] / 1e6:,.0f} MB, in an archive of {size / 1e6:,.0f} MB; "
-            f"for {about['platform']} with glibc {about['glibc']} or newer"
+        console.print(
+            f"{done}: {manifest['files']:,} files, {manifest['bytes'] / 1e6:,.0f} MB, as {size / 1e6:,.0f} MB; "
+            f"for {manifest['platform']} with glibc {manifest['glibc']} or newer"
         )
 
 

@@ -25,6 +25,7 @@ _CACHES = {"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", "
 _NOT_ON_WORKERS = {"test", "tests", "idle_test", "idlelib", "turtledemo", "ensurepip", "tkinter"}
 _NOT_LIBRARY = re.compile(r"_tkinter\..*|_test.*\.so|_ctypes_test.*\.so|_xxtestfuzz.*|xxlimited.*|.*\.[ao]")
 _SITES = {"site-packages", "dist-packages"}
+_METADATA_KEY = "metadata of "
 _METADATA = re.compile(r"(.+?)(-\d[^/]*)?\.(dist-info|egg-info|egg-link)")
 # Valid shell, which starts the interpreter beside the script, and valid Python, which is one string.
 _SHEBANG = b"""#!/bin/sh
@@ -32,6 +33,10 @@ _SHEBANG = b"""#!/bin/sh
 ' '''
 """
 _SHEBANGS = re.compile(rb"#!([^\n]*python[^\n]*)\n|#!/bin/sh\n'''exec' ([^\n]*)\n' '''\n")
+# What lies in a home directory on a worker is no part of the environment. (`site` itself is frozen since Python 3.11.)
+_NO_USER_SITE = (
+    b"import site, sys; site.ENABLE_USER_SITE = False; site.USER_SITE in sys.path and sys.path.remove(site.USER_SITE)\n"
+)
 
 
 class Entry(NamedTuple):
@@ -57,13 +62,22 @@ def interpreter_of(prefix: Path) -> str:
     return str(python)
 
 
+def is_conda(prefix: Path) -> bool:
+    """Whether conda made the prefix."""
+    return (prefix / "conda-meta").is_dir()
+
+
 def inspect(prefix: Path) -> dict[str, Any]:
     """What the interpreter of a prefix says about itself; see inspection.py.
+
+    A virtual environment is taken with all that it sees, on PYTHONPATH too; a conda environment by itself.
 
     :raises CtxflowError: if it cannot be asked, or lacks what a worker needs, saying what to do.
     """
     python = interpreter_of(prefix)
-    about: dict[str, Any] = json.loads(_answer(python, "-B", inspection.__file__))
+    about: dict[str, Any] = json.loads(
+        _answer(python, *(["-I"] if is_conda(prefix) else []), "-B", inspection.__file__)
+    )
     if about["missing"]:
         lacking = " and ".join(about["missing"])
         raise CtxflowError(f"{prefix} has no {lacking}, which a worker needs: run {python} -m pip install ctxflow")
@@ -109,7 +123,7 @@ class Collection:
             self.entries[f"bin/{alias}"] = Entry(f"python{about['tag']}", link=True)
         for library in dict.fromkeys(about["library"]):
             self._tree(library, os.path.relpath(library, base), library, _of_standard_library)
-        self._no_user_site(os.path.join(os.path.relpath(about["library"][0], base), "site.py"))
+        self.rewrite(f"{self.site}/ctxflow-environment.pth", _NO_USER_SITE)
         if os.path.isdir(about["headers"]):
             self._tree(about["headers"], os.path.relpath(about["headers"], base), about["headers"])
         for name, place in about["editable"].items():
@@ -118,9 +132,18 @@ class Collection:
         if about["prefix"] != base:
             self._rest_of(about["prefix"], about["executable"])
 
-    def add_tree(self, root: str) -> None:
-        """Add everything in a folder as it is."""
+    def add_conda(self, root: str, about: dict[str, Any]) -> None:
+        """Add what conda-pack made of a conda environment."""
         self._tree(root, "", root)
+        self.rewrite(f"{about['site']}/ctxflow-environment.pth", _NO_USER_SITE)
+        for target in [target for target in self.entries if os.path.dirname(target) == "bin"]:
+            self._move_script(target)
+        script = Path(self.entries["bin/conda-unpack"].source).read_text()
+        before, start, rest = script.partition("_prefix_records = [\n")
+        records, end, after = rest.partition("\n]\n")
+        # In an order of their own, which conda-pack does not give them, so that the digest is one.
+        ordered = ",\n".join(sorted(records.split(",\n")))
+        self.rewrite("bin/conda-unpack", "".join((before, start, ordered, end, after)).encode())
 
     def add(self, path: str, target: str, root: str) -> None:
         """Add a file, folder or link; links that lead out of the root are followed."""
@@ -202,7 +225,8 @@ class Collection:
             new: dict[str, bool] = {}
             for name in sorted(os.listdir(root)):
                 path, key = os.path.join(root, name), _key(name)
-                spread = os.path.isdir(path) and not os.path.exists(os.path.join(path, "__init__.py"))
+                package = os.path.isdir(path) and not key.startswith(_METADATA_KEY)
+                spread = package and not os.path.exists(os.path.join(path, "__init__.py"))
                 if name in _CACHES or "__editable__" in name or (key in taken and not (spread and taken[key])):
                     continue
                 if os.path.basename(root) not in _SITES and not _importable(path):
@@ -227,11 +251,6 @@ class Collection:
         if kept and not self._excluded(target):
             self.rewrite(target, ("\n".join(kept) + "\n").encode(errors="surrogateescape"))
 
-    def _no_user_site(self, target: str) -> None:
-        """What lies in a home directory on a worker is no part of the environment."""
-        text = Path(self.entries[target].source).read_text(encoding="utf-8")
-        self.rewrite(target, re.sub(r"(?m)^ENABLE_USER_SITE = None$", "ENABLE_USER_SITE = False", text).encode())
-
     def _rest_of(self, prefix: str, executable: str) -> None:
         """What else a virtual environment holds: scripts, and packages' data."""
         for name in sorted(os.listdir(prefix)):
@@ -248,9 +267,9 @@ class Collection:
                 and os.path.isfile(path)
             ):
                 self.add(path, f"bin/{name}", prefix)
-                self._move_script(f"bin/{name}", prefix)
+                self._move_script(f"bin/{name}")
 
-    def _move_script(self, target: str, prefix: str) -> None:
+    def _move_script(self, target: str) -> None:
         entry = self.entries.get(target)
         if entry is None or entry.link:
             return
@@ -259,7 +278,7 @@ class Collection:
                 return
         content = Path(entry.source).read_bytes()
         match = _SHEBANGS.match(content)
-        if match and os.fsencode(prefix) in match[0]:
+        if match:
             self.rewrite(target, _SHEBANG + content[match.end() :])
 
 
@@ -275,7 +294,7 @@ def _key(name: str) -> str:
     """What a name in a site directory stands for: a module, or a distribution's metadata."""
     match = _METADATA.fullmatch(name)
     if match:
-        return "metadata of " + re.sub("[-_.]+", "-", match[1]).lower()
+        return _METADATA_KEY + re.sub("[-_.]+", "-", match[1]).lower()
     return name if name.endswith(".pth") else name.partition(".")[0]
 
 

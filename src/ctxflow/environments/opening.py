@@ -7,6 +7,7 @@ machine has, also as a program of its own: `python3 opening.py ARCHIVE DIRECTORY
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "ctxflow-environment.json"
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
 # conda-pack's own script knows what names the old place; it is told the new one, where the folder is yet to go.
 _MOVE_CONDA = """
@@ -28,7 +30,8 @@ new, final = sys.argv[1:]
 sys.path.insert(0, os.path.join(new, "bin"))
 script = runpy.run_path(os.path.join(new, "bin", "conda-unpack"))
 for path, placeholder, mode in script["_prefix_records"]:
-    script["update_prefix"](os.path.join(new, path), final, placeholder, mode)
+    if os.path.exists(os.path.join(new, path)):  # It knows of files that were left out, too.
+        script["update_prefix"](os.path.join(new, path), final, placeholder, mode)
 """
 
 
@@ -81,7 +84,7 @@ def read_manifest(archive: str | os.PathLike[str]) -> dict[str, Any]:
             member = tar.next()
             file = tar.extractfile(member) if member and member.name == MANIFEST else None
             manifest = json.loads(file.read()) if file else {}
-    except (tarfile.TarError, EOFError, zlib.error, ValueError):
+    except (*_DAMAGED, ValueError):
         manifest = {}
     if manifest.get("format") != 1:
         raise UnusableEnvironment(
@@ -134,7 +137,7 @@ def _unpack(archive: str | os.PathLike[str], new: Path) -> None:
             if hasattr(tarfile, "tar_filter"):  # Lets nothing out of the folder, where this Python has it.
                 tar.extraction_filter = tarfile.tar_filter
             tar.extractall(new)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except _DAMAGED as error:
         raise UnusableEnvironment(f"{archive} is damaged ({error}): copy or pack it again") from None
 
 

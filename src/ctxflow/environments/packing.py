@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from ctxflow.digest import digest_path
 from ctxflow.environments import libraries
-from ctxflow.environments.collecting import Collection, Entry, inspect
+from ctxflow.environments.collecting import Collection, Entry, inspect, is_conda
 from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
@@ -79,6 +79,7 @@ def pack_environment(
     with tempfile.TemporaryDirectory(prefix="ctxflow-env-") as scratch:
         collection = _collect(where, about, Path(scratch), exclude)
         report("Looking for shared libraries", 0, 0)
+        collection.entries.pop(MANIFEST, None)  # Of an environment that was opened, and is packed again.
         glibc = _take_libraries(collection, about)
         digest, size = _digest(collection.entries, report)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", where.parent.name if where.name in _PLAIN_NAMES else where.name)
@@ -106,7 +107,7 @@ _PLAIN_NAMES = {"venv", ".venv", "env", ".env"}
 
 def _collect(prefix: Path, about: dict[str, Any], scratch: Path, exclude: Sequence[str]) -> Collection:
     collection = Collection(scratch, exclude)
-    if not (prefix / "conda-meta").is_dir():
+    if not is_conda(prefix):
         collection.add_python(about)
         return collection
     try:
@@ -119,7 +120,9 @@ def _collect(prefix: Path, about: dict[str, Any], scratch: Path, exclude: Sequen
         conda_pack.pack(prefix=str(prefix), output=copy, format="no-archive")
     except conda_pack.CondaPackException as error:
         raise CtxflowError(f"{prefix} cannot be packed: {' '.join(str(error).split())}") from None
-    collection.add_tree(copy)
+    for stray in set(os.listdir(copy)) - set(os.listdir(prefix)):  # A file that conda-pack forgets.
+        os.unlink(os.path.join(copy, stray))
+    collection.add_conda(copy, about)
     return collection
 
 
@@ -131,7 +134,7 @@ def _take_libraries(collection: Collection, about: dict[str, Any]) -> tuple[int,
             binary = libraries.read_binary(entry.source)
             if binary:
                 binaries[target] = binary
-    if "site" not in about:  # conda's packages bring all that they need.
+    if not collection.site:  # conda's packages bring all that they need.
         return max(binary.glibc for binary in binaries.values())
     own = [about["prefix"]] if about["prefix"] != about["base_prefix"] else []
     roots = [*own, *about["library"], *about["path"], *about["editable"].values()]
