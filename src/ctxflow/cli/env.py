@@ -68,7 +68,8 @@ def pack(
         done = f"Packed in {seconds:.1f} s" if packed.new else "Packed before, and kept"
         console.print(
             f"{done}: {manifest['files']:,} files, {manifest['bytes'] / 1e6:,.0f} MB, as {size / 1e6:,.0f} MB; "
-            f"for {manifest['platform']} with glibc {manifest['glibc']} or newer"
+            f"for {manifest['platform']} with glibc {manifest['glibc']} or newer",
+            soft_wrap=True,
         )
 
 
