@@ -12,6 +12,7 @@ import typer
 
 from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
+from ctxflow.cli.env import env
 from ctxflow.cli.report import report
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
@@ -44,6 +45,7 @@ def _frame(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("report")(report)
+app.add_typer(env)
 
 
 def main() -> None:

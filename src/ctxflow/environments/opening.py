@@ -1,0 +1,159 @@
+"""Open a packed environment on the machine at hand: the worker's half.
+
+Nothing here imports more than the standard library of Python 3.9, so that it runs under whichever `python3` a worker's
+machine has, also as a program of its own: `python3 opening.py ARCHIVE DIRECTORY` prints the interpreter's path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "ctxflow-environment.json"
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
+
+# conda-pack's own script knows what names the old place; it is told the new one, where the folder is yet to go.
+_MOVE_CONDA = """
+import os, runpy, sys
+new, final = sys.argv[1:]
+sys.path.insert(0, os.path.join(new, "bin"))
+script = runpy.run_path(os.path.join(new, "bin", "conda-unpack"))
+for path, placeholder, mode in script["_prefix_records"]:
+    if os.path.exists(os.path.join(new, path)):  # It knows of files that were left out, too.
+        script["update_prefix"](os.path.join(new, path), final, placeholder, mode)
+"""
+
+
+class UnusableEnvironment(ValueError):
+    """What was given is no packed environment, or it does not fit this machine; the message says what to do."""
+
+
+def open_environment(archive: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+    """Unpack an environment into a folder, unless it is there already, and start its interpreter once.
+
+    The folder appears whole or not at all. Several processes may do this at once: one's folder stays, and all
+    get the same path.
+
+    :param archive: what `ctxflow env pack` wrote.
+    :param directory: the folder that it becomes.
+    :returns: the path of its interpreter.
+    :raises UnusableEnvironment: if it is damaged, does not fit this machine or does not start.
+    :raises OSError: if the disk is full, or the folder cannot be written.
+    """
+    target = Path(os.path.abspath(directory))
+    manifest = read_manifest(archive)
+    if not _is_open(target, manifest):
+        check_machine(manifest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            _unpack(archive, new)
+            if (new / "bin" / "conda-unpack").exists():
+                _run(new, "-c", _MOVE_CONDA, str(new), str(target))
+            _run(new, "-c", "pass")
+            os.chmod(new, 0o755)
+            try:
+                os.rename(new, target)
+            except OSError:
+                if not _is_open(target, manifest):  # Else another process was faster.
+                    raise
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return target / "bin" / "python"
+
+
+def read_manifest(archive: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in an archive, from its first member.
+
+    :raises UnusableEnvironment: if it is not one of ours.
+    :raises OSError: if it cannot be read.
+    """
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            member = tar.next()
+            file = tar.extractfile(member) if member and member.name == MANIFEST else None
+            manifest = json.loads(file.read()) if file else {}
+    except (*_DAMAGED, ValueError):
+        manifest = {}
+    if manifest.get("format") != 1:
+        raise UnusableEnvironment(
+            f"{archive} is no packed environment that this version of ctxflow knows: make one with `ctxflow env pack`"
+        )
+    return dict(manifest)
+
+
+def check_machine(manifest: dict[str, Any]) -> None:
+    """Compare the machine at hand with what an environment needs.
+
+    :raises UnusableEnvironment: if it does not fit.
+    """
+    machine = f"{sys.platform}-{platform.machine()}"
+    if machine != manifest["platform"]:
+        raise UnusableEnvironment(
+            f"the environment {manifest['name']} was packed for {manifest['platform']} and this machine is {machine}: "
+            "pack it on a machine like this one, or ask the site for workers like the one it was packed on"
+        )
+    try:
+        library, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        library, version = "", ""
+    if library != "glibc" or _numbers(version) < _numbers(manifest["glibc"]):
+        raise UnusableEnvironment(
+            f"the environment {manifest['name']} needs the C library glibc {manifest['glibc']} or newer and this "
+            f"machine has {version or 'another one'}: pack it on an older system, or use a container image"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _is_open(target: Path, manifest: dict[str, Any]) -> bool:
+    """Whether the environment is in the folder; an error if something else is."""
+    if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
+        return False
+    digest = None
+    with contextlib.suppress(OSError, ValueError):
+        digest = json.loads((target / MANIFEST).read_text()).get("digest")
+    if digest != manifest["digest"]:
+        raise UnusableEnvironment(f"{target} holds something else than this environment: give a folder of its own")
+    return True
+
+
+def _unpack(archive: str | os.PathLike[str], new: Path) -> None:
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            if hasattr(tarfile, "tar_filter"):  # Lets nothing out of the folder, where this Python has it.
+                tar.extraction_filter = tarfile.tar_filter
+            tar.extractall(new)
+    except _DAMAGED as error:
+        raise UnusableEnvironment(f"{archive} is damaged ({error}): copy or pack it again") from None
+
+
+def _run(new: Path, *arguments: str) -> None:
+    try:
+        command = [str(new / "bin" / "python"), "-I", "-B", *arguments]
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=new)
+        problem = "" if run.returncode == 0 else (run.stderr.strip().splitlines() or [f"status {run.returncode}"])[-1]
+    except OSError as error:
+        problem = f"{error.strerror}; is that file system mounted noexec?"
+    if problem:
+        raise UnusableEnvironment(f"the environment in {new.parent} does not start on {platform.node()}: {problem}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{open_environment(*sys.argv[1:])}\n")
+    except (OSError, UnusableEnvironment) as problem:
+        sys.exit(f"ctxflow: {problem}")

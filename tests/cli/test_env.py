@@ -1,0 +1,86 @@
+"""`ctxflow env` as a person meets it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import ctxflow
+
+
+def command(*arguments, **more):
+    """Run the command as one in that environment would be: the checkout is not on PYTHONPATH there."""
+    program = [sys.executable, "-m", "ctxflow", "env", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": "200", **more}
+    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100, env=environment)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("project") / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    site = next(prefix.glob("lib/python*/site-packages"))
+    for package in (cloudpickle, ctxflow):
+        place = Path(package.__file__).parent
+        shutil.copytree(place, site / place.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def packed(environment, tmp_path_factory):
+    run = command("pack", environment, "-o", tmp_path_factory.mktemp("archives"), "--json")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_pack_prints_the_path_and_what_it_did(environment, packed):
+    assert packed["new"]
+    assert packed["archive_bytes"] == Path(packed["path"]).stat().st_size
+    run = command("pack", environment, "-o", Path(packed["path"]).parent)
+    assert (run.returncode, run.stdout) == (0, f"{packed['path']}\n")
+    assert "Packed before, and kept" in run.stderr
+    assert f"glibc {packed['glibc']} or newer" in run.stderr
+    assert Path(packed["path"]).name.startswith(f"ctxflow-env-{environment.parent.name}-")
+
+
+def test_the_active_environment_is_the_default(environment, packed):
+    run = command("pack", "-o", Path(packed["path"]).parent, VIRTUAL_ENV=str(environment))
+    assert (run.returncode, run.stdout) == (0, f"{packed['path']}\n")
+
+
+def test_show(packed):
+    run = command("show", packed["path"])
+    assert run.returncode == 0
+    shown = json.loads(run.stdout)
+    assert shown["digest"] == packed["digest"]
+    assert shown["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_check_starts_it(packed):
+    run = command("check", packed["path"])
+    assert run.returncode == 0, run.stderr
+    assert f"ctxflow {ctxflow.__version__} starts" in run.stdout
+    assert json.loads(command("check", packed["path"], "--json").stdout)["ctxflow"] == ctxflow.__version__
+
+
+def test_check_tells_what_is_missing(environment, packed, tmp_path):
+    run = command("pack", environment, "-o", tmp_path, "--exclude", "*/cloudpickle/*", "--json")
+    assert run.returncode == 0, run.stderr
+    run = command("check", json.loads(run.stdout)["path"])
+    assert run.returncode == 1
+    assert run.stderr.startswith("ctxflow: ")
+    assert "a worker could not use it" in run.stderr and "cloudpickle" in run.stderr
+
+
+def test_errors_are_one_sentence(tmp_path):
+    run = command("pack", tmp_path)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.count("\n") == 1 and run.stderr.endswith("bin/python: give the path of one\n")
+    (tmp_path / "x.tar.gz").write_text("no archive")
+    run = command("show", tmp_path / "x.tar.gz")
+    assert run.returncode == 1 and "make one with `ctxflow env pack`" in run.stderr

@@ -1,0 +1,51 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ctxflow
+
+SOURCES = Path(ctxflow.__file__).parents[1]
+
+
+def site_of(prefix):
+    return next(prefix.glob("lib/python*/site-packages"))
+
+
+def make_environment(prefix):
+    """A virtual environment with a package in C and one in Python, and ctxflow as a checkout in development."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    import cloudpickle
+    import numpy
+
+    for package in (numpy, cloudpickle):
+        place = Path(package.__file__).parent
+        for path in [place, *place.parent.glob(f"{place.name}.libs"), *place.parent.glob(f"{place.name}-*.dist-info")]:
+            shutil.copytree(path, site_of(prefix) / path.name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    (site_of(prefix) / "__editable__.ctxflow.pth").write_text(f"{SOURCES}\n")
+    script = prefix / "bin" / "say"
+    script.write_text(f"#!{prefix}/bin/python\nimport sys, numpy\nprint(sys.prefix, sys.argv[1])\n")
+    script.chmod(0o755)
+    return prefix
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("original") / "analysis")
+
+
+@pytest.fixture(autouse=True)
+def no_python_path(monkeypatch):
+    """The tests' own path is no part of the environment."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+@pytest.fixture(scope="session")
+def packed(environment, tmp_path_factory):
+    from ctxflow.environments.packing import pack_environment
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        return pack_environment(environment, tmp_path_factory.mktemp("archives"))
