@@ -20,8 +20,10 @@ def cached(digest: str, source: str, cache: str) -> str:
     return os.path.join(cache, digest, os.path.basename(os.path.normpath(source)))
 
 
-def stage(source: str, digest: str, cache: str) -> str:
+def stage(source: str, digest: str, cache: str, link: bool = True) -> str:
     """Put a file or folder into the cache, unless it is there, and give its place.
+
+    :param link: whether a hard link will do, where the disk allows one; else it is copied.
 
     Several processes may stage the same at once: each makes its own copy, and the first to finish wins.
 
@@ -30,14 +32,15 @@ def stage(source: str, digest: str, cache: str) -> str:
     place = cached(digest, source, cache)
     if os.path.exists(place):
         return place
+    bring = _link_or_copy if link else shutil.copyfile
     os.makedirs(cache, exist_ok=True)
     work = tempfile.mkdtemp(prefix=".staging-", dir=cache)
     try:
         copy = os.path.join(work, os.path.basename(place))
         if os.path.isdir(source):
-            shutil.copytree(source, copy, copy_function=_link_or_copy)
+            shutil.copytree(source, copy, copy_function=bring)
         else:
-            _link_or_copy(source, copy)
+            bring(source, copy)
         # The folder of the digest may be there already, with the same content under another name.
         os.makedirs(os.path.dirname(place), exist_ok=True)
         try:
