@@ -125,6 +125,7 @@ def test_wrong_arguments_say_what_is_taken(executor, args, kwargs, message):
         (None, {"priorty": 1}, TypeError, "an app has no option 'priorty': it takes priority, deadline, timeout"),
         (None, {"batch_size": 0}, ValueError, "batch_size is the number of items in a batch: give 1 or more"),
         (None, {"timeout": 0}, ValueError, "timeout is a number of seconds: give more than 0"),
+        (base(1), {"level": "total"}, ValueError, "level='total' is not known: write 'none', 'partial' or 'pervasive'"),
         (None, {"retries": -1}, ValueError, "retries is how often an item is tried again: give 0 or more"),
     ],
 )

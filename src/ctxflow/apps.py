@@ -38,6 +38,10 @@ class Options:
     :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
     :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers:
         placement policies read them.
+    :ivar level: what a worker keeps of the context from one call (a batch, for a batch app) to the next; by default
+        what the executor says. "pervasive": all, it is built once. To measure what that saves: "partial" keeps the
+        files, and builds it for every call in a library process that ends with the call; "none" keeps nothing,
+        and brings the files for every call too.
     """
 
     priority: int = 0
@@ -49,8 +53,10 @@ class Options:
     cache: bool = False
     max_delay: float | None = None
     max_error: float | None = None
+    level: str | None = None
 
     def __post_init__(self) -> None:
+        ev.check_level(self.level)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError("batch_size is the number of items in a batch: give 1 or more")
         if self.timeout is not None and self.timeout <= 0:
@@ -89,6 +95,8 @@ class _App:
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         _check_context(context)
+        if options.level is not None and context is None:
+            raise ValueError("level= says what workers keep of an app's context: give the app one, or leave level= out")
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function
@@ -164,6 +172,7 @@ class _ContextCall:
                 self.app.deadline_on(calls.run),
                 options.timeout,
                 options.retries,
+                options.level,
             ),
         )
 
@@ -273,7 +282,8 @@ class BatchApp(_App):
 
     def _variant(self, run: Run, constants: Mapping[str, Any]) -> App:
         function = functools.partial(self.function, **constants) if constants else self.function
-        options, context = self.options, run.declare_context(self.context)
+        options = self.options
+        context = run.declare_context(self.context, options.level)
         deadline = options.deadline_on(run)
         identity = (self.function, dict(constants), context, dataclasses.astuple(options), deadline)
         spec = ev.AppSpec(

@@ -34,6 +34,17 @@ def test_a_file_and_a_folder_keep_their_names(tmp_path, model):
     assert sorted(os.listdir(cache)) == ["aa", "bb"], "nothing else is left"
 
 
+def test_files_are_copied_where_a_link_will_not_do(tmp_path, model):
+    for source in (model, model / "deep" / "weights"):
+        linked = stage(str(source), "aa", str(tmp_path / "linked"))
+        copied = stage(str(source), "aa", str(tmp_path / "copied"), link=False)
+        weights = ("deep/weights",) if source is model else ()
+        assert os.stat(os.path.join(linked, *weights)).st_ino == os.stat(model / "deep" / "weights").st_ino
+        assert os.stat(os.path.join(copied, *weights)).st_ino != os.stat(model / "deep" / "weights").st_ino
+        with open(os.path.join(copied, *weights), "rb") as file:
+            assert file.read() == (model / "deep" / "weights").read_bytes()
+
+
 def test_the_same_content_under_two_names(tmp_path, model):
     (tmp_path / "other.json").write_text("{}")
     cache = str(tmp_path / "cache")

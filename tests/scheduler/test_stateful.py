@@ -13,8 +13,10 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
-CONTEXTS = ("", "small", "large", "broken")
-BAD_WORKER = 5  # Every fifth worker cannot build "large".
+CONTEXTS = ("", "small", "large", "broken", "partial", "none")
+FILES = ("small", "partial", "none")
+BAD_WORKER = 5  # Every fifth worker cannot build these:
+HARD = ("large", "partial", "none")
 
 
 class Duplicating(Fixed):
@@ -36,6 +38,12 @@ class FakeWorker:
     bad: bool
     loads: dict[str, str] = field(default_factory=dict)  # context -> "Stage" | "Load"
     runs: dict[int, cmd.Run] = field(default_factory=dict)
+    built: Counter[str] = field(default_factory=Counter)  # context -> calls on what was built last
+    files: set[str] = field(default_factory=set)  # Of these contexts.
+
+    def end(self, context):
+        """Its library process ends, whatever it was."""
+        self.built.pop(context, None)
 
 
 class Pool(RuleBasedStateMachine):
@@ -66,9 +74,11 @@ class Pool(RuleBasedStateMachine):
         self.stale: list[ev.Event] = []
         self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
         for context in CONTEXTS:
-            gpus, files = (1 if context == "large" else 0), context == "small"
+            gpus, files = (1 if context == "large" else 0), context in FILES
             memory = 60 if context == "large" else 50
-            self.tell(ev.ContextDeclared, ev.ContextSpec(context, context, files=files, gpus=gpus, memory=memory))
+            level = context if context in ev.LEVELS else ev.PERVASIVE
+            spec = ev.ContextSpec(context, context, files=files, gpus=gpus, memory=memory, level=level)
+            self.tell(ev.ContextDeclared, spec)
             for priority in (0, 1):
                 app = ev.AppSpec(f"{context}/{priority}", context, context, priority=priority, batch=context != "")
                 self.tell(ev.AppDeclared, app)
@@ -82,6 +92,7 @@ class Pool(RuleBasedStateMachine):
             self.obey(command)
         self.scheduler.validate()
         self.check_nothing_idles()
+        self.check_what_is_kept()
 
     def obey(self, command):
         if isinstance(command, cmd.Deliver):
@@ -94,15 +105,27 @@ class Pool(RuleBasedStateMachine):
             pass
         else:
             worker = self.workers[command.worker]
+            if isinstance(command, cmd.Stage):
+                assert command.context != "none" or "none" not in worker.files, "its files were to be removed"
+            elif isinstance(command, cmd.Load):
+                assert command.context not in FILES or command.context in worker.files, "it loads what is not there"
+                assert command.context not in worker.built, "it loads what is loaded"
             if isinstance(command, (cmd.Stage, cmd.Load)):
                 worker.loads[command.context] = type(command).__name__
             elif isinstance(command, cmd.Run):
                 assert 1 <= len(command.items) <= 7 and len(set(command.items)) == len(command.items)
                 worker.runs[command.attempt] = command
+                worker.built[command.context] += 1
+                assert worker.built[command.context] == 1 or command.context not in ev.LEVELS, "it is used twice"
             elif isinstance(command, cmd.Abandon):
                 del worker.runs[command.attempt]
+                worker.end(command.context)
             elif isinstance(command, cmd.Unload):
                 assert command.context not in worker.loads
+                assert command.files == (command.context == "none")
+                worker.end(command.context)
+                if command.files:
+                    worker.files.discard(command.context)
 
     def check_nothing_idles(self):
         """No work is held back while a worker that could run it idles."""
@@ -110,6 +133,12 @@ class Pool(RuleBasedStateMachine):
         for worker in state.free.values():
             for app in state.ready.values():
                 assert not state.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
+
+    def check_what_is_kept(self):
+        """Of a context of a lower level nothing is left but what is to be, or is in use."""
+        for name, worker in self.workers.items():
+            held = self.scheduler.state.workers[name].contexts
+            assert worker.built.keys() <= held.keys() and (worker.files & {"none"}) <= held.keys()
 
     # --- what may happen
 
@@ -164,12 +193,25 @@ class Pool(RuleBasedStateMachine):
         worker = self.workers[name]
         step = worker.loads.pop(context)
         if step == "Stage":
+            worker.files.add(context)
             self.tell(ev.ContextStaged, name, context)
-        elif context == "broken" or (context == "large" and worker.bad):
+        elif context == "broken" or (context in HARD and worker.bad):
             failure = ev.Failure("exception", "RuntimeError", "cannot build")
             self.tell(ev.ContextFailed, name, context, failure)
         else:
+            worker.built[context] = 0
             self.tell(ev.ContextReady, name, context, seconds=1.0, memory=55)
+
+    @precondition(lambda self: any(worker.built for worker in self.workers.values()))
+    @rule(data=st.data())
+    def library_dies(self, data):
+        """Between two calls, or while one is on its way."""
+        name = self.pick(data, [n for n, w in self.workers.items() if w.built])
+        worker = self.workers[name]
+        context = self.pick(data, worker.built)
+        worker.end(context)
+        worker.runs = {number: run for number, run in worker.runs.items() if run.context != context}
+        self.tell(ev.ContextUnloaded, name, context)
 
     @precondition(lambda self: any(worker.runs for worker in self.workers.values()))
     @rule(data=st.data())
@@ -185,6 +227,7 @@ class Pool(RuleBasedStateMachine):
             for other, its in list(self.workers[name].runs.items()):
                 if its.context == run.context:  # It dies with the library process.
                     del self.workers[name].runs[other]
+            self.workers[name].end(run.context)
             self.tell(ev.BatchFailed, name, attempt, failure, lost_context=True)
         elif items & self.poison:
             self.tell(ev.BatchFailed, name, attempt, ev.Failure("exception", "ValueError", "bad item"))
@@ -243,7 +286,7 @@ class Pool(RuleBasedStateMachine):
         assert not self.scheduler.state.open, "the run does not end"
         assert sorted(self.fates) == list(range(self.next_item)) or set(self.fates) >= set(range(self.next_item))
         for item, context in self.dead.items():
-            bad = {"broken", "large", *self.blamed}
+            bad = {"broken", *HARD, *self.blamed}
             assert context in bad or item in self.poison | self.killers | self.suspects()
 
     def suspects(self):

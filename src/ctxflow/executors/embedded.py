@@ -22,7 +22,7 @@ import psutil
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.devices import cuda_devices
-from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.workers import Worker, share
 from ctxflow.host.processes import kill_tree
@@ -142,14 +142,24 @@ class EmbeddedEngine:
         elif isinstance(command, cmd.Load):
             self._send_load(worker, command)
         elif isinstance(command, cmd.Stage):
-            files = self._run.context_payload(command.context).files
-            self._send(worker, {"do": "stage", "context": command.context, "files": files, "cache": self._cache})
+            context = self._run.context_payload(command.context)
+            cache, link = self._cache_of(worker, context), context.level != ev.NONE
+            self._send(
+                worker, {"do": "stage", "context": context.id, "files": context.files, "cache": cache, "link": link}
+            )
         elif isinstance(command, (cmd.Unload, cmd.Abandon)):
             # The host does not hear of calls that go over the line: it ends the library process either way.
             self._lines.drop(worker, command.context)
-            self._send(worker, {"do": "unload", "context": command.context})
+            head: Head = {"do": "unload", "context": command.context}
+            if isinstance(command, cmd.Unload) and command.files:
+                head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
+            self._send(worker, head)
         elif isinstance(command, cmd.Release):
             self._release(worker)
+
+    def _cache_of(self, worker: Worker, context: ContextPayload) -> str:
+        """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
+        return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
 
     def _release(self, worker: Worker) -> None:
         """Have a worker end by itself."""
@@ -186,14 +196,14 @@ class EmbeddedEngine:
 
     def _send_load(self, worker: Worker, command: cmd.Load) -> None:
         context = self._run.context_payload(command.context)
-        line = self._lines.expect(worker, command.context)
+        line, cache = self._lines.expect(worker, command.context), self._cache_of(worker, context)
         head = {
             "do": "load",
             "line": self._lines.address,
             "key": line.key,
             "context": context.id,
             "name": context.name,
-            "files": {name: cached(digest, path, self._cache) for name, (path, digest) in context.files.items()},
+            "files": {name: cached(digest, path, cache) for name, (path, digest) in context.files.items()},
             "environment": dict(context.environment),
             "timeout": context.timeout,
             "memory": context.memory,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ctxflow.errors import CtxflowError
 from ctxflow.scheduler.commands import Command, Run
-from ctxflow.scheduler.events import Event
+from ctxflow.scheduler.events import PERVASIVE, Event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,9 @@ class ContextPayload:
     :ivar files: parameter name -> (path on this machine, digest of the content).
     :ivar timeout: seconds that building may take.
     :ivar memory: bytes that the library process may use.
+    :ivar level: one of `events.LEVELS`. At "none" `Stage` brings the files anew, sharing none with other contexts
+        or workers, and `Unload(files=True)` removes them; at other levels they stay, and the context may be loaded
+        again without another `Stage`.
     """
 
     id: str
@@ -32,6 +35,7 @@ class ContextPayload:
     environment: Mapping[str, str]
     timeout: float | None
     memory: int | None
+    level: str = PERVASIVE
 
 
 @dataclasses.dataclass(frozen=True)

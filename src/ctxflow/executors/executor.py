@@ -42,6 +42,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     :param label: Parsl's name for it.
     :param workers: how many workers, if not as many as the site says.
     :param routing: a policy by name, as a table, or as an object; likewise the next four.
+    :param level: how much of a context workers keep from call to call, if not as the site says: "pervasive", or for
+        measuring "partial" or "none" (see `ctxflow.apps.Options`).
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
     :param limits: how much is borne before an item or a context is given up.
     :param log_events: whether to keep the event log in the run's directory.
@@ -62,6 +64,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         placement: Any = None,
         preemption: Any = None,
         scaling: Any = None,
+        level: str | None = None,
         slowdowns: Sequence[float] = (),
         limits: Limits | None = None,
         log_events: bool = True,
@@ -73,7 +76,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self.site, self.label, self.workers = site, label, workers
         self.routing, self.batching, self.placement = routing, batching, placement
         self.preemption, self.scaling, self.slowdowns = preemption, scaling, slowdowns
-        self.limits, self.log_events, self.working_dir = limits, log_events, working_dir
+        self.level, self.limits, self.log_events, self.working_dir = level, limits, log_events, working_dir
         self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
         own = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
         self.storage_access = storage_access if storage_access is not None else [SharedDiskStaging(), *own]
@@ -85,6 +88,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             placement=placement,
             preemption=preemption,
             scaling=scaling,
+            level=level,
         )
         families = ("routing", "batching", "placement", "preemption", "scaling")
         self._policies = Policies(**{f: make(f, getattr(self.resolved_site, f)) for f in families})
@@ -131,6 +135,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             os.path.join(directory, self.label),
             self.limits,
             self.log_events,
+            self.resolved_site.level,
         )
         self._calls = Calls(self.run)
         self.run.start()
@@ -142,7 +147,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         """One call of any function.
 
         :param resource_specification: may hold "context" (a recipe, or the paper's `[function, args, kwargs]`),
-            "priority" and "timeout".
+            "priority", "timeout" and "level".
         :raises TypeError: if the function or an argument cannot be pickled, naming it.
         """
         return self.calls.submit(func, resource_specification, args, kwargs)

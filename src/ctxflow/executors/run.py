@@ -61,6 +61,7 @@ class Run:
     :param engine: carries out what is decided.
     :param directory: where the event log and the workers' output are kept.
     :param log_events: whether to keep the event log, `events.jsonl`.
+    :param level: how much of a context workers keep from call to call, where an app does not say.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Run:
         directory: str,
         limits: Limits | None = None,
         log_events: bool = True,
+        level: str = ev.PERVASIVE,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.directory = os.path.abspath(directory)
@@ -89,6 +91,7 @@ class Run:
         self._failed: EngineFailed | None = None
         self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
+        self._level = level
         self._log: EventLog | None = None
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
@@ -175,23 +178,25 @@ class Run:
 
     # --- submissions
 
-    def declare_context(self, context: Context | None) -> str:
+    def declare_context(self, context: Context | None, level: str | None = None) -> str:
         """Make a context known, once; gives its id. None stands for calls without a context.
 
+        :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
         :raises ValueError: if it needs more GPUs than a worker has.
         """
-        name = context.id if context is not None else ev.PLAIN
+        level = level or self._level
+        name = _id(context, level)
         if name in self._contexts:
             return name
-        spec = _spec(context)
+        spec = _spec(context, level)
         most = max((tier.gpus for tier in self._tiers), default=0)
         if spec.gpus > most:
             raise ValueError(
                 f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
                 "workers have as many, or a recipe with fewer (gpus=0 for none)"
             )
-        payload = _payload(context)
+        payload = _payload(context, level)
         with self._lock:
             if name not in self._contexts:
                 self._contexts[name] = payload
@@ -417,26 +422,34 @@ class Run:
             return status_of(self._scheduler.state, self._contexts, self.clock())
 
 
-def _payload(context: Context | None) -> ContextPayload:
+def _id(context: Context | None, level: str) -> str:
+    """What the scheduler knows a context by: apps that have the recipe at different levels do not share it."""
+    if context is None:
+        return ev.PLAIN
+    return context.id if level == ev.PERVASIVE else f"{context.id}-{level}"
+
+
+def _payload(context: Context | None, level: str) -> ContextPayload:
     if context is None:
         return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
     from ctxflow.digest import digest_path
 
     files = {name: (path, digest_path(path)) for name, path in context.files.items()}
     return ContextPayload(
-        context.id,
+        _id(context, level),
         context.name,
         context.dumps(),
         files,
         context.environment,
         context.load_timeout,
         context.memory,
+        level,
     )
 
 
-def _spec(context: Context | None) -> ev.ContextSpec:
+def _spec(context: Context | None, level: str) -> ev.ContextSpec:
     if context is None:
         return ev.ContextSpec(ev.PLAIN, "")
-    return ev.ContextSpec(
-        context.id, context.name, bool(context.files), context.gpus, context.memory, context.gpu_memory
-    )
+    files, memory = bool(context.files), context.memory
+    name = _id(context, level)
+    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level)

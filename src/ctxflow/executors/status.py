@@ -52,7 +52,8 @@ def status_of(state: RunState, contexts: Mapping[str, ContextPayload], now: floa
     for worker in state.workers.values():
         for held in worker.contexts.values():
             counts = by_state.setdefault(contexts[held.context].name, {})
-            counts[held.state] = counts.get(held.state, 0) + 1
+            shown = held.state if held.building else "ready"
+            counts[shown] = counts.get(shown, 0) + 1
     return Status(
         time=now,
         items_submitted=counters.submitted,

@@ -29,7 +29,7 @@ KEY = "ctxflow"
 
 _KNOWN = {
     KEY, "context", "function_context", "function_context_args", "function_context_kwargs", "priority",
-    "timeout", "cores", "memory", "disk", "gpus", "category", "running_time_min",
+    "timeout", "level", "cores", "memory", "disk", "gpus", "category", "running_time_min",
 }  # fmt: skip
 
 
@@ -50,6 +50,7 @@ class CallOptions:
     deadline: float | None = None
     timeout: float | None = None
     retries: int = 0
+    level: str | None = None
 
 
 class Calls:
@@ -90,7 +91,9 @@ class Calls:
             context=_context_of(specification),
             priority=specification.get("priority", 0),
             timeout=specification.get("timeout"),
+            level=specification.get("level"),
         )
+        ev.check_level(options.level)
         return self.call(function, args, kwargs, options)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> Future[Any]:
@@ -106,11 +109,14 @@ class Calls:
     def _app(self, options: CallOptions) -> str:
         # Not the context itself in the key: its equality compares digests.
         context_id = options.context.id if options.context is not None else None
-        key = (context_id, options.insert, options.priority, options.deadline, options.timeout, options.retries)
+        key = (
+            context_id, options.insert, options.priority, options.deadline, options.timeout, options.retries,
+            options.level,
+        )  # fmt: skip
         app = self._apps.get(key)
         if app is not None:
             return app
-        context = self.run.declare_context(options.context)
+        context = self.run.declare_context(options.context, options.level)
         with self._declaring:
             if key not in self._apps:
                 app = f"calls-{next(self._names)}"

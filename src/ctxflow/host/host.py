@@ -138,7 +138,7 @@ class Host:
             report: Head = {"is": "staged", "context": head["context"]}
             try:
                 for source, digest in head["files"].values():
-                    stage(source, digest, head["cache"])
+                    stage(source, digest, head["cache"], head.get("link", True))
             except Exception as error:
                 failure = {
                     "kind": "exception",
@@ -173,7 +173,10 @@ class Host:
         self._watch_writes(library)
 
     def _unload(self, head: Head, body: bytes) -> None:
-        if self._remove(head["context"]):
+        ended = self._remove(head["context"])
+        if "files" in head:
+            clear(head["files"])
+        if ended:
             self._emit({"is": "unloaded", "context": head["context"]}, b"")
 
     def _function(self, head: Head, body: bytes) -> None:
@@ -342,5 +345,5 @@ def _staging_message(error: Exception, head: Head) -> str:
 
 
 def clear(scratch: str) -> None:
-    """Remove a worker's directory."""
+    """Remove a worker's directory, or a part of it."""
     shutil.rmtree(scratch, ignore_errors=True)

@@ -23,14 +23,17 @@ def cached(digest: str, source: str, cache: str) -> str:
     return os.path.join(cache, digest, os.path.basename(os.path.normpath(source)))
 
 
-def stage(source: str, digest: str, cache: str) -> str:
+def stage(source: str, digest: str, cache: str, link: bool = True) -> str:
     """Put a file or folder into the cache, unless it is there, and give its place.
+
+    :param link: whether a hard link will do, where the disk allows one; else it is copied.
 
     Several processes may stage the same at once: each makes its own copy, and the first to finish wins.
 
     :raises OSError: if it cannot be read or the cache's disk is full; nothing half-made is left.
     """
-    return stage_as(source, digest, source, cache)
+    bring = _link_or_copy if link else shutil.copyfile
+    return _put(lambda copy: _copy(source, copy, bring), digest, source, cache)
 
 
 def stage_as(path: str, digest: str, source: str, cache: str) -> str:
@@ -100,7 +103,7 @@ def _put(make: Callable[[str], None], digest: str, source: str, cache: str) -> s
     return place
 
 
-def _copy(source: str, copy: str, copy_file: Callable[[str, str], str]) -> None:
+def _copy(source: str, copy: str, copy_file: Callable[[str, str], object]) -> None:
     if os.path.isdir(source):
         shutil.copytree(source, copy, copy_function=copy_file)
     else:

@@ -22,7 +22,7 @@ class ContextOnWorkerView(Protocol):
 
     @property
     def state(self) -> str:
-        """One of "staging", "loading", "ready"."""
+        """One of "staging", "loading", "ready"; "spent" if it runs a call and takes no other after it."""
 
     @property
     def since(self) -> float:

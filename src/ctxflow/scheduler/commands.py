@@ -34,10 +34,11 @@ class Load(Command):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unload(Command):
-    """End the library process of a context."""
+    """End the library process of a context, if there is one; `files`: and take its files off the worker."""
 
     worker: str
     context: str
+    files: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

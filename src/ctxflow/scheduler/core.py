@@ -138,6 +138,8 @@ class Scheduler:
         state.next_attempt = number + 1
         attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, isolated)
         state.attempts[number] = worker.running[number] = attempt
+        if state.contexts[app.context].spec.level != ev.PERVASIVE:
+            worker.contexts[app.context].state = "spent"
         state.counters.batches += 1
         state.update_free(worker)
         out.append(Run(worker.id, number, app.id, app.context, batch))
@@ -186,7 +188,7 @@ class Scheduler:
         for attempt in [a for a in worker.running.values() if a.context == context]:
             self._end(attempt, worker)
             items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
-        residency.drop(self.state, worker, context)
+        residency.gone(self.state, worker, context, out)
 
     def _end(self, attempt: Attempt, worker: Worker) -> None:
         del self.state.attempts[attempt.id], worker.running[attempt.id]
@@ -315,7 +317,7 @@ class Scheduler:
     def _context_unloaded(self, event: ev.ContextUnloaded, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
         held = worker.contexts.get(event.context) if worker is not None else None
-        if worker is not None and held is not None and held.state == "ready":
+        if worker is not None and held is not None and not held.building:
             self._lose_context(worker, event.context, out)
 
     # --- batches
@@ -337,6 +339,7 @@ class Scheduler:
         before = worker.item_seconds.get(attempt.app, measured)
         worker.item_seconds[attempt.app] = 0.5 * before + 0.5 * measured
         items.answer(self.state, attempt, out)
+        residency.used(self.state, worker, attempt.context, out)
         # What another attempt answered first is closed; nothing of this attempt stays open.
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
@@ -348,6 +351,8 @@ class Scheduler:
             self.state.counters.crashes += 1
         if event.lost_context:
             self._lose_context(worker, attempt.context, out)
+        else:
+            residency.used(self.state, worker, attempt.context, out)
         left = items.unanswered(self.state, attempt)
         items.failed(self.state, attempt, left, event.failure, out)
 

@@ -13,10 +13,29 @@ from typing import Any
 PLAIN = ""
 """The context id of calls that need no context."""
 
+NONE, PARTIAL, PERVASIVE = LEVELS = ("none", "partial", "pervasive")
+"""How much of a context a worker keeps from one call to the next: nothing; its files; its files and what was built.
+
+The three that the paper compares (Pervasive Context Management, section 6: pv1; pv2 and pv3; pv4).
+"""
+
+
+def check_level(level: str | None) -> None:
+    """See that a level is one, or None.
+
+    :raises ValueError: if it is not, saying which there are.
+    """
+    if level is not None and level not in LEVELS:
+        raise ValueError(f"level={level!r} is not known: write {', '.join(map(repr, LEVELS[:-1]))} or {PERVASIVE!r}")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextSpec:
-    """What the scheduler needs to know of a context. Sizes in bytes, None where unknown."""
+    """What the scheduler needs to know of a context. Sizes in bytes, None where unknown.
+
+    :ivar files: whether it has files that must be staged.
+    :ivar level: how much of it a worker keeps from one call to the next, one of `LEVELS`.
+    """
 
     id: str
     name: str
@@ -24,6 +43,7 @@ class ContextSpec:
     gpus: int = 0
     memory: int | None = None
     gpu_memory: int | None = None
+    level: str = PERVASIVE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Transitions of contexts on workers: claimed, staging, loading, ready, unloaded, suspect, broken.
+"""Transitions of contexts on workers: claimed, staging, loading, ready, spent, unloaded, suspect, broken.
 
 What does not live here: which context a worker should take (policies), or the items' fate (items.py).
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import items
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
-from ctxflow.scheduler.events import ContextReady, ContextSpec, Failure
+from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool
     if unload is None:
         return False
     for other in unload:
-        drop(state, worker, other)
-        out.append(Unload(worker.id, other))
+        _unload(state, worker, other, out)
     claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))))
     app.claimed += claim.items
-    step, first = (Stage, "staging") if context.spec.files else (Load, "loading")
+    stages = context.spec.files and context.spec.id not in worker.staged
+    step, first = (Stage, "staging") if stages else (Load, "loading")
     worker.contexts[context.spec.id] = OnWorker(context.spec.id, first, state.now, state.now, claim=claim)
     worker.loading += 1
     context.holders += 1
@@ -110,13 +110,15 @@ def staged(state: RunState, worker: Worker, context: str, out: list[Command]) ->
     held = worker.contexts.get(context)
     if held is not None and held.state == "staging":
         held.state, held.since = "loading", state.now
+        if state.contexts[context].spec.level == PARTIAL:
+            worker.staged.add(context)
         out.append(Load(worker.id, context))
 
 
 def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
     """A context is built: its worker can run calls against it. Gives the app that it was built for."""
     held = worker.contexts.get(event.context)
-    if held is None or held.state == "ready":
+    if held is None or not held.building:
         return None
     context, claim = state.contexts[event.context], held.claim
     _end_load(state, worker, held)
@@ -134,7 +136,7 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
 
 
 def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
-    if held.state != "ready":
+    if held.building:
         worker.loading -= 1
     if held.claim is not None:
         state.apps[held.claim.app].claimed -= held.claim.items
@@ -152,23 +154,48 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
     return True
 
 
+def _unload(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+    """Have a worker end a context that runs nothing."""
+    drop(state, worker, context)
+    out.append(Unload(worker.id, context, files=state.contexts[context].spec.level == NONE))
+
+
+def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+    """A call on a context has ended; one that was built for that call alone ends with it."""
+    held = worker.contexts.get(context)
+    if held is not None and held.state == "spent":
+        _unload(state, worker, context, out)
+
+
+def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:
+    """A context's library process has ended by itself, or was never built; gives whether the worker had it.
+
+    Where nothing of it is to be kept, its files are still there.
+    """
+    if not drop(state, worker, context):
+        return False
+    if state.contexts[context].spec.level == NONE:
+        out.append(Unload(worker.id, context, files=True))
+    return True
+
+
 def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, out: list[Command]) -> None:
     """A context could not be built on a worker: the worker is suspect, or the context is broken."""
-    if not drop(state, worker, context_id):
+    if not gone(state, worker, context_id, out):
         return
+    worker.staged.discard(context_id)  # They may be what is wrong with it.
     context = state.contexts[context_id]
     idle = _idle(worker)
     if failure.kind == "memory" and idle:
         for other in idle:
-            drop(state, worker, other)
-            out.append(Unload(worker.id, other))
+            _unload(state, worker, other, out)
         return
     _blame(state, worker, context, failure, out)
 
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
     """Nothing is on a worker any more that was lost without notice: what it was building may have ended it."""
-    building = [held for held in worker.contexts.values() if held.state != "ready"]
+    building = [held for held in worker.contexts.values() if held.building]
     for context in list(worker.contexts):
         drop(state, worker, context)
     for held in building:

@@ -49,7 +49,10 @@ class Limits:
 
 @dataclasses.dataclass(slots=True)
 class OnWorker:
-    """One context on one worker."""
+    """One context on one worker.
+
+    :ivar state: "staging", "loading", "ready"; "spent" if it runs the one call that it was built for.
+    """
 
     context: str
     state: str
@@ -58,6 +61,11 @@ class OnWorker:
     memory: int | None = None
     gpu_memory: int | None = None
     claim: Claim | None = None
+
+    @property
+    def building(self) -> bool:
+        """Whether it is on its way to being ready, which takes a slot."""
+        return self.state in ("staging", "loading")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +101,8 @@ class Worker:
     draining: bool = False
     item_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
+    staged: set[str] = dataclasses.field(default_factory=set)
 
     # Read in every decision, so copied out of the specification.
     id: str = ""

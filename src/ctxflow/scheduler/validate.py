@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ctxflow.scheduler.events import PARTIAL, PERVASIVE
 from ctxflow.scheduler.run_state import RunState
 
 
@@ -44,19 +45,29 @@ def _check_items(state: RunState) -> None:
 def _check_workers(state: RunState) -> None:
     for worker in state.workers.values():
         assert worker.free_slots >= 0, f"{worker.id} has fewer slots than calls"
-        loading = sum(held.state != "ready" for held in worker.contexts.values())
+        loading = sum(held.building for held in worker.contexts.values())
         assert worker.loading == loading, f"{worker.id}: loads are miscounted"
         usable = worker.free_slots > 0 and worker.noticed is None and not worker.draining
         assert (worker.id in state.free) == usable, f"{worker.id}: wrongly (not) free"
         for number, attempt in worker.running.items():
             assert state.attempts.get(number) is attempt, f"{worker.id} runs an attempt that is not known"
             held = worker.contexts.get(attempt.context)
-            assert held is not None and held.state == "ready", f"{worker.id} runs a call without its context"
+            assert held is not None and not held.building, f"{worker.id} runs a call without its context"
     for attempt in state.attempts.values():
         assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"
 
 
 def _check_contexts(state: RunState) -> None:
+    for worker in state.workers.values():
+        calls = Counter(attempt.context for attempt in worker.running.values())
+        for held_there in worker.contexts.values():
+            spent = held_there.state == "spent"
+            if state.contexts[held_there.context].spec.level == PERVASIVE:
+                assert not spent, f"{worker.id} will not keep {held_there.context}, which is to be kept"
+            else:
+                assert calls[held_there.context] == spent, f"{worker.id} runs two calls on one {held_there.context}"
+        levels = {state.contexts[context].spec.level for context in worker.staged}
+        assert levels <= {PARTIAL}, f"{worker.id} is thought to keep files that it does not"
     held = Counter(context for worker in state.workers.values() for context in worker.contexts)
     for context in state.contexts.values():
         assert context.holders == held[context.spec.id], f"{context.spec.id}: holders are miscounted"

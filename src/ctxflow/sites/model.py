@@ -41,6 +41,9 @@ class Site(pydantic.BaseModel):
     scratch: str | None = pydantic.Field(
         None, description="Where workers keep files while they live; by default the temporary directory."
     )
+    level: Literal["none", "partial", "pervasive"] = pydantic.Field(
+        "pervasive", description="What workers keep of a context from call to call; less than all is for measuring."
+    )
     routing: Any = pydantic.Field("context-affinity", description="Which work goes to which worker.")
     batching: Any = pydantic.Field("fixed", description="How many items a batch takes.")
     placement: Any = pydantic.Field("everywhere", description="Which contexts go on which tiers.")

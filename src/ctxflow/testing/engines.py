@@ -74,7 +74,14 @@ class ContractRun:
         recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
         name = f"{function.__name__}-{next(self._numbers)}"
         payload = ContextPayload(
-            name, function.__name__, recipe.dumps(), files, {}, options.get("timeout"), options.get("memory")
+            name,
+            function.__name__,
+            recipe.dumps(),
+            files,
+            {},
+            options.get("timeout"),
+            options.get("memory"),
+            options.get("level", ev.PERVASIVE),
         )
         self._contexts[name] = payload
         return name
@@ -85,6 +92,11 @@ class ContractRun:
         self.engine.execute([cmd.Acquire(self._tier, workers)])
         self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
         return [event.worker.id for event in self.all(ev.WorkerJoined)]
+
+    def stage(self, worker: str, context: str) -> ev.ContextStaged:
+        """Bring a context's files to a worker."""
+        self.engine.execute([cmd.Stage(worker, context)])
+        return self.wait(ev.ContextStaged)
 
     def load(self, worker: str, context: str) -> ev.ContextReady:
         """Build a context on a worker."""
@@ -206,11 +218,75 @@ class EngineContract:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
         context = run.declare(_read, files={"weights": (str(tmp_path / "weights.bin"), "digest-of-42")})
-        run.engine.execute([cmd.Stage(worker, context)])
-        assert run.wait(ev.ContextStaged).context == context
+        assert run.stage(worker, context).context == context
         run.load(worker, context)
         run.run(worker, context, _with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [("42", 1)])
+
+    def test_files_stay_where_a_context_is_unloaded(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        (tmp_path / "weights.bin").write_text("42")
+        files = {"weights": (str(tmp_path / "weights.bin"), "digest-of-42")}
+        context = run.declare(_read, files=files, level=ev.PARTIAL)
+        run.stage(worker, context)
+        for _ in range(2):
+            run.load(worker, context)
+            run.run(worker, context, _with_context, [1])
+            self._answers(run.wait(ev.BatchFinished), [("42", 1)])
+            run.engine.execute([cmd.Unload(worker, context)])
+            run.wait(ev.ContextUnloaded)
+
+    def test_files_go_with_a_context_of_which_nothing_is_kept(self, run: ContractRun, tmp_path: Path) -> None:
+        (worker,) = run.start()
+        (tmp_path / "weights").mkdir()
+        (tmp_path / "weights" / "model.bin").write_text("42")
+        files = {"weights": (str(tmp_path / "weights"), "digest-of-42")}
+        context = run.declare(_read_model, files=files, level=ev.NONE)
+        kept = run.declare(_read_model, files=files)
+        run.load(worker, ev.PLAIN)
+        run.stage(worker, kept)
+        for _ in range(2):
+            run.stage(worker, context)
+            run.load(worker, context)
+            run.run(worker, context, _there, [1])
+            finished = run.wait(ev.BatchFinished)
+            run.engine.execute([cmd.Unload(worker, context, files=True)])
+            run.wait(ev.ContextUnloaded)
+            if self.executes:
+                [(place, content, links)] = pickle.loads(finished.results)
+                assert (content, links) == ("42", 1), "the files are this context's alone"
+                run.apply(worker, os.path.exists, place)
+                self._answers(run.wait(ev.BatchFinished), False)
+        run.load(worker, kept)
+        run.run(worker, kept, _there, [1])
+        finished = run.wait(ev.BatchFinished)
+        assert not self.executes or pickle.loads(finished.results)[0][1] == "42", "another context's files stay"
+
+    def test_a_context_of_which_nothing_is_kept_is_brought_again_at_once(
+        self, run: ContractRun, tmp_path: Path
+    ) -> None:
+        (worker,) = run.start()
+        (tmp_path / "weights.bin").write_text("42")
+        files = {"weights": (str(tmp_path / "weights.bin"), "digest-of-42")}
+        context = run.declare(_read, files=files, level=ev.NONE)
+        run.stage(worker, context)
+        run.load(worker, context)
+        attempt = run.run(worker, context, _sleep_with_context, [60])
+        run.engine.execute(
+            [
+                cmd.Abandon(worker, attempt, context),
+                cmd.Unload(worker, context, files=True),
+                cmd.Stage(worker, context),
+            ]
+        )
+        run.wait(ev.ContextStaged)
+        run.load(worker, context)
+        run.run(worker, context, _with_context, [1])
+        self._answers(run.wait(ev.BatchFinished), [("42", 1)])
+        # What was not loaded is removed all the same.
+        run.engine.execute([cmd.Unload(worker, context), cmd.Unload(worker, context, files=True)])
+        run.wait(ev.ContextUnloaded)
+        run.stage(worker, context)
 
     def test_files_that_are_not_there_fail_the_context(self, run: ContractRun, tmp_path: Path) -> None:
         (worker,) = run.start()
@@ -418,6 +494,15 @@ def _slow(seconds: float) -> float:
 
 def _read(weights: str) -> str:
     return Path(weights).read_text()
+
+
+def _read_model(weights: str) -> tuple[str, str, int]:
+    path = Path(weights) / "model.bin"
+    return str(path), path.read_text(), path.stat().st_nlink
+
+
+def _there(context: Any, items: Sequence[Any]) -> list[Any]:
+    return [context for _ in items]
 
 
 def _broken() -> None:
