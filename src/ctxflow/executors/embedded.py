@@ -88,9 +88,9 @@ class EmbeddedEngine:
         self._noticed: list[Worker] = []  # Told that they will be taken back.
         self._stopped = False
 
-    def tier(self) -> ev.TierSpec:
+    def tiers(self) -> list[ev.TierSpec]:
         """What this machine offers."""
-        return ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker)
+        return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker)]
 
     def start(self, run: RunServices) -> None:
         """Make the directories; workers come with `Acquire`.

@@ -26,6 +26,7 @@ from ctxflow.executors.files import SharedDiskStaging
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
+from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
@@ -98,8 +99,10 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self._closing: dict[object, Callable[[], None]] = {}
         self._lock = threading.Lock()
 
-    def _make_engine(self) -> EmbeddedEngine:
+    def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
         site = self.resolved_site
+        if site.engine == "taskvine":
+            return TaskVineEngine(site)
         return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
 
     @classmethod
@@ -131,7 +134,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self.run = Run(
             self.engine,
             self._policies,
-            [self.engine.tier()],
+            self.engine.tiers(),
             os.path.join(directory, self.label),
             self.limits,
             self.log_events,

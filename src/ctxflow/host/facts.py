@@ -49,6 +49,7 @@ def facts(cores: int, cache: str) -> Head:
         "scratch": os.path.dirname(cache),
         "transfer": {"cache": cache, "device": place},
         "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
+        "tier": os.environ.get("CTXFLOW_TIER"),
         "environment_job": os.environ.get("CTXFLOW_JOB"),
         "problem": problem,
     }

@@ -184,7 +184,7 @@ class Host:
 
     def _call(self, head: Head, body: bytes) -> None:
         library = self._libraries.get(head["context"])
-        if library is None:  # It died while the call was on its way.
+        if library is None or head.get("key", library.key) != library.key:  # It ended while the call was on its way.
             failure = {
                 "kind": "crash",
                 "error": "LibraryGone",

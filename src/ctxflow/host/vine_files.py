@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 
+from ctxflow.environments.opening import open_environment
 from ctxflow.host import staging
 from ctxflow.host.wire import Head
 
@@ -39,6 +40,14 @@ def forget(digest: str, cache: str) -> Head:
     """Remove a file or folder from the cache."""
     staging.forget(digest, cache)
     return {"is": "forgotten", "digest": digest}
+
+
+def environment(head: Head, cache: str) -> Head:
+    """Open a packed environment, whose archive is in the cache, and have library processes run its Python."""
+    archive = staging.cached(head["digest"], head["source"], cache)
+    place = os.path.join(cache, f"environment-{head['digest'][:12]}")
+    os.environ["CTXFLOW_PYTHON"] = str(open_environment(archive, place))
+    return {"is": "opened"}
 
 
 def reported(work: Callable[[], Head], head: Head) -> Head:

@@ -74,6 +74,7 @@ class VineLibrary:
             "fetch": self._fetch,
             "link": self._link,
             "forget": self._forget,
+            "environment": self._environment,
         }
         self._pid_file = os.path.join(directory, "host.pid")
 
@@ -204,6 +205,10 @@ class VineLibrary:
 
     def _forget(self, call: Call, head: Head) -> bool:
         return self._with_files(call, head, lambda: vine_files.forget(head["digest"], self._cache))
+
+    def _environment(self, call: Call, head: Head) -> bool:
+        """Have library processes run the Python of a packed environment that is in the cache."""
+        return self._with_files(call, head, lambda: vine_files.environment(head, self._cache))
 
     def _with_files(self, call: Call, head: Head, work: Callable[[], Head]) -> bool:
         """Do something that may take long to files, and report it, or why it failed."""

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import pydantic
 
+from ctxflow.sites.tier import Tier
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -28,9 +30,14 @@ class Site(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     name: str = pydantic.Field("local", description="What people call the site.")
-    engine: Literal["embedded"] = pydantic.Field("embedded", description="What runs the workers.")
+    engine: Literal["embedded", "taskvine"] = pydantic.Field(
+        "embedded", description="What runs the workers: this machine, or a cluster through TaskVine."
+    )
     workers: int | None = pydantic.Field(
-        None, ge=1, description="Workers on this machine; by default one a GPU, else one for every two cores."
+        None,
+        ge=1,
+        description="How many workers. Embedded: by default one a GPU, else one for every two cores. TaskVine: at "
+        "most so many of the first tier, in place of what that says.",
     )
     gpus_per_worker: int | None = pydantic.Field(
         None, ge=0, description="GPUs that each worker gets; by default all are dealt out evenly."
@@ -43,6 +50,30 @@ class Site(pydantic.BaseModel):
     )
     level: Literal["none", "partial", "pervasive"] = pydantic.Field(
         "pervasive", description="What workers keep of a context from call to call; less than all is for measuring."
+    )
+    tiers: tuple[Tier, ...] = pydantic.Field((), description="TaskVine: the kinds of workers there are.")
+    environment: str | None = pydantic.Field(
+        None,
+        description="TaskVine: the Python environment of the workers: a folder that they all see (a venv or a conda "
+        "prefix), or an archive made by `ctxflow env pack`; by default the python3 on their PATH (or in their image).",
+    )
+    address: str | None = pydantic.Field(
+        None, description="TaskVine: where workers reach this machine; by default the address that it uses outwards."
+    )
+    port: int | tuple[int, int] = pydantic.Field(
+        0, description="TaskVine: the port that workers connect to, or the lowest and highest that will do; 0 for any."
+    )
+    ssl: bool = pydantic.Field(
+        False, description="TaskVine: encrypt what goes between this machine and the workers (see docs/security.md)."
+    )
+    fan_out: int = pydantic.Field(
+        1, ge=1, description="TaskVine: how many workers one worker sends a file to at a time."
+    )
+    keepalive_interval: int = pydantic.Field(
+        5, ge=1, description="TaskVine: seconds of silence after which a worker is asked whether it is there."
+    )
+    keepalive_timeout: int = pydantic.Field(
+        15, ge=4, description="TaskVine: seconds after which a worker that does not answer is lost."
     )
     routing: Any = pydantic.Field("context-affinity", description="Which work goes to which worker.")
     batching: Any = pydantic.Field("fixed", description="How many items a batch takes.")
@@ -88,7 +119,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _explain(error: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, Site.model_fields, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"a site's keys are {', '.join(Site.model_fields)}"
-        return f"a site has no key {key!r}: {hint}"
+        what, fields = ("a tier", Tier.model_fields) if "." in key else ("a site", Site.model_fields)
+        last = key.rpartition(".")[2]
+        close = difflib.get_close_matches(last, fields, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"{what}'s keys are {', '.join(fields)}"
+        return f"{what} has no key {last!r}: {hint}"
     return f"the site's {key} cannot be {error['input']!r}: {error['msg'].lower()}"

@@ -140,7 +140,9 @@ class ContractRun:
         """Poll until something holds."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, f"it never came; there were {self.events}"
+            assert time.monotonic() < deadline, (
+                f"it never came; there were {len(self.events)} events, last {self.events[-5:]}"
+            )
             self.events.extend(self.engine.poll(0.5))
 
     def wait(self, kind: type[E]) -> E:
@@ -437,8 +439,7 @@ class EngineContract:
         thread.start()
         run.until(lambda: len(run.all(ev.BatchFinished)) == total)
         thread.join()
-        answered = [event.attempt for event in run.all(ev.BatchFinished)]
-        assert answered == sorted(set(answered))
+        assert len({event.attempt for event in run.all(ev.BatchFinished)}) == total
 
     def test_stop_leaves_no_process(self, run: ContractRun) -> None:
         workers = run.start(2)

@@ -1,4 +1,4 @@
-"""The program that holds the ndcctools manager, in a process of its own: `python -m ctxflow.executors.taskvine.manager`.
+"""The program that holds the ndcctools manager, in a process of its own.
 
 It does as the engine tells it over a socket (calls pinned to workers, files) and tells what came of it: answers,
 workers that joined, workers that were lost. It decides nothing. ndcctools' `wait` sleeps whole seconds, holds the
@@ -49,6 +49,7 @@ class Manager:
         self._names: dict[str, str] = {}  # Address -> worker.
         self._moved = (0, 0)
         self._files: dict[str, Any] = {}
+        self._submitted = 0
         self._bell_worker = ""
         self._bell_stands = False
         self._manager = self._make(settings)
@@ -177,6 +178,8 @@ class Manager:
     def _submit(self, task: Any, library: str, worker: str, call: int, buffer: Any) -> None:
         task.set_library_required(library)
         task.add_feature(worker)
+        self._submitted += 1
+        task.set_priority(-self._submitted)  # Else later calls may overtake earlier ones.
         number = self._manager.submit(task)
         self._tasks[number] = task, worker, call, buffer
         self._of_worker[worker].add(number)
@@ -190,7 +193,7 @@ class Manager:
 
     def _ended(self, ended: Any) -> bool:
         """Pass a call's answer on; whether there was one."""
-        task, worker, call, buffer = self._tasks.pop(ended.id)
+        _, worker, call, buffer = self._tasks.pop(ended.id)
         if buffer is not None:
             self._manager.undeclare_file(buffer)
         if worker in self._of_worker:

@@ -1,0 +1,79 @@
+"""The engine's calls to workers that are not answered yet.
+
+What does not live here: what is asked and what answers mean (engine.py, stagings.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+from ctxflow.executors.taskvine.link import ManagerLink
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.host.wire import Head
+
+Reports = list[tuple[Head, bytes]]
+Then = Callable[[Worker, Reports], None]
+
+
+class Calls:
+    """Makes calls, and hands each answer to who waits for it. Its owner locks.
+
+    :param heard: gets answers to calls that nobody waits for any more.
+    """
+
+    def __init__(self, link: ManagerLink, heard: Then) -> None:
+        self.link = link
+        self._heard = heard
+        self._numbers = itertools.count(1)
+        self._open: dict[int, tuple[Worker, Then]] = {}
+
+    def key(self) -> str:
+        """A key that was never used before."""
+        return str(next(self._numbers))
+
+    def make(
+        self,
+        worker: Worker,
+        frames: bytes,
+        then: Then,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+    ) -> int:
+        """Have a worker do something.
+
+        :param frames: the instructions, in order.
+        :param then: called with the reports of the answer.
+        :param inputs: name in the call's sandbox -> key of a file that the manager's process knows.
+        :param outputs: likewise, what the call makes.
+        :returns: the call's number.
+        """
+        number = next(self._numbers)
+        self._open[number] = worker, then
+        head: Head = {"do": "call", "id": number, "worker": worker.name}
+        if inputs:
+            head["inputs"] = inputs
+        if outputs:
+            head["outputs"] = outputs
+        self.link.send(head, frames)
+        return number
+
+    def answered(self, number: int, reports: Reports) -> None:
+        """Hand an answer on."""
+        worker, then = self._open.pop(number, (None, None))
+        if worker is not None and then is not None:
+            then(worker, reports)
+
+    def cancel(self, number: int) -> None:
+        """Take back a call that waits for a file which will never come."""
+        if self._open.pop(number, None) is not None:
+            self.link.send({"do": "cancel", "calls": [number]})
+
+    def drop(self, number: int) -> None:
+        """No answer will come."""
+        self._open.pop(number, None)
+
+    def lost(self, worker: Worker) -> None:
+        """No answer of a worker will come any more."""
+        for number in [number for number, (whose, _) in self._open.items() if whose is worker]:
+            del self._open[number]

@@ -1,0 +1,436 @@
+"""The TaskVine engine: commands become calls that are pinned to workers, and their answers become events.
+
+What does not live here: the ndcctools manager (manager.py), how files get to workers (stagings.py), what a worker
+tells of itself (worker.py), and acquiring workers (factory/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.executors.taskvine.calls import Calls, Reports, Then
+from ctxflow.executors.taskvine.connection import Connection
+from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
+from ctxflow.executors.taskvine.losses import Losses
+from ctxflow.executors.taskvine.setup import Setup, acquirer_of
+from ctxflow.executors.taskvine.stagings import Stagings
+from ctxflow.executors.taskvine.worker import Worker, refusal
+from ctxflow.factory.provider import Provider
+from ctxflow.host.wire import Head, frame, unframe
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.sites import Site
+
+logger = logging.getLogger("ctxflow")
+_END_SECONDS = 5.0
+
+
+class TaskVineEngine:
+    """Runs calls on TaskVine workers, which a site's providers lend.
+
+    :param site: its tiers, its environment, and how its network is to be used.
+    """
+
+    def __init__(self, site: Site) -> None:
+        if not site.tiers:
+            raise ValueError(
+                'a site with engine = "taskvine" needs at least one [[tiers]]: see site-configs/testbed.toml'
+            )
+        self._site = site
+        self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
+        self._workers: dict[str, Worker] = {}
+        self._events: list[ev.Event] = []
+        self._failed: EngineFailed | None = None
+        self._refused: set[str] = set()
+        self._started = self._stopped = False
+
+    def tiers(self) -> list[ev.TierSpec]:
+        """What the site offers."""
+        first, *others = self._site.tiers
+        most = first.workers if self._site.workers is None else self._site.workers
+        return [
+            ev.TierSpec(tier.name, minimum=0, maximum=maximum, gpus=tier.gpus)
+            for tier, maximum in ((first, most), *((other, other.workers) for other in others))
+        ]
+
+    def start(self, run: RunServices) -> None:
+        """Start the manager's process and the providers; workers come with `Acquire`.
+
+        :raises CtxflowError: if TaskVine or a batch system cannot be used here, or there is no place for files.
+        """
+        require_ndcctools()
+        self._run = run
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._setup = Setup(self._site, run)
+        self._link = ManagerLink(self._setup.manager_settings(), self._setup.doorbell, self._setup.path("manager.log"))
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._started = True
+        try:
+            self._port = self._await_manager()
+            self._connection = Connection(self._setup, self._port)
+            self._calls = Calls(self._link, self._heard)
+            self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
+            self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
+            self._losses = Losses(self._acquirer, run.clock)
+            self._acquirer.start()
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def _await_manager(self) -> int:
+        """The port that it listens at."""
+        deadline = time.monotonic() + 60
+        while not self._link.channel.closed and time.monotonic() < deadline:
+            select.select([self._link.channel], [], [], 0.5)
+            for head, _ in self._link.channel.receive():
+                return int(head["port"])
+        raise EngineFailed(f"TaskVine's manager does not start: {self._link.last_words()}")
+
+    # --- commands
+
+    def execute(self, commands: Sequence[cmd.Command]) -> None:
+        """Carry out commands."""
+        with self._lock:
+            if self._stopped or not self._started:
+                return
+            before: dict[str, list[bytes]] = {}  # What ends at once goes along with what comes after it.
+            for command in commands:
+                if isinstance(command, cmd.Acquire):
+                    self._acquirer.hold(command.tier, command.workers)
+                    continue
+                worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
+                if worker is not None and worker.joined:
+                    self._tell(worker, command, before)
+            for name, frames in before.items():
+                if frames:
+                    self._calls.make(self._workers[name], b"".join(frames), self._answered)
+            self._link.ring()
+
+    def _tell(self, worker: Worker, command: cmd.Command, before: dict[str, list[bytes]]) -> None:
+        frames = before.setdefault(worker.name, [])
+        if isinstance(command, cmd.Run):
+            self._send_call(worker, command, frames)
+        elif isinstance(command, cmd.Load):
+            frames.append(self._load(worker, command))
+            self._calls.make(worker, b"".join(frames), self._answered)
+            frames.clear()
+        elif isinstance(command, cmd.Stage):
+            self._stagings.stage(worker, self._run.context_payload(command.context))
+        elif isinstance(command, cmd.Unload):
+            frames.append(frame({"do": "unload", "context": command.context}))
+            if command.files:
+                frames += self._stagings.forget(worker, self._run.context_payload(command.context))
+        elif isinstance(command, cmd.Abandon):
+            frames.append(frame({"do": "unload", "context": command.context}))
+        elif isinstance(command, cmd.Release):
+            self._release(worker)
+
+    def _release(self, worker: Worker) -> None:
+        """Have a worker end by itself, and its job with it."""
+        worker.leaving = True
+        self._calls.make(worker, frame({"do": "release"}), self._answered)
+        if worker.job is not None:
+            self._acquirer.remove(worker.tier, worker.job)
+
+    def _send_call(self, worker: Worker, command: cmd.Run, frames: list[bytes]) -> None:
+        try:
+            payload = self._run.call_payload(command)
+        except Exception as error:
+            failure = ev.Failure("input", type(error).__name__, str(error))
+            self._events.append(
+                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error)
+            )
+            self._ring()
+            return
+        name = payload.function
+        then: Then = self._call_answered
+        if name and name not in worker.functions:
+            # It goes with every call until one is answered: TaskVine may let calls overtake each other.
+            frames.append(frame({"do": "function", "function": name}, self._run.function(name)))
+            then = self._with_function(name)
+        head: Head = {
+            "do": "call",
+            "call": command.attempt,
+            "context": command.context,
+            "key": worker.keys.get(command.context, ""),
+            "function": name,
+            "style": payload.style,
+            "insert": payload.insert,
+        }
+        if payload.timeout is not None:
+            head["timeout"] = payload.timeout
+        frames.append(frame(head, payload.body))
+        worker.running += 1
+        self._calls.make(worker, b"".join(frames), then)
+        frames.clear()
+
+    def _with_function(self, name: str) -> Then:
+        def answered(worker: Worker, reports: Reports) -> None:
+            worker.functions.add(name)
+            self._call_answered(worker, reports)
+
+        return answered
+
+    def _load(self, worker: Worker, command: cmd.Load) -> bytes:
+        context = self._run.context_payload(command.context)
+        worker.keys[context.id] = key = self._calls.key()
+        head = {
+            "do": "load",
+            "key": key,
+            "context": context.id,
+            "name": context.name,
+            "cached_files": self._stagings.places(worker, context),
+            "environment": dict(context.environment),
+            "timeout": context.timeout,
+            "memory": context.memory,
+        }
+        return frame(head, context.recipe)
+
+    # --- events
+
+    def poll(self, timeout: float) -> list[ev.Event]:
+        """What happened."""
+        if self._stopped:
+            return []
+        if self._failed is not None:
+            raise self._failed
+        with self._lock:
+            wait = 0.0 if self._events else min(timeout, self._losses.due())
+            self._poll.register(self._link.channel.fileno(), self._interest())
+        self._poll.poll(max(0.0, wait) * 1000)
+        with self._lock:
+            if self._stopped:
+                return []
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            self._serve()
+            happened, self._events[:] = list(self._events), []
+            self._link.ring()  # For what was sent meanwhile.
+        return happened
+
+    def _interest(self) -> int:
+        return select.POLLIN | (select.POLLOUT if self._link.channel.pending else 0)
+
+    def _serve(self) -> None:
+        channel = self._link.channel
+        channel.flush()
+        for head, body in channel.receive():
+            self._told(head, body)
+        if channel.closed:
+            words = self._link.last_words()
+            self._failed = EngineFailed(f"TaskVine's manager ended, so that nothing can run: {words}")
+        self._stagings.serve()
+        for tier, change in self._acquirer.take():
+            self._losses.heard(tier, change)
+        for worker, evicted in self._losses.explained():
+            self._lost_for_good(worker, evicted)
+        if self._acquirer.failure is not None and not any(w.joined for w in self._workers.values()):
+            self._failed = EngineFailed(self._acquirer.failure)
+        if self._failed is not None:
+            raise self._failed
+
+    def _told(self, head: Head, body: bytes) -> None:
+        """Something that the manager's process says."""
+        kind = head["is"]
+        if kind == "answer":
+            self._calls.answered(head["id"], unframe(body))
+        elif kind == "joined":
+            worker = self._workers[head["worker"]] = Worker(
+                head["worker"], head["host"], head["address"], self._run.clock()
+            )
+            self._calls.make(worker, frame({"do": "hello"}), self._greeted)
+        elif kind == "lost":
+            self._lost(self._workers.pop(head["worker"]))
+        elif kind == "temp":
+            self._stagings.named(head["key"], head["cached_name"])
+        elif kind == "unanswered":
+            self._unanswered(head)
+
+    def _unanswered(self, head: Head) -> None:
+        """TaskVine could not make a call: whatever is wrong there, that worker is of no more use."""
+        worker = self._workers.get(head["worker"])
+        self._calls.drop(head["id"])
+        if worker is not None and not worker.leaving:
+            logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, head["reason"])
+            self._end(worker)
+
+    def _greeted(self, worker: Worker, reports: Reports) -> None:
+        """A new worker has told what it is: it may stay, or not."""
+        hello = next((head for head, _ in reports if head["is"] == "hello"), None)
+        if hello is None:
+            self._end(worker)
+            return
+        worker.learn(hello, self._site.tiers)
+        self._listen(worker)
+        packed = self._setup.packed
+        reason = refusal(hello, packed.python if packed else None)
+        if reason is not None:
+            self._refuse(worker, reason)
+        elif packed is None:
+            self._join(worker, hello)
+        else:
+            self._stagings.open_environment(worker, packed, lambda problem: self._opened(worker, hello, problem))
+
+    def _opened(self, worker: Worker, hello: Head, problem: str | None) -> None:
+        if problem is not None:
+            self._refuse(worker, f"the environment cannot be used on {worker.host}: {problem}")
+        else:
+            self._join(worker, hello)
+
+    def _join(self, worker: Worker, hello: Head) -> None:
+        worker.joined = True
+        if worker.job is not None:
+            self._acquirer.joined(worker.tier, worker.job)
+        self._stagings.joined(worker)
+        spec = worker.spec(hello, self._site.tiers, self._site.slots)
+        self._events.append(ev.WorkerJoined(self._run.clock(), spec))
+
+    def _refuse(self, worker: Worker, reason: str) -> None:
+        """A worker that cannot be used is ended; said once. If it is the environment's fault, all are like it."""
+        if reason not in self._refused:
+            self._refused.add(reason)
+            logger.warning("%s", reason)
+        if worker.job is not None:
+            self._acquirer.refused(worker.tier, worker.job, reason)
+        self._end(worker)
+
+    def _end(self, worker: Worker) -> None:
+        """End a worker that is of no use."""
+        worker.leaving = True
+        self._calls.make(worker, frame({"do": "release"}), self._answered)
+        if worker.job is not None and not worker.joined:
+            self._acquirer.remove(worker.tier, worker.job)
+
+    def _listen(self, worker: Worker) -> None:
+        self._calls.make(worker, frame({"do": "listen"}), self._overheard)
+
+    def _overheard(self, worker: Worker, reports: Reports) -> None:
+        self._heard(worker, reports)
+        self._listen(worker)
+
+    def _answered(self, worker: Worker, reports: Reports) -> None:
+        self._heard(worker, reports)
+
+    def _call_answered(self, worker: Worker, reports: Reports) -> None:
+        worker.running -= 1
+        self._heard(worker, reports)
+        if worker.noticed and not worker.running:
+            self._release(worker)
+
+    def _heard(self, worker: Worker, reports: Reports) -> None:
+        """The events that a host's reports stand for."""
+        now, name = self._run.clock(), worker.name
+        for head, body in reports:
+            kind = head["is"]
+            if kind == "finished":
+                self._events.append(ev.BatchFinished(now, name, head["call"], head["seconds"], results=body))
+            elif kind == "notice":
+                worker.noticed = worker.leaving = True
+                self._events.append(ev.EvictionNotice(now, name))
+                if not worker.running:
+                    self._release(worker)
+            elif kind == "refused":
+                logger.warning("the worker on %s: %s", worker.host, head["message"])
+                self._end(worker)
+            elif kind in _TRANSLATIONS and ("key" not in head or worker.keys.get(head["context"]) == head["key"]):
+                self._events += _TRANSLATIONS[kind](now, name, head, body)
+
+    # --- losses
+
+    def _lost(self, worker: Worker) -> None:
+        """A worker is gone: find out whether it was taken back, for a moment, before that is told."""
+        self._calls.lost(worker)
+        self._stagings.lost(worker)
+        if worker.joined:
+            self._losses.add(worker)
+
+    def _lost_for_good(self, worker: Worker, evicted: bool) -> None:
+        self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=evicted))
+
+    # --- the end
+
+    def _ring(self) -> None:
+        """Make `poll` look; from any thread."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b".")
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return."""
+        with self._lock:
+            if self._started and not self._stopped:
+                self._ring()
+
+    def stop(self) -> None:
+        """End all workers. No other thread is in `poll`, or will call it."""
+        with self._lock:
+            if self._stopped or not self._started:
+                self._stopped = True
+                return
+            self._stopped = True
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        closing: list[Callable[[], None]] = []
+        for name in ("_acquirer", "_stagings"):
+            if hasattr(self, name):
+                closing.append(getattr(self, name).stop)
+        closing.append(lambda: self._link.end(_END_SECONDS))
+        if hasattr(self, "_connection"):
+            closing.append(self._connection.close)
+        closing += [self._setup.close, lambda: os.close(self._wake_read), lambda: os.close(self._wake_write)]
+        with contextlib.ExitStack() as stack:
+            for close in reversed(closing):
+                stack.callback(close)
+
+    def worker_jobs(self) -> dict[str, tuple[str, str]]:
+        """The tier and the job of each worker that has one, by the worker's name."""
+        with self._lock:
+            return {w.name: (w.tier, w.job) for w in self._workers.values() if w.joined and w.job is not None}
+
+    def provider(self, tier: str) -> Provider:
+        """Who lends a tier's workers."""
+        return self._acquirer.provider(tier)
+
+    def __repr__(self) -> str:
+        return f"TaskVineEngine(site={self._site.name!r})"
+
+
+def _raised(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
+    failure = ev.Failure(**head["failure"], worker=worker)
+    return [ev.BatchFailed(now, worker, head["call"], failure, exception=body)]
+
+
+def _died(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
+    failure = ev.Failure(**head["failure"], worker=worker)
+    if head["calls"]:
+        return [ev.BatchFailed(now, worker, call, failure, lost_context=True) for call in head["calls"]]
+    return [ev.ContextUnloaded(now, worker, head["context"])]
+
+
+def _ready(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextReady(now, worker, head["context"], head["seconds"], head["memory"], head["gpu_memory"])]
+
+
+def _failed(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextFailed(now, worker, head["context"], ev.Failure(**head["failure"], worker=worker))]
+
+
+def _unloaded(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextUnloaded(now, worker, head["context"])]
+
+
+_TRANSLATIONS: dict[str, Callable[[float, str, Head, bytes], list[ev.Event]]] = {
+    "raised": _raised,
+    "died": _died,
+    "ready": _ready,
+    "failed": _failed,
+    "unloaded": _unloaded,
+}

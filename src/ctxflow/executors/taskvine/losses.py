@@ -1,0 +1,69 @@
+"""Whether a worker that is gone was taken back by its batch system: nobody in it is to blame then.
+
+What does not live here: noticing that it is gone (manager.py), and what follows (scheduler/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.provider import JobChange
+
+_PATIENCE_SECONDS = 1.0  # How long the batch system may take to say so.
+
+
+class Losses:
+    """Workers that are gone, until it is known why, or time is up.
+
+    :param clock: seconds.
+    """
+
+    def __init__(self, acquirer: Acquirer, clock: Callable[[], float]) -> None:
+        self._acquirer = acquirer
+        self._clock = clock
+        self._waiting: list[tuple[float, Worker]] = []
+        self._explained: list[tuple[Worker, bool]] = []
+        self._told: dict[
+            tuple[str, str], tuple[float, bool]
+        ] = {}  # Of a job: when something ended it, and whether it was evicted.
+
+    def add(self, worker: Worker) -> None:
+        """A worker is gone."""
+        if worker.leaving:
+            self._explained.append((worker, True))
+        elif worker.job is None:
+            self._explained.append((worker, False))
+        else:
+            told = self._told.pop((worker.tier, worker.job), None)
+            if told is not None and told[0] > worker.since:
+                self._explained.append((worker, told[1]))
+            else:
+                self._waiting.append((self._clock() + _PATIENCE_SECONDS, worker))
+                self._acquirer.look()
+
+    def heard(self, tier: str, change: JobChange) -> None:
+        """News of a job."""
+        if change.state not in ("evicted", "ended", "held"):
+            return
+        evicted = change.state == "evicted"
+        for entry in [entry for entry in self._waiting if (entry[1].tier, entry[1].job) == (tier, change.job)]:
+            self._waiting.remove(entry)
+            self._explained.append((entry[1], evicted))
+            return
+        self._told[tier, change.job] = self._clock(), evicted
+
+    def due(self) -> float:
+        """Seconds until the next is told without an explanation."""
+        if self._explained:
+            return 0.0
+        return max(0.0, self._waiting[0][0] - self._clock()) if self._waiting else float("inf")
+
+    def explained(self) -> list[tuple[Worker, bool]]:
+        """Those that can be told now, each with whether it was an eviction."""
+        now = self._clock()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._explained.append((self._waiting.pop(0)[1], False))
+        found, self._explained = self._explained, []
+        return found

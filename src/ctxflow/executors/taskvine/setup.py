@@ -1,0 +1,161 @@
+"""What a run on TaskVine needs before its first worker: its files, its secret, its address, its workers' command.
+
+What does not live here: starting the manager (link.py) and the providers (factory/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ctxflow.environments.opening import read_manifest
+from ctxflow.errors import CtxflowError
+from ctxflow.executors.engine import RunServices
+from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.condor import CondorProvider
+from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.provider import Provider, WorkerJob
+from ctxflow.host.program import build_program
+from ctxflow.host.wire import Head
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+_EXTRA_SLOTS = 16  # Beside calls: the standing call, and what is staged, built and unloaded at the same time.
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed environment: the archive, the digest that names it, and the version of its Python."""
+
+    path: str
+    digest: str
+    python: str
+
+
+class Setup:
+    """A run's own files, and what follows from the site.
+
+    :raises CtxflowError: if files cannot be written, or the environment is none.
+    """
+
+    def __init__(self, site: Site, run: RunServices) -> None:
+        self.site, self.run = site, run
+        self.directory = os.path.join(run.directory, "taskvine")
+        self.packed = _packed(site.environment)
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            self.password_file = self._write_secret()
+            self.program = build_program(self.path("ctxflow.pyz"))
+            self._private = tempfile.mkdtemp(prefix="ctxflow-")  # A socket's path must be short.
+            self.staging_log = open(self.path("staging.jsonl"), "a", buffering=1)  # noqa: SIM115 - closed in `close`
+        except OSError as error:
+            raise CtxflowError(f"the run cannot keep its files in {self.directory}: {error}") from error
+        self.doorbell = os.path.join(self._private, "bell")
+        self.address = site.address or _own_address()
+        self.note({"is": "origin", "unix": time.time() - run.clock()})
+
+    def path(self, name: str) -> str:
+        """The path of a file of the run's own."""
+        return os.path.join(self.directory, name)
+
+    def note(self, line: Head) -> None:
+        """Add a line to the log of stagings, which `ctxflow report` reads."""
+        with contextlib.suppress(OSError):  # A full disk must not end the run.
+            self.staging_log.write(json.dumps(line) + "\n")
+
+    def _write_secret(self) -> str:
+        path = self.path("password")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        return path
+
+    def manager_settings(self) -> Head:
+        """What the manager's process is told first."""
+        site = self.site
+        return {
+            "do": "start",
+            "directory": self.directory,
+            "port": site.port if isinstance(site.port, int) else list(site.port),
+            "password_file": self.password_file,
+            "program": self.program,
+            "ssl": site.ssl,
+            "fan_out": site.fan_out,
+            "keepalive_interval": site.keepalive_interval,
+            "keepalive_timeout": site.keepalive_timeout,
+            "slots": site.slots + _EXTRA_SLOTS,
+            "doorbell": self.doorbell,
+        }
+
+    def worker_command(self, port: int, tier: Tier, program: str, password: str) -> list[str]:
+        """The words that start a worker.
+
+        :param program: the path of the worker's program where it is started; likewise the password's file.
+        """
+        environment = self.site.environment
+        python = os.path.join(environment, "bin", "python") if environment and not self.packed else "python3"
+        words = [python, program, "worker", f"{self.address}:{port}", "--password", password]
+        words += ["--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
+        # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
+        words += ["--disk", str(tier.disk // 10**6), "--gpus", "0"]
+        return [*words, "--ssl"] if self.site.ssl else words
+
+    def job(self, tier: Tier, port: int) -> WorkerJob:
+        """What a provider is asked for."""
+        names = [os.path.basename(path) for path in (self.program, self.password_file)]
+        return WorkerJob(
+            tier.name,
+            self.worker_command(port, tier, *names),
+            files=[self.program, self.password_file],
+            environment={**tier.environment, "CTXFLOW_TIER": tier.name},
+            cores=tier.cores,
+            memory=tier.memory,
+            disk=tier.disk,
+            gpus=tier.gpus,
+            options=tier.options,
+        )
+
+    def close(self) -> None:
+        """Remove what nobody needs afterwards."""
+        self.staging_log.close()
+        shutil.rmtree(self._private, ignore_errors=True)
+        for path in (self.password_file, self.program):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]) -> Acquirer:
+    """What holds a site's workers."""
+    tiers: dict[str, tuple[Provider, WorkerJob]] = {}
+    for tier in site.tiers:
+        provider: Provider = CondorProvider(run=setup.run.id) if tier.provider == "condor" else LocalProvider()
+        tiers[tier.name] = provider, setup.job(tier, port)
+    return Acquirer(tiers, setup.path("jobs"), changed)
+
+
+def _packed(environment: str | None) -> Packed | None:
+    """The packed environment that a site names, if it does."""
+    if environment is None or os.path.isdir(environment):
+        return None
+    if not os.path.isfile(environment):
+        if environment.endswith((".tar.gz", ".tgz")):
+            raise CtxflowError(f"there is no environment {environment}: make one with `ctxflow env pack`")
+        return None  # A folder that only the workers see.
+    manifest = read_manifest(environment)
+    return Packed(os.path.abspath(environment), manifest["digest"], manifest["python"])
+
+
+def _own_address() -> str:
+    """The address that this machine uses outwards; nothing is sent to find it."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,345 @@
+"""Brings contexts' files to workers: what the tree (tree.py) orders becomes calls, and their answers its news.
+
+A folder travels as a tar archive. At level "none" nothing of the tree is used: the manager sends the files to each
+worker anew. What does not live here: who gets what from whom (tree.py), and building contexts (engine.py).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+
+from ctxflow.executors.engine import ContextPayload, RunServices
+from ctxflow.executors.taskvine.calls import Calls, Reports
+from ctxflow.executors.taskvine.setup import Packed, Setup
+from ctxflow.executors.taskvine.tree import Cancel, Fetch, Link, Order, Seed, Tree
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.host.wire import frame
+from ctxflow.scheduler import events as ev
+
+_OUTPUT = "output"
+_UNSHARED = "none"  # The level at which files are shared with nobody.
+
+
+class _File:
+    """A file or folder that workers need.
+
+    :ivar path: where it is on this machine.
+    :ivar sent: what is sent for it, once it is ready: itself, or a folder's archive.
+    :ivar waiting: who wants it as soon as that is ready, and as what in its cache.
+    """
+
+    def __init__(self, path: str, digest: str) -> None:
+        self.path, self.digest = path, digest
+        self.kind = "tar" if os.path.isdir(path) else "file"
+        self.sent: str | None = None if self.kind == "tar" else path
+        self.waiting: list[tuple[Worker, str]] = []
+
+
+class _Want:
+    """What a worker still lacks of a context (or environment), and what follows when it lacks nothing."""
+
+    def __init__(self, digests: Iterable[str], done: Callable[[ev.Failure | None], None]) -> None:
+        self.missing = set(digests)
+        self.done = done
+
+
+class Stagings:
+    """All files of a run on their way to workers. Its owner locks, and calls `serve` when it was woken.
+
+    :param report: takes events.
+    :param wake: has the owner call `serve` soon; from any thread.
+    """
+
+    def __init__(
+        self,
+        run: RunServices,
+        calls: Calls,
+        setup: Setup,
+        report: Callable[[ev.Event], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._run, self._calls, self._setup = run, calls, setup
+        self._report, self._wake = report, wake
+        self._tree = Tree()
+        self._files: dict[str, _File] = {}
+        self._workers: dict[str, Worker] = {}
+        self._wants: dict[str, list[_Want]] = {}  # By worker.
+        self._fetching: dict[tuple[str, str], int] = {}  # Worker, digest -> the call that fetches it.
+        self._holders: dict[str, str] = {}  # Path in a cache -> the worker whose it is.
+        self._temps: dict[str, tuple[_File, str]] = {}  # Key of a temp file -> its file, and the context's name.
+        self._packing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ctxflow-pack")
+        self._packed: list[tuple[_File, str | None]] = []  # Archives that are ready; or why not.
+
+    # --- what is wanted
+
+    def stage(self, worker: Worker, context: ContextPayload) -> None:
+        """Bring a context's files to a worker, and report it."""
+
+        def done(failure: ev.Failure | None) -> None:
+            now = self._run.clock()
+            if failure is None:
+                self._report(ev.ContextStaged(now, worker.name, context.id))
+            else:
+                self._report(ev.ContextFailed(now, worker.name, context.id, failure))
+
+        files = {self._name(worker, context, file[1]): file for file in context.files.values()}
+        self._bring(worker, files, done)
+
+    def places(self, worker: Worker, context: ContextPayload) -> Mapping[str, tuple[str, str]]:
+        """How a `load` names a context's files: parameter -> digest and path on this machine."""
+        return {name: (self._name(worker, context, digest), path) for name, (path, digest) in context.files.items()}
+
+    def forget(self, worker: Worker, context: ContextPayload) -> list[bytes]:
+        """The instructions that remove a context's files from a worker."""
+        names = {self._name(worker, context, digest) for _, digest in context.files.values()}
+        worker.forgotten[context.id] = worker.forgotten.get(context.id, 0) + 1
+        return [frame({"do": "forget", "digest": name}) for name in names]
+
+    def open_environment(self, worker: Worker, packed: Packed, then: Callable[[str | None], None]) -> None:
+        """Bring a packed environment to a worker and open it; `then` is told what is wrong with it, or None."""
+
+        def opened(_: Worker, reports: Reports) -> None:
+            for head, _body in reports:
+                if head["is"] in ("opened", "failed"):
+                    then(head["failure"]["message"] if head["is"] == "failed" else None)
+
+        def staged(failure: ev.Failure | None) -> None:
+            if failure is not None:
+                then(failure.message)
+                return
+            instruction = {"do": "environment", "digest": packed.digest, "source": packed.path}
+            self._calls.make(worker, frame(instruction), opened)
+
+        self._bring(worker, {packed.digest: (packed.path, packed.digest)}, staged)
+
+    @staticmethod
+    def _name(worker: Worker, context: ContextPayload, digest: str) -> str:
+        """What a file is called in a worker's cache: at level none each context has its own, and each time another,
+        so that removing one is never taken for removing the next."""
+        if context.level != _UNSHARED:
+            return digest
+        return f"{digest}-{context.id}-{worker.forgotten.get(context.id, 0)}"
+
+    def _bring(
+        self, worker: Worker, files: Mapping[str, tuple[str, str]], done: Callable[[ev.Failure | None], None]
+    ) -> None:
+        """Bring files to a worker.
+
+        :param files: what a file is called in the worker's cache -> its path here, and its digest. Where that is not
+            its digest, the tree is passed by.
+        """
+        for path, _ in files.values():
+            if not os.path.exists(path):
+                message = f"there is no file {path} to stage: see that it is there as long as the run lasts"
+                done(ev.Failure("exception", "FileNotFoundError", message, worker=worker.name))
+                return
+        missing = {name for name in files if not self._tree.has(worker.name, name)}
+        if not missing:
+            done(None)
+            return
+        self._workers[worker.name] = worker
+        self._wants.setdefault(worker.name, []).append(_Want(missing, done))
+        for name in missing:
+            path, digest = files[name]
+            file = self._files.get(digest)
+            if file is None:
+                file = self._files[digest] = _File(path, digest)
+                self._prepare(file)
+            if file.sent is None:
+                file.waiting.append((worker, name))
+            else:
+                self._want(worker, file, name)
+
+    def _want(self, worker: Worker, file: _File, name: str) -> None:
+        if name != file.digest:
+            self._deliver(worker, file, name)
+        else:
+            self._order(self._tree.want(worker.name, worker.place, file.digest))
+
+    # --- folders become archives
+
+    def _prepare(self, file: _File) -> None:
+        if file.sent is not None:
+            self._declare(file, file.sent)
+            return
+
+        def pack() -> None:
+            target = self._setup.path(f"{file.digest}.tar")
+            try:
+                with tarfile.open(target, "w", dereference=True) as archive:
+                    for name in sorted(os.listdir(file.path)):
+                        archive.add(os.path.join(file.path, name), name)
+                self._packed.append((file, None))
+            except Exception as error:
+                self._packed.append((file, f"{file.path} cannot be packed for the workers: {error}"))
+            self._wake()
+
+        self._packing.submit(pack)
+
+    def _declare(self, file: _File, path: str) -> None:
+        file.sent = path
+        self._calls.link.send({"do": "file", "key": f"file {file.digest}", "path": path, "cache": False})
+
+    def serve(self) -> None:
+        """Go on with what a thread has finished."""
+        while self._packed:
+            file, problem = self._packed.pop(0)
+            waiting, file.waiting = file.waiting, []
+            if problem is None:
+                self._declare(file, self._setup.path(f"{file.digest}.tar"))
+            else:
+                del self._files[file.digest]
+            for worker, name in waiting:
+                if worker.name not in self._workers:
+                    continue
+                if problem is None:
+                    self._want(worker, file, name)
+                else:
+                    failure = ev.Failure("exception", "OSError", problem, worker=worker.name)
+                    self._settle(worker.name, name, failure)
+
+    # --- what the tree orders
+
+    def _order(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            worker, file = self._workers.get(order.worker), self._files[order.digest]
+            if worker is None:
+                continue
+            if isinstance(order, Seed):
+                self._seed(worker, file, order.generation)
+            elif isinstance(order, Fetch):
+                self._fetch(worker, file, order.generation)
+            elif isinstance(order, Link):
+                self._link(worker, file, order.path)
+            elif isinstance(order, Cancel):
+                number = self._fetching.pop((worker.name, file.digest), None)
+                if number is not None:
+                    self._calls.cancel(number)
+
+    def _seed(self, worker: Worker, file: _File, generation: int) -> None:
+        temp = self._temp(file.digest, generation)
+        self._temps[temp] = file, os.path.basename(file.path)
+        self._calls.link.send({"do": "temp", "key": temp})
+
+        def answered(worker: Worker, reports: Reports) -> None:
+            failure = _failure(worker, reports)
+            if failure is None:
+                self._order(self._tree.seeded(worker.name, file.digest, generation))
+            else:
+                self._failed(worker, file, "seed", failure)
+
+        instruction = frame({"do": "seed", "name": os.path.basename(file.path), "output": _OUTPUT})
+        inputs, outputs = {"input": f"file {file.digest}"}, {_OUTPUT: temp}
+        self._calls.make(worker, instruction, answered, inputs, outputs)
+
+    def _fetch(self, worker: Worker, file: _File, generation: int) -> None:
+        begun = self._run.clock()
+
+        def answered(worker: Worker, reports: Reports) -> None:
+            self._fetching.pop((worker.name, file.digest), None)
+            failure = _failure(worker, reports)
+            if failure is not None:
+                self._failed(worker, file, "fetch", failure)
+                return
+            seconds = self._run.clock() - begun
+            self._note("fetched", worker, file, seconds=seconds)
+            self._arrived(worker, file, reports)
+
+        inputs = {"input": self._temp(file.digest, generation)}
+        self._fetching[worker.name, file.digest] = self._calls.make(
+            worker, self._fetch_instruction(file, file.digest), answered, inputs
+        )
+
+    def _deliver(self, worker: Worker, file: _File, name: str) -> None:
+        """Have the manager send a file to a worker alone."""
+
+        def answered(worker: Worker, reports: Reports) -> None:
+            self._settle(worker.name, name, _failure(worker, reports))
+
+        self._calls.make(worker, self._fetch_instruction(file, name), answered, {"input": f"file {file.digest}"})
+
+    @staticmethod
+    def _fetch_instruction(file: _File, name: str) -> bytes:
+        return frame({"do": "fetch", "digest": name, "source": file.path, "kind": file.kind})
+
+    def _link(self, worker: Worker, file: _File, path: str) -> None:
+        def answered(worker: Worker, reports: Reports) -> None:
+            if _failure(worker, reports) is not None:
+                self._order(self._tree.failed(worker.name, file.digest, "link"))
+                return
+            self._note("linked", worker, file, **{"from": self._holders.get(path, "")})
+            self._arrived(worker, file, reports)
+
+        instruction = frame({"do": "link", "digest": file.digest, "source": file.path, "path": path})
+        self._calls.make(worker, instruction, answered)
+
+    # --- what came of it
+
+    def _arrived(self, worker: Worker, file: _File, reports: Reports) -> None:
+        path = next(str(head["path"]) for head, _ in reports if head["is"] == "fetched")
+        self._holders[path] = worker.name
+        self._order(self._tree.arrived(worker.name, file.digest, path))
+        self._settle(worker.name, file.digest, None)
+
+    def _failed(self, worker: Worker, file: _File, how: str, failure: ev.Failure) -> None:
+        self._order(self._tree.failed(worker.name, file.digest, how))  # type: ignore[arg-type]
+        self._settle(worker.name, file.digest, failure)
+
+    def _settle(self, worker: str, digest: str, failure: ev.Failure | None) -> None:
+        """A file is there, or will not be: whoever waits for nothing else goes on."""
+        for want in list(self._wants.get(worker, [])):
+            want.missing.discard(digest)
+            if failure is not None or not want.missing:
+                self._wants[worker].remove(want)
+                want.done(failure)
+
+    def joined(self, worker: Worker) -> None:
+        """A worker may get files."""
+        self._workers[worker.name] = worker
+        line = {"is": "worker", "time": self._run.clock(), "worker": worker.name}
+        self._setup.note({**line, "host": worker.host, "address": worker.address})
+
+    def lost(self, worker: Worker) -> None:
+        """A worker is gone."""
+        if self._workers.pop(worker.name, None) is None:
+            return
+        self._setup.note({"is": "lost", "time": self._run.clock(), "worker": worker.name})
+        self._wants.pop(worker.name, None)
+        for key in [key for key in self._fetching if key[0] == worker.name]:
+            del self._fetching[key]
+        self._order(self._tree.lost(worker.name))
+
+    def named(self, key: str, cached_name: str) -> None:
+        """What TaskVine calls a temp file, for the report."""
+        file, name = self._temps.pop(key)
+        line = {"is": "file", "time": self._run.clock(), "cached_name": cached_name, "digest": file.digest}
+        size = os.path.getsize(file.sent) if file.sent else 0
+        self._setup.note({**line, "name": name, "bytes": size, "context": name})
+
+    def _note(self, kind: str, worker: Worker, file: _File, **more: object) -> None:
+        line = {"is": kind, "time": self._run.clock(), "worker": worker.name, "digest": file.digest}
+        self._setup.note({**line, **more})
+
+    @staticmethod
+    def _temp(digest: str, generation: int) -> str:
+        return f"temp {digest} {generation}"
+
+    def stop(self) -> None:
+        """Wait for no archive any more, and remove those that were made."""
+        self._packing.shutdown(wait=True, cancel_futures=True)
+        for file in self._files.values():
+            if file.kind == "tar":
+                with contextlib.suppress(OSError):
+                    os.unlink(self._setup.path(f"{file.digest}.tar"))
+
+
+def _failure(worker: Worker, reports: Reports) -> ev.Failure | None:
+    """What went wrong in a worker, if it did."""
+    for head, _ in reports:
+        if head["is"] == "failed":
+            return ev.Failure(**head["failure"], worker=worker.name)
+    return None

@@ -1,0 +1,90 @@
+"""A TaskVine worker as the engine knows it, and whether it may stay.
+
+What does not live here: what it is told (engine.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+
+from ctxflow.host.wire import Head
+from ctxflow.scheduler import events as ev
+from ctxflow.sites.tier import Tier
+from ctxflow.version import __version__
+
+
+@dataclasses.dataclass
+class Worker:
+    """One worker that is connected.
+
+    :ivar name: its feature, which calls are pinned to.
+    :ivar keys: context -> the key of its latest load, which tells reports about it from those about earlier ones.
+    :ivar functions: those that its host was given.
+    :ivar forgotten: context -> how often its files were removed.
+    """
+
+    name: str
+    host: str
+    address: str
+    since: float  # When it connected, on the run's clock.
+    tier: str = ""
+    job: str | None = None
+    place: str = ""
+    joined: bool = False
+    leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
+    noticed: bool = False
+    running: int = 0
+    keys: dict[str, str] = dataclasses.field(default_factory=dict)
+    functions: set[str] = dataclasses.field(default_factory=set)
+    forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def learn(self, hello: Head, tiers: Sequence[Tier]) -> None:
+        """Take note of what its host told."""
+        self.host = hello["host"]
+        self.job = hello.get("environment_job")
+        names = [tier.name for tier in tiers]
+        given = hello.get("tier")
+        self.tier = given if given in names else names[0]
+        # Hard links work between workers of one machine whose directories are on one file system.
+        self.place = f"{hello['host']}:{hello['transfer']['device']}"
+
+    def spec(self, hello: Head, tiers: Sequence[Tier], slots: int) -> ev.WorkerSpec:
+        """What the scheduler hears of it."""
+        tier = next(each for each in tiers if each.name == self.tier)
+        return ev.WorkerSpec(
+            self.name,
+            host=self.host,
+            tier=self.tier,
+            slots=slots,
+            gpus=max(tier.gpus, hello["gpus"]),
+            gpu_model=hello["gpu_model"],
+            memory=min(tier.memory, hello["memory"]),
+            gpu_memory=hello["gpu_memory"],
+        )
+
+
+def refusal(hello: Head, python: str | None) -> str | None:
+    """Why a worker cannot be used, in a sentence; None if it can.
+
+    :param python: the version that library processes have, where it is not the host's own.
+
+    >>> refusal({"host": "n1", "problem": None, "ctxflow": "0.0.1", "python": "3.11.2"}, None)  # doctest: +ELLIPSIS
+    'the worker on n1 runs ctxflow 0.0.1, and this is ctxflow ...: start it with the line that `ctxflow ...
+    """
+    host = hello["host"]
+    if hello.get("problem"):
+        return f"the worker on {host} cannot be used: {hello['problem']}"
+    if hello["ctxflow"] != __version__:
+        return (
+            f"the worker on {host} runs ctxflow {hello['ctxflow']}, and this is ctxflow {__version__}: start it with "
+            "the line that `ctxflow worker-command` prints"
+        )
+    theirs, ours = str(python or hello["python"]), platform.python_version()
+    if theirs.split(".")[:2] != ours.split(".")[:2]:
+        return (
+            f"the worker on {host} has Python {theirs}, and this is Python {ours}: they must agree up to the second "
+            "number, so name an environment of the site with Python " + ".".join(ours.split(".")[:2])
+        )
+    return None
