@@ -328,7 +328,7 @@ class Stagings:
     def _temp(digest: str, generation: int) -> str:
         return f"temp {digest} {generation}"
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Wait for no archive any more, and remove those that were made."""
         self._packing.shutdown(wait=True, cancel_futures=True)
         for file in self._files.values():
