@@ -22,7 +22,7 @@ from .settings import CHECKOUT, TESTBED, CannotBuild, cache
 
 PROVISION = TESTBED / "provision"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-TOOLS_OF_TESTS = ("setuptools", "pytest", "pytest-timeout", "hypothesis")
+TOOLS_OF_TESTS = ("setuptools", "pytest >= 8, < 9", "pytest-timeout", "hypothesis", "mock", "pandas", "sqlalchemy >= 2")
 MINUTES = 60.0
 
 
