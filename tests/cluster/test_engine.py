@@ -42,7 +42,7 @@ def test_parsl_suite(testbed: Testbed) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_example_answers_as_on_one_machine(testbed_with_torch: Testbed) -> None:
-    program = f"/checkout/examples/prompt_for_fact/prompt_for_fact.py --limit 20 --models minilm --workers 2 {{}}"
+    program = "/checkout/examples/prompt_for_fact/prompt_for_fact.py --limit 20 --models minilm --workers 2 {}"
     site = "--site /checkout/site-configs/testbed.toml"
     show = "tail -n +1 prompt-for-fact/results/*.jsonl | grep answer; echo; cat prompt-for-fact/evaluation.json"
     outputs = [
