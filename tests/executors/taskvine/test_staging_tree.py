@@ -159,36 +159,23 @@ def test_reports_about_the_unknown_change_nothing():
     assert tree.idle("d")
 
 
-def test_the_tree_over_hosts_takes_one_and_ceil_log2_rounds_at_one_transfer_per_source():
-    hosts, per_host = 13, 3
+def test_with_one_transfer_per_source_a_host_takes_one_copy_and_all_take_one_and_ceil_log2_rounds():
+    hosts, siblings = 13, 2
     tree = Tree()
-    orders = [order for i in range(hosts * per_host) for order in tree.want(f"w{i}", i % hosts, "d")]
-    transfers, rounds, sources = 0, 0, 0
-    while orders:
-        rounds += 1
-        assert not sources or len(orders) <= hosts
-        for order in [order for order in orders if isinstance(order, Seed)]:
-            orders = tree.seeded(order.worker, "d", 1)
-            fetch = next(order for order in orders if order.worker == fetch_of(orders, "w0"))
-            links = tree.arrived(fetch.worker, "d", "/seeder")
-            assert len(links) == per_host - 1
-            orders = [order for order in orders if order != fetch]
-            transfers, sources = 1, 1
-            break
-        else:
-            done, orders = orders[:sources], orders[sources:]
-            for order in done:
-                assert len(tree.arrived(order.worker, "d", f"/{order.worker}")) == per_host - 1
-            transfers += len(done)
-            sources += len(done)
-    assert transfers == hosts
+    seeds = [order for i in range(hosts * (1 + siblings)) for order in tree.want(f"w{i}", i % hosts, "d")]
+    assert seeds == [Seed("d", "w0", 1)]
+    own, *fetches = tree.seeded("w0", "d", 1)
+    assert own == Fetch("d", "w0", 1)
+    links = tree.arrived("w0", "d", "/w0")
+    rounds, sources = 1, 1
+    while fetches:
+        now, fetches = fetches[:sources], fetches[sources:]
+        links += [link for fetch in now for link in tree.arrived(fetch.worker, "d", f"/{fetch.worker}")]
+        rounds, sources = rounds + 1, sources + len(now)
+    assert sources == hosts
     assert rounds == 1 + math.ceil(math.log2(hosts))
-
-
-def fetch_of(orders, worker):
-    """The worker, if one of the orders is its fetch."""
-    assert any(isinstance(order, Fetch) and order.worker == worker for order in orders)
-    return worker
+    assert len(links) == hosts * siblings
+    assert all(isinstance(link, Link) for link in links)
 
 
 HOSTS = ("a", "b", "c")
