@@ -66,8 +66,8 @@ class Tree:
     Guarantees: at most one seed of a file is outstanding, and at most one transfer per host and file except where a
     hard link failed; no order is repeated while outstanding; if every order ends in a report, each worker that asked
     gets the file, fails or is lost; a report that matches no outstanding order (an earlier generation, a lost worker)
-    changes nothing, nor does asking again for what was not given up or forgotten. Carry orders out as they are sorted;
-    never reuse a lost worker's name. Cost: what waits on that host; all the file's hosts when a seed or generation ends.
+    changes nothing, nor does asking again for what was not given up or forgotten. Carry orders out as they are listed;
+    never reuse a lost worker's name. Cost: what waits on that host; all its hosts when a seed or generation ends.
 
     >>> tree = Tree()
     >>> tree.want("w1", "host-a", "d")
