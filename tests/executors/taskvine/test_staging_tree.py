@@ -113,6 +113,39 @@ def test_when_the_last_replica_is_lost_all_starts_over():
     assert tree.seeded("b1", "d", 2) == [Fetch("d", "b1", 2), Fetch("d", "c2", 2)]
 
 
+def test_reports_about_a_cancelled_fetch_are_not_taken_for_the_next_one():
+    tree = Tree()
+    for worker in ("a", "b", "c"):
+        tree.want(worker, worker, "d")
+    tree.seeded("a", "d", 1)
+    tree.lost("a")
+    assert tree.failed("b", "d", "seed", generation=1) == []
+    assert tree.seeded("b", "d", 2) == [Fetch("d", "b", 2), Fetch("d", "c", 2)]
+    assert tree.failed("c", "d", "fetch", generation=1) == tree.arrived("c", "d", "/c", generation=1) == []
+    assert not tree.has("c", "d")
+    assert tree.want("c2", "c", "d") == []
+    assert tree.arrived("c", "d", "/c", generation=2) == [Link("d", "c2", "/c")]
+
+
+def test_who_may_not_link_from_the_one_holder_does_not_hold_up_the_others():
+    tree = Tree()
+    tree.want("near", "h", "e")
+    tree.seeded("near", "e", 1)
+    tree.arrived("near", "e", "/near/e")
+    tree.want("far", "h", "e")
+    tree.failed("far", "e", "link")  # "near" and "far" link no more
+    tree.want("first", "h", "d")
+    tree.seeded("first", "d", 1)
+    tree.arrived("first", "d", "/first")
+    assert tree.want("near", "h", "d") == [Link("d", "near", "/first")]
+    assert tree.want("slow", "h", "d") == [Link("d", "slow", "/first")]
+    assert tree.failed("slow", "d", "link") == [Fetch("d", "slow", 1)]
+    tree.forget("first", "d")
+    assert tree.want("far", "h", "d") == tree.want("other", "h", "d") == []
+    assert tree.arrived("near", "d", "/near/d") == [Link("d", "other", "/near/d")]
+    assert tree.arrived("other", "d", "/other") == [Link("d", "far", "/other")]
+
+
 def test_a_linked_holder_is_no_replica_but_its_siblings_link_from_it():
     tree = seeded_on(Tree(), "a1")
     tree.want("a2", "host of a1", "d")
@@ -341,7 +374,8 @@ class RandomTaskVine(RuleBasedStateMachine):
     @rule(data=st.data(), well=st.booleans())
     def report_late(self, data, well):
         """A report that comes twice, after a cancel, or from the dead, while another order may be outstanding."""
-        order = data.draw(st.sampled_from(self.ended))
+        tempting = [order for order in self.ended if (order.worker, order.digest) in self.running]
+        order = data.draw(st.sampled_from(tempting or self.ended))
         if isinstance(order, Link):
             if isinstance(self.running.get((order.worker, order.digest)), Link):
                 return  # Links are never taken back: a live worker reports each once.

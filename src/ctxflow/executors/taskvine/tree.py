@@ -140,7 +140,7 @@ class Tree:
             siblings.waiting[worker] = None
             return self._serve(file, siblings)
         siblings.outstanding[worker] = fetch = Fetch(digest, worker, file.generation)
-        return [fetch, *self._serve(file, siblings)]
+        return [fetch]
 
     def forget(self, worker: str, digest: str) -> list[Order]:
         """Take the report that the file left the worker's own cache; TaskVine's copy stays, until `retire`."""
@@ -161,8 +161,7 @@ class Tree:
             if siblings == _Siblings():
                 file.hosts.pop(self._host_of[worker], None)
         self._host_of.pop(worker, None)
-        for sibling in self._unlinkable.pop(worker, ()):
-            self._unlinkable[sibling].discard(worker)
+        self._unlinkable.pop(worker, None)
         return orders
 
     def retire(self, digest: str) -> list[Order]:
@@ -185,6 +184,7 @@ class Tree:
         for file in self._files.values():
             assert not (file.seeder and file.replicas), "a seed beside replicas"
             assert file.replicas <= self._host_of.keys(), "a replica on a lost worker"
+            assert file.hosts.keys() <= set(self._host_of.values()), "a host without workers"
             for host, siblings in file.hosts.items():
                 workers = sorted([*siblings.holders, *siblings.outstanding, *siblings.waiting])
                 assert workers == sorted({worker for worker in workers if self._host_of[worker] == host})
@@ -205,7 +205,7 @@ class Tree:
         source = next((holder for holder in siblings.holders if holder not in unlinkable), None)
         if source is not None:
             return Link(file.digest, worker, siblings.holders[source])
-        if file.seeder is not None or any(sibling not in unlinkable for sibling in siblings.outstanding):
+        if siblings.outstanding or file.seeder is not None:
             return None
         if file.replicas:
             return Fetch(file.digest, worker, file.generation)
@@ -231,7 +231,7 @@ class Tree:
                 siblings.outstanding[worker] = order
                 orders.append(order)
             elif not siblings.holders:
-                break  # The others mostly wait for the same, and what this one waits for brings us back here.
+                break  # The others wait for the same.
         for given in orders:
             del siblings.waiting[given.worker]
         return orders
