@@ -57,3 +57,9 @@ def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
     out = json.loads(shell(testbed_with_torch, f"python {INSIDE}/example_inside.py 2>/dev/null", 280))
     assert out["shape"] == [96, 384]
     assert out["difference"] < 1e-5
+
+
+@pytest.mark.timeout(120)
+def test_the_users_modules_travel(testbed: Testbed) -> None:
+    out = shell(testbed, f"python {INSIDE}/modules_inside.py", 100)
+    assert out.split() == f"{[n * 6 for n in range(10)]} 15".split()

@@ -52,6 +52,8 @@ class EmbeddedEngine:
     :param slowdowns: factor by which the first, second, ... worker is slower (see ctxflow.testing).
     """
 
+    remote = False
+
     def __init__(
         self,
         workers: int | None = None,

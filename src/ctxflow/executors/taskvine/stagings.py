@@ -222,6 +222,7 @@ class Stagings:
 
     def _seed(self, worker: Worker, file: _File, generation: int) -> None:
         temp = self._temp(file.digest, generation)
+        self._calls.link.send({"do": "undeclare", "key": self._temp(file.digest, generation - 1)})
         self._temps[temp] = file, os.path.basename(file.path)
         self._calls.link.send({"do": "temp", "key": temp})
 
@@ -247,7 +248,7 @@ class Stagings:
                 return
             seconds = self._run.clock() - begun
             self._note("fetched", worker, file, seconds=seconds)
-            self._arrived(worker, file, reports)
+            self._arrived(worker, file, reports, generation)
 
         inputs = {"input": self._temp(file.digest, generation)}
         self._fetching[worker.name, file.digest] = self._calls.make(
@@ -279,10 +280,10 @@ class Stagings:
 
     # --- what came of it
 
-    def _arrived(self, worker: Worker, file: _File, reports: Reports) -> None:
+    def _arrived(self, worker: Worker, file: _File, reports: Reports, generation: int | None = None) -> None:
         path = next(str(head["path"]) for head, _ in reports if head["is"] == "fetched")
         self._holders[path] = worker.name
-        self._order(self._tree.arrived(worker.name, file.digest, path))
+        self._order(self._tree.arrived(worker.name, file.digest, path, generation))
         self._settle(worker.name, file.digest, None)
 
     def _failed(self, worker: Worker, file: _File, how: str, failure: ev.Failure) -> None:
