@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ctxflow.executors.engine import ContextPayload, RunServices
 from ctxflow.executors.taskvine.calls import Calls, Reports
 from ctxflow.executors.taskvine.setup import Packed, Setup
-from ctxflow.executors.taskvine.tree import Cancel, Fetch, Link, Order, Seed, Tree
+from ctxflow.executors.taskvine.tree import Cancel, Fetch, How, Link, Order, Seed, Tree
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import events as ev
@@ -231,7 +231,7 @@ class Stagings:
             if failure is None:
                 self._order(self._tree.seeded(worker.name, file.digest, generation))
             else:
-                self._failed(worker, file, "seed", failure)
+                self._failed(worker, file, "seed", generation, failure)
 
         instruction = frame({"do": "seed", "name": os.path.basename(file.path), "output": _OUTPUT})
         inputs, outputs = {"input": f"file {file.digest}"}, {_OUTPUT: temp}
@@ -244,7 +244,7 @@ class Stagings:
             self._fetching.pop((worker.name, file.digest), None)
             failure = _failure(worker, reports)
             if failure is not None:
-                self._failed(worker, file, "fetch", failure)
+                self._failed(worker, file, "fetch", generation, failure)
                 return
             seconds = self._run.clock() - begun
             self._note("fetched", worker, file, seconds=seconds)
@@ -286,8 +286,8 @@ class Stagings:
         self._order(self._tree.arrived(worker.name, file.digest, path, generation))
         self._settle(worker.name, file.digest, None)
 
-    def _failed(self, worker: Worker, file: _File, how: str, failure: ev.Failure) -> None:
-        self._order(self._tree.failed(worker.name, file.digest, how))  # type: ignore[arg-type]
+    def _failed(self, worker: Worker, file: _File, how: How, generation: int, failure: ev.Failure) -> None:
+        self._order(self._tree.failed(worker.name, file.digest, how, generation))  # type: ignore[arg-type]
         self._settle(worker.name, file.digest, failure)
 
     def _settle(self, worker: str, digest: str, failure: ev.Failure | None) -> None:
