@@ -287,7 +287,7 @@ class Stagings:
         self._settle(worker.name, file.digest, None)
 
     def _failed(self, worker: Worker, file: _File, how: How, generation: int, failure: ev.Failure) -> None:
-        self._order(self._tree.failed(worker.name, file.digest, how, generation))  # type: ignore[arg-type]
+        self._order(self._tree.failed(worker.name, file.digest, how, generation))
         self._settle(worker.name, file.digest, failure)
 
     def _settle(self, worker: str, digest: str, failure: ev.Failure | None) -> None:
