@@ -14,13 +14,15 @@ import sys
 
 from ctxflow.host.devices import cuda_devices
 from ctxflow.host.process import interpreter
+from ctxflow.host.processes import descendants, listening_ports
 from ctxflow.host.wire import Head
 from ctxflow.version import __version__
 
 
-def facts(cores: int, cache: str) -> Head:
+def facts(worker: int, cores: int, cache: str) -> Head:
     """The report of a `hello`; a fact that cannot be found is None, and `problem` then says why where that matters.
 
+    :param worker: the vine_worker's process.
     :param cores: those that TaskVine gave the host, 0 if it gave none.
     :param cache: the host's cache.
     """
@@ -47,12 +49,21 @@ def facts(cores: int, cache: str) -> Head:
         "gpu_model": first.model if first else None,
         "gpu_memory": first.memory if first else None,
         "scratch": os.path.dirname(cache),
-        "transfer": {"cache": cache, "device": place},
+        "transfer": {"cache": cache, "device": place, "port": _transfer_port(worker)},
         "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
         "tier": os.environ.get("CTXFLOW_TIER"),
         "environment_job": os.environ.get("CTXFLOW_JOB"),
         "problem": problem,
     }
+
+
+def _transfer_port(worker: int) -> int | None:
+    """Where the vine_worker serves files to its peers: a process of its own does, which names itself so."""
+    for each in descendants(worker):
+        with contextlib.suppress(OSError), open(f"/proc/{each}/cmdline", "rb") as file:
+            if file.read().startswith(b"vine_worker [transfer"):
+                return next(iter(listening_ports(each)), None)
+    return None
 
 
 def _python_version() -> tuple[str | None, str | None]:

@@ -91,6 +91,23 @@ def session_members(leader: int) -> list[int]:
     return found
 
 
+def listening_ports(pid: int) -> list[int]:
+    """The TCP ports that a process listens at."""
+    sockets, ports = set(), []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}") as file:
+            for line in file.readlines()[1:]:
+                # Its number, local address, remote address, state (0A: listens), ..., inode.
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    ports.append(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
 def resident_bytes(pid: int) -> int:
     """The memory of a process in bytes, 0 if it is gone."""
     try:

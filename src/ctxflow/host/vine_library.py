@@ -179,7 +179,7 @@ class VineLibrary:
 
     def _hello(self, call: Call, head: Head) -> bool:
         def work() -> Head:
-            return facts(self._worker.given.cores, self._cache)
+            return facts(self._worker.given.worker, self._worker.given.cores, self._cache)
 
         self._host.in_background(work, lambda report: self._calls.finish(call, report))
         return False

@@ -24,13 +24,15 @@ class ContextFile:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A worker as its site knows it: `address` is "IP:PORT" of its connection to the manager; times in seconds."""
+    """A worker as its site knows it: `address` is "IP:PORT" of its connection to the manager, `listens` where it
+    serves its peers; times in seconds."""
 
     worker: str
     host: str
     address: str = ""
     joined: float | None = None
     lost: float | None = None
+    listens: str = ""
 
 
 @dataclasses.dataclass
@@ -74,7 +76,9 @@ def _take(staging: Staging, record: dict[str, Any]) -> None:
             staging.origin = float(record["unix"])
         case "worker":
             name = record["worker"]
-            staging.peers[name] = Peer(name, record["host"], record["address"], float(record["time"]))
+            staging.peers[name] = Peer(
+                name, record["host"], record["address"], float(record["time"]), listens=record.get("listens", "")
+            )
         case "lost":
             name = record["worker"]
             known = staging.peers.get(name, Peer(name, ""))

@@ -142,6 +142,8 @@ class _Reader:
         self._known: dict[str, list[Peer]] = {}
         for peer in staging.peers.values():
             self._known.setdefault(peer.address, []).append(peer)
+            if peer.listens:  # The log tells that too, but is not written all the time.
+                self._listens[peer.listens] = peer.address
         self._hosts: dict[str, str] = {}  # Address -> host.
         self._lines = 0
         self._first: float | None = None

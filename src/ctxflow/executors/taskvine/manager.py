@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+from ctxflow.executors.taskvine.vine_log import DebugLog, prepare
 from ctxflow.host.processes import die_with_parent, kill_tree
 from ctxflow.host.wire import Channel, Head
 
@@ -55,6 +56,7 @@ class Manager:
         self._bell_worker = ""
         self._bell_stands = False
         self._manager = self._make(settings)
+        self._log = DebugLog(vine)
         self._install(settings)
         self._settings = settings
         self._bell = self._start_bell()
@@ -63,7 +65,11 @@ class Manager:
 
     def _make(self, settings: Head) -> Any:
         manager = self._vine.Manager(
-            port=settings["port"], run_info_path=settings["directory"], ssl=settings["ssl"] or None, shutdown=True
+            port=settings["port"],
+            run_info_path=settings["directory"],
+            run_info_template=prepare(settings["directory"]),
+            ssl=settings["ssl"] or None,
+            shutdown=True,
         )
         manager.set_password_file(settings["password_file"])
         manager.set_keepalive_interval(settings["keepalive_interval"])
@@ -179,6 +185,8 @@ class Manager:
             task.add_input(self._files[key], name)
         for name, key in head.get("outputs", {}).items():
             task.add_output(self._files[key], name)
+        if "inputs" in head:
+            self._log.begin(head["id"])
         self._submit(task, LIBRARY, worker, head["id"], buffer)
 
     def _submit(self, task: Any, library: str, worker: str, call: int, buffer: Any) -> None:
@@ -202,6 +210,7 @@ class Manager:
         _, worker, call, buffer = self._tasks.pop(ended.id)
         if buffer is not None:
             self._manager.undeclare_file(buffer)
+        self._log.end(call)
         if worker in self._of_worker:
             self._of_worker[worker].discard(ended.id)
         if call == 0:

@@ -302,7 +302,8 @@ class Stagings:
         """A worker may get files."""
         self._workers[worker.name] = worker
         line = {"is": "worker", "time": self._run.clock(), "worker": worker.name}
-        self._setup.note({**line, "host": worker.host, "address": worker.address})
+        listens = f"{worker.address.rpartition(':')[0]}:{worker.transfer_port}" if worker.transfer_port else ""
+        self._setup.note({**line, "host": worker.host, "address": worker.address, "listens": listens})
 
     def lost(self, worker: Worker) -> None:
         """A worker is gone."""

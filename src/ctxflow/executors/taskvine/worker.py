@@ -32,6 +32,7 @@ class Worker:
     tier: str = ""
     job: str | None = None
     place: str = ""
+    transfer_port: int | None = None  # Where it serves files to its peers.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
@@ -47,6 +48,7 @@ class Worker:
         names = [tier.name for tier in tiers]
         given = hello.get("tier")
         self.tier = given if given in names else names[0]
+        self.transfer_port = hello["transfer"].get("port")
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{hello['host']}:{hello['transfer']['device']}"
 
