@@ -194,11 +194,11 @@ class VineLibrary:
 
     def _seed(self, call: Call, head: Head) -> bool:
         sandbox = call.request.sandbox
-        return self._with_files(call, head, lambda: vine_files.seed(sandbox, head["output"]))
+        return self._with_files(call, head, lambda: vine_files.seed(sandbox, head))
 
     def _fetch(self, call: Call, head: Head) -> bool:
-        given = os.path.join(call.request.sandbox, "input")
-        return self._with_files(call, head, lambda: vine_files.fetch(given, head, self._cache))
+        sandbox = call.request.sandbox
+        return self._with_files(call, head, lambda: vine_files.fetch(sandbox, head, self._cache))
 
     def _link(self, call: Call, head: Head) -> bool:
         return self._with_files(call, head, lambda: vine_files.link(head["path"], head, self._cache))

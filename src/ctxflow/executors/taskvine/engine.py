@@ -249,8 +249,6 @@ class TaskVineEngine:
             self._calls.make(worker, frame({"do": "hello"}), self._greeted)
         elif kind == "lost":
             self._lost(self._workers.pop(head["worker"]))
-        elif kind == "temp":
-            self._stagings.named(head["key"], head["cached_name"])
         elif kind == "unanswered":
             self._unanswered(head)
 

@@ -10,7 +10,6 @@ What does not live here: what calls mean (engine.py), and how workers are starte
 from __future__ import annotations
 
 import base64
-import contextlib
 import mmap
 import os
 import select
@@ -145,8 +144,7 @@ class Manager:
         elif do == "file":
             self._files[head["key"]] = self._manager.declare_file(head["path"], cache=head["cache"])
         elif do == "temp":
-            self._files[head["key"]] = file = self._manager.declare_temp()
-            self._channel.send({"is": "temp", "key": head["key"], "cached_name": _cached_name(self._vine, file)})
+            self._files[head["key"]] = self._manager.declare_temp()
         elif do == "undeclare":
             file = self._files.pop(head["key"], None)
             if file is not None:
@@ -236,13 +234,6 @@ class Manager:
         for number in self._of_worker.pop(worker):
             self._manager.cancel_by_task_id(number)
         self._channel.send({"is": "lost", "worker": worker})
-
-
-def _cached_name(vine: Any, file: Any) -> str:
-    """What a file is called in the manager's debug log, where that can be had."""
-    with contextlib.suppress(AttributeError):
-        return str(vine.cvine.vine_file_get_cached_name(file._file))
-    return ""
 
 
 def main(descriptor: int, asleep: int, parent: int) -> None:
