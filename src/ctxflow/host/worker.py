@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("manager", metavar="HOST:PORT", help="where the manager listens")
     parser.add_argument("--password", metavar="FILE", help="the file with the run's password")
     parser.add_argument("--name-prefix", metavar="JOB", default=socket.gethostname(), help="what its name begins with")
+    parser.add_argument("--tier", help="the site's tier that it is one of (default: its first)")
     parser.add_argument(
         "--workdir", metavar="DIR", help="where it makes its directory (default: the job's scratch space)"
     )
@@ -76,6 +77,7 @@ class Wrapper:
     """One vine_worker, this incarnation of the worker."""
 
     def __init__(self, program: str, options: argparse.Namespace, directory: str) -> None:
+        self._tier = options.tier
         # Feature characters only; what tells incarnations of one job apart comes last.
         prefix = re.sub(r"[^A-Za-z0-9.-]", "-", options.name_prefix)
         self._name = f"{prefix}.{secrets.token_hex(4)}"
@@ -96,8 +98,10 @@ class Wrapper:
             elif number == signal.SIGUSR1:  # From the host: the manager has released the worker.
                 _end(worker)
                 return 0
-            elif number == signal.SIGTERM and not noticed and self._notify_host():
+            elif number in (signal.SIGTERM, signal.SIGINT) and not noticed and self._notify_host():
                 noticed = True
+                if number == signal.SIGINT:
+                    sys.stderr.write("the worker leaves as soon as its call is done; again, and it leaves at once\n")
             else:
                 _end(worker)
                 return 128 + number
@@ -124,6 +128,8 @@ class Wrapper:
             "CTXFLOW_WORKER_NAME": self._name,
             "CTXFLOW_WORKER_PID": str(os.getpid()),
         }
+        if self._tier:
+            variables["CTXFLOW_TIER"] = self._tier
         # The vine_worker overwrites it with numbers of its own.
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             variables["CTXFLOW_CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -82,6 +82,7 @@ class WorkerSpec:
     memory: int | None = None
     gpu_memory: int | None = None
     topology: Mapping[str, Any] | None = None
+    acquired: bool = True  # Else it was started by hand, beside those that are asked for.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
