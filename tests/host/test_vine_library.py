@@ -70,7 +70,7 @@ def test_a_context_is_built_and_called(player):
 def test_a_long_call_comes_in_a_file_and_a_path_may_have_spaces(loaded, tmp_path):
     items = [os.urandom(1000) for _ in range(1000)]
     frames = b"".join(loaded.call(lambda ten, items: items, items))
-    task = loaded.send(name="@", sandbox=f"{tmp_path}/a b/c", files={"call": frames})
+    task = loaded.send(name="@", sandbox=f"{tmp_path}/a b/c", files={"call": loaded.seal(frames)})
     assert values(loaded.answer(task)[1]) == [items]
 
 

@@ -23,7 +23,7 @@ from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.worker import Worker, refusal
 from ctxflow.factory.provider import Provider
-from ctxflow.host.wire import Head, frame, unframe
+from ctxflow.host.wire import Head, frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -76,7 +76,7 @@ class TaskVineEngine:
         try:
             self._port = self._await_manager()
             self._connection = Connection(self._setup, self._port)
-            self._calls = Calls(self._link, self._heard)
+            self._calls = Calls(self._link, self._setup.key, self._forged)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
@@ -241,7 +241,7 @@ class TaskVineEngine:
         """Something that the manager's process says."""
         kind = head["is"]
         if kind == "answer":
-            self._calls.answered(head["id"], unframe(body))
+            self._calls.answered(head["id"], body)
         elif kind == "joined":
             worker = self._workers[head["worker"]] = Worker(
                 head["worker"], head["host"], head["address"], self._run.clock()
@@ -258,6 +258,12 @@ class TaskVineEngine:
         self._calls.drop(head["id"])
         if worker is not None and not worker.leaving:
             logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, head["reason"])
+            self._end(worker)
+
+    def _forged(self, worker: Worker) -> None:
+        """Nothing that it says can be believed, and it gets nothing more."""
+        if not worker.leaving:
+            logger.warning("who claims to be a worker on %s has not this run's key: it gets no work", worker.host)
             self._end(worker)
 
     def _greeted(self, worker: Worker, reports: Reports) -> None:

@@ -10,6 +10,7 @@ What does not live here: what calls mean (engine.py), and how workers are starte
 from __future__ import annotations
 
 import base64
+import contextlib
 import mmap
 import os
 import select
@@ -203,7 +204,10 @@ class Manager:
             if ended.result != "cancelled":
                 self._channel.send({"is": "unanswered", "id": call, "worker": worker, "reason": str(ended.result)})
             return False
-        self._channel.send({"is": "answer", "id": call, "worker": worker}, base64.b64decode(ended.std_output or b""))
+        answer = b""  # What is no answer has no seal either.
+        with contextlib.suppress(ValueError, TypeError):
+            answer = base64.b64decode(ended.std_output or b"")
+        self._channel.send({"is": "answer", "id": call, "worker": worker}, answer)
         return True
 
     def _watch_workers(self) -> None:

@@ -25,6 +25,7 @@ from ctxflow.factory.condor import CondorProvider
 from ctxflow.factory.local import LocalProvider
 from ctxflow.factory.provider import Provider, WorkerJob
 from ctxflow.host.program import build_program
+from ctxflow.host.seal import key_of
 from ctxflow.host.wire import Head
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
@@ -74,7 +75,9 @@ class Setup:
 
     def _write_secret(self) -> str:
         path = self.path("password")
-        write_private(path, secrets.token_hex(32))
+        password = secrets.token_hex(32)
+        write_private(path, password)
+        self.key = key_of(password.encode())
         return path
 
     def manager_settings(self) -> Head:
@@ -112,7 +115,7 @@ class Setup:
         names = [os.path.basename(path) for path in (self.program, self.password_file)]
         return WorkerJob(
             tier.name,
-            self.worker_command(port, tier, *names),
+            [*self.worker_command(port, tier, *names), "--remove-password"],
             files=[self.program, self.password_file],
             environment=tier.environment,
             cores=tier.cores,
