@@ -104,6 +104,7 @@ class Failure:
     :ivar kind: "exception" (the user's code raised), "crash" (the library process died), "timeout", "input"
         (could not be sent), "memory" (no room for the context), or "lost" (workers died with it).
     :ivar output: the last lines that the call printed.
+    :ivar host: where, if not on the driver's machine.
     """
 
     kind: str
@@ -112,6 +113,7 @@ class Failure:
     traceback: str = ""
     output: str = ""
     worker: str = ""
+    host: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -345,7 +345,7 @@ class TaskVineEngine:
                 logger.warning("the worker on %s: %s", worker.host, head["message"])
                 self._end(worker)
             elif kind in _TRANSLATIONS and ("key" not in head or worker.keys.get(head["context"]) == head["key"]):
-                self._events += _TRANSLATIONS[kind](now, name, head, body)
+                self._events += _TRANSLATIONS[kind](now, worker, head, body)
 
     # --- losses
 
@@ -408,31 +408,35 @@ class TaskVineEngine:
         return f"TaskVineEngine(site={self._site.name!r})"
 
 
-def _raised(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    failure = ev.Failure(**head["failure"], worker=worker)
-    return [ev.BatchFailed(now, worker, head["call"], failure, exception=body)]
+def _failure(worker: Worker, head: Head) -> ev.Failure:
+    return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
 
 
-def _died(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    failure = ev.Failure(**head["failure"], worker=worker)
+def _raised(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    failure = _failure(worker, head)
+    return [ev.BatchFailed(now, worker.name, head["call"], failure, exception=body)]
+
+
+def _died(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    failure = _failure(worker, head)
     if head["calls"]:
-        return [ev.BatchFailed(now, worker, call, failure, lost_context=True) for call in head["calls"]]
-    return [ev.ContextUnloaded(now, worker, head["context"])]
+        return [ev.BatchFailed(now, worker.name, call, failure, lost_context=True) for call in head["calls"]]
+    return [ev.ContextUnloaded(now, worker.name, head["context"])]
 
 
-def _ready(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextReady(now, worker, head["context"], head["seconds"], head["memory"], head["gpu_memory"])]
+def _ready(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextReady(now, worker.name, head["context"], head["seconds"], head["memory"], head["gpu_memory"])]
 
 
-def _failed(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextFailed(now, worker, head["context"], ev.Failure(**head["failure"], worker=worker))]
+def _failed(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextFailed(now, worker.name, head["context"], _failure(worker, head))]
 
 
-def _unloaded(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextUnloaded(now, worker, head["context"])]
+def _unloaded(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextUnloaded(now, worker.name, head["context"])]
 
 
-_TRANSLATIONS: dict[str, Callable[[float, str, Head, bytes], list[ev.Event]]] = {
+_TRANSLATIONS: dict[str, Callable[[float, Worker, Head, bytes], list[ev.Event]]] = {
     "raised": _raised,
     "died": _died,
     "ready": _ready,

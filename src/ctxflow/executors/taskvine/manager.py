@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from typing import Any
@@ -26,6 +27,9 @@ from ctxflow.host.wire import Channel, Head
 LIBRARY = "ctxflow"
 DOORBELL = "doorbell"
 _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that is 2 KB, and 4 KB would be too long.
+_SILENT_SECONDS = 600
+_SHORT_SECONDS = 5
+_BACKLOG = 4096
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
 
 
@@ -53,6 +57,7 @@ class Manager:
         self._bell_worker = ""
         self._bell_stands = False
         self._manager = self._make(settings)
+        _defer_accept(self._manager.port)
         self._install(settings)
         self._bell = self._start_bell(settings)
         channel.send({"is": "started", "port": self._manager.port})
@@ -68,7 +73,7 @@ class Manager:
         manager.tune("attempt-schedule-depth", 10_000)
         manager.tune("max-new-workers", 100)
         manager.tune("transient-error-interval", 1)
-        manager.tune("short-timeout", 5)
+        manager.tune("short-timeout", _SHORT_SECONDS)
         manager.tune("watch-library-logfiles", 1)
         return manager
 
@@ -202,7 +207,8 @@ class Manager:
             return False
         if not ended.successful():
             if ended.result != "cancelled":
-                self._channel.send({"is": "unanswered", "id": call, "worker": worker, "reason": str(ended.result)})
+                reason = f"exit status {ended.exit_code}" if ended.result == "success" else str(ended.result)
+                self._channel.send({"is": "unanswered", "id": call, "worker": worker, "reason": reason})
             return False
         answer = b""  # What is no answer has no seal either.
         with contextlib.suppress(ValueError, TypeError):
@@ -238,6 +244,21 @@ class Manager:
         for number in self._of_worker.pop(worker):
             self._manager.cancel_by_task_id(number)
         self._channel.send({"is": "lost", "worker": worker})
+
+
+def _defer_accept(port: int) -> None:
+    """Have the kernel keep back connections on which nothing is said, which TaskVine would wait for.
+
+    It waits for each in turn, 5 seconds, with TLS without end; workers speak first. And it listens with room for
+    5 connections only, too few where hundreds of workers start together.
+    """
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as found:
+            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
+                # Accepted connections inherit it; of use while TLS is agreed on, which is without end else.
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
+                found.listen(_BACKLOG)
 
 
 def main(descriptor: int, asleep: int, parent: int) -> None:

@@ -352,5 +352,5 @@ def _failure(worker: Worker, reports: Reports) -> ev.Failure | None:
     """What went wrong in a worker, if it did."""
     for head, _ in reports:
         if head["is"] == "failed":
-            return ev.Failure(**head["failure"], worker=worker.name)
+            return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
     return None
