@@ -38,6 +38,8 @@ class TaskVineEngine:
     :param site: its tiers, its environment, and how its network is to be used.
     """
 
+    remote = True
+
     def __init__(self, site: Site) -> None:
         if not site.tiers:
             raise ValueError(

@@ -19,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from typing import Any
 
 from ctxflow.host.processes import die_with_parent, kill_tree
@@ -30,6 +31,7 @@ _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that
 _SILENT_SECONDS = 600
 _SHORT_SECONDS = 5
 _BACKLOG = 4096
+_BELL_SECONDS = 5.0  # How soon the doorbell's worker may be started again.
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
 
 
@@ -59,7 +61,9 @@ class Manager:
         self._manager = self._make(settings)
         _defer_accept(self._manager.port)
         self._install(settings)
-        self._bell = self._start_bell(settings)
+        self._settings = settings
+        self._bell = self._start_bell()
+        self._bell_since = time.monotonic()
         channel.send({"is": "started", "port": self._manager.port})
 
     def _make(self, settings: Head) -> Any:
@@ -88,7 +92,8 @@ class Manager:
             library.set_function_exec_mode_from_string("fork")
             self._manager.install_library(library)
 
-    def _start_bell(self, settings: Head) -> subprocess.Popen[bytes]:
+    def _start_bell(self) -> subprocess.Popen[bytes]:
+        settings = self._settings
         address = f"127.0.0.1:{self._manager.port}"
         words = [sys.executable, settings["program"], "worker", address, "--password", settings["password_file"]]
         words += ["--name-prefix", DOORBELL, "--cores", "1", "--memory", "100", "--disk", "100", "--gpus", "0"]
@@ -114,8 +119,9 @@ class Manager:
             self._flush()
             if answered:
                 self._take_inbox(_LINGER_SECONDS)
-            if self._bell.poll() is not None:
-                raise RuntimeError(f"the doorbell's worker ended with status {self._bell.returncode}")
+            if self._bell.poll() is not None and time.monotonic() > self._bell_since + _BELL_SECONDS:
+                # Starved on a loaded machine, most likely. Without it everything takes up to a second longer.
+                self._bell, self._bell_since = self._start_bell(), time.monotonic()
 
     def close(self) -> None:
         """End everything that was started here."""
@@ -202,8 +208,8 @@ class Manager:
             self._manager.undeclare_file(buffer)
         if worker in self._of_worker:
             self._of_worker[worker].discard(ended.id)
-        if worker == self._bell_worker:
-            self._bell_stands = False
+        if call == 0:
+            self._bell_stands &= worker != self._bell_worker
             return False
         if not ended.successful():
             if ended.result != "cancelled":
@@ -243,6 +249,9 @@ class Manager:
         """TaskVine would keep its calls until a worker of that name came: none ever does."""
         for number in self._of_worker.pop(worker):
             self._manager.cancel_by_task_id(number)
+        if worker == self._bell_worker:
+            self._bell_worker, self._bell_stands = "", False
+            return
         self._channel.send({"is": "lost", "worker": worker})
 
 
@@ -253,12 +262,18 @@ def _defer_accept(port: int) -> None:
     5 connections only, too few where hundreds of workers start together.
     """
     for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as found:
-            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
-                # Accepted connections inherit it; of use while TLS is agreed on, which is without end else.
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
-                found.listen(_BACKLOG)
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry))) as found:
+                    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+                        _tune_listener(found)
+
+
+def _tune_listener(listener: socket.socket) -> None:
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
+    # Accepted connections inherit it; of use while TLS is agreed on, which has no limit else.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
+    listener.listen(_BACKLOG)
 
 
 def main(descriptor: int, asleep: int, parent: int) -> None:
