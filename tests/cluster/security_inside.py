@@ -85,6 +85,13 @@ def squares(executor: ContextExecutor, count: int = 50) -> None:
     assert [executor.submit(pow, {}, n, 2).result(60) for n in range(count)] == [n * n for n in range(count)]
 
 
+@pytest.fixture(autouse=True)
+def own_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the runs of others do not matter."""
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
 # --- workers by hand
 
 
@@ -399,6 +406,43 @@ def test_files_go_from_worker_to_worker_and_again_after_all_are_lost(tmp_path: P
         list(run.map(range(20, 40)))
         [tree] = read_report(directory).trees
         assert (tree.from_manager, tree.copies, tree.links) == (2, 2, 2), "the manager seeds again"
+
+
+def test_a_worker_that_joins_late_is_fed_by_a_peer_on_another_host(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(os.urandom(5_000_000))
+
+    @context(files={"weights": tmp_path / "weights"})
+    def model(weights: str) -> str:
+        return socket.gethostname()
+
+    @batch_app(model(), batch_size=1)
+    def where(host: str, items: list[int]) -> list[str]:
+        time.sleep(0.1)
+        return [host for _ in items]
+
+    hosts = ("host1", "host2")
+    tiers = tuple(
+        Tier(name=host, workers=1, cores=1, memory_gb=1, disk_gb=1, gpus=0, requirements=f'Machine == "{host}.testbed"')
+        for host in hosts
+    )
+    executor = ContextExecutor(Site(engine="taskvine", tiers=tiers, keepalive_interval=1, keepalive_timeout=5))
+    executor.run_dir = str(tmp_path / "run")
+    with executor:
+        assert executor.run
+        seen: set[str] = set()
+        for host in where.map(range(600)):
+            seen.add(host)
+            if len(seen) == 2:
+                break
+        assert seen == set(hosts)
+        report = read_report(Path(executor.run.directory))
+    [tree] = report.trees
+    [first] = tree.roots
+    [second] = first.children
+    assert first.transfer.sender == "manager" and second.transfer.sender == first.transfer.receiver
+    assert {report.transfers.peers[node.transfer.receiver].host for node in (first, second)} == seen
+    assert second.transfer.bytes == 5_000_000 and second.transfer.start and first.transfer.end
+    assert second.transfer.start >= first.transfer.end - 0.05, "as soon as the first has it, and not before"
 
 
 if __name__ == "__main__":
