@@ -70,7 +70,7 @@ def test_a_context_is_built_and_called(player):
 def test_a_long_call_comes_in_a_file_and_a_path_may_have_spaces(loaded, tmp_path):
     items = [os.urandom(1000) for _ in range(1000)]
     frames = b"".join(loaded.call(lambda ten, items: items, items))
-    task = loaded.send(name="@", sandbox=f"{tmp_path}/a b/c", files={"call": frames})
+    task = loaded.send(name="@", sandbox=f"{tmp_path}/a b/c", files={"call": loaded.seal(frames)})
     assert values(loaded.answer(task)[1]) == [items]
 
 
@@ -185,12 +185,12 @@ def test_a_call_whose_sandbox_is_gone_harms_no_other(player):
 
 
 def test_files_are_seeded_fetched_and_found_by_a_load(player, tmp_path):
-    task = player.send(frame({"do": "seed", "name": "weights", "output": "out"}), files={"input": b"42"})
+    task = player.send(frame({"do": "seed", "input": "input", "output": "out"}), files={"input": b"42"})
     sandbox = player.sandbox(task)
     assert player.answer(task) == (0, [({"is": "seeded"}, b"")])
     assert os.path.samefile(f"{sandbox}/out", f"{sandbox}/input")
 
-    fetch = {"do": "fetch", "digest": "d42", "source": "/data/model.bin", "kind": "file"}
+    fetch = {"do": "fetch", "digest": "d42", "source": "/data/model.bin", "kind": "file", "input": "input"}
     task = player.send(frame(fetch), files={"input": b"42"})
     sandbox = player.sandbox(task)
     _, ((fetched, _),) = player.answer(task)
@@ -220,7 +220,7 @@ def archive(*names):
 
 
 def test_a_folder_comes_as_an_archive_and_a_sibling_links_to_it(player, tmp_path):
-    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model/", "kind": "tar"}
+    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model/", "kind": "tar", "input": "input"}
     _, ((fetched, _),) = player.answer(player.send(frame(fetch), files={"input": archive("a", "deep/b")}))
     assert fetched["path"] == str(tmp_path / "ctxflow-cache" / "d1" / "model")
     assert (tmp_path / "ctxflow-cache" / "d1" / "model" / "deep" / "b").read_text() == "42"
@@ -238,7 +238,7 @@ def test_a_folder_comes_as_an_archive_and_a_sibling_links_to_it(player, tmp_path
 
 @pytest.mark.parametrize("content", [b"junk", archive("../../out")], ids=["junk", "reaching out"])
 def test_an_archive_that_is_none_leaves_nothing(player, tmp_path, content):
-    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model", "kind": "tar"}
+    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model", "kind": "tar", "input": "input"}
     _, ((failed, _),) = player.answer(player.send(frame(fetch), files={"input": content}))
     assert (failed["is"], failed["digest"]) == ("failed", "d1")
     assert os.listdir(tmp_path / "ctxflow-cache") == []

@@ -14,6 +14,7 @@ import pytest
 from ctxflow.host.process import package_root, python_path
 from ctxflow.host.processes import descendants, kill_tree
 from ctxflow.host.program import build_program
+from ctxflow.host.seal import key_of
 
 PLAYED = Path(__file__).parent / "played_worker.py"
 
@@ -85,9 +86,11 @@ def job(tmp_path):
         each.process.communicate()
 
 
-def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job):
+def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job, tmp_path):
     given = ["--name-prefix", "host_1#12.0", "--cores", "4", "--memory", "2000", "--gpus", "1", "--disk", "9", "--ssl"]
-    work = job({"do": "exit", "status": 7}, *given, "--password", "secret", "--idle-timeout", "60", "--debug-file", "d")
+    (tmp_path / "secret").write_text("open sesame")
+    given += ["--remove-password", "--password", str(tmp_path / "secret")]
+    work = job({"do": "exit", "status": 7}, *given, "--idle-timeout", "60", "--debug-file", "d")
     assert work.ended() == 7
     notes = work.notes()
     words, environment = notes["arguments"], notes["environment"]
@@ -102,11 +105,13 @@ def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job):
         "--memory": "2000",
         "--gpus": "1",
         "--disk": "9",
-        "--password": "secret",
+        "--password": environment["CTXFLOW_WORKER_DIRECTORY"] + "/password",
     }.items():
         assert words[words.index(option) + 1] == value
     assert words[words.index("--workspace") + 1].startswith(environment["CTXFLOW_WORKER_DIRECTORY"])
     assert environment["CTXFLOW_WORKER_DIRECTORY"].startswith(str(work.scratch))
+    assert not (tmp_path / "secret").exists()
+    assert bytes.fromhex(environment["CTXFLOW_KEY"]) == key_of(b"open sesame")
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["package", "one file"])

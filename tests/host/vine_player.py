@@ -13,6 +13,7 @@ import cloudpickle
 
 from ctxflow.context import Context
 from ctxflow.host.process import python_path
+from ctxflow.host.seal import SIZE, key_of, open_answer, seal_call
 from ctxflow.host.wire import frame, unframe
 
 LIBRARY = [sys.executable, "-m", "ctxflow.host.vine_library"]
@@ -38,6 +39,8 @@ class Player:
         words = [word for name, value in appended.items() for word in (f"--{name}", str(value))]
         sandbox = os.path.join(self.directory, "libr.3")
         os.makedirs(sandbox, exist_ok=True)
+        self.key = bytes.fromhex(os.environ.get("CTXFLOW_KEY", "")) or key_of(b"")
+        self.name = os.environ.get("CTXFLOW_WORKER_NAME", "")
         given = {**os.environ, **python_path(), "CTXFLOW_WORKER_DIRECTORY": self.directory, **(environment or {})}
         self.process = subprocess.Popen(
             [*command, *words], pass_fds=[their_in, their_out, *inherited], env=given, cwd=sandbox
@@ -48,6 +51,7 @@ class Player:
         self._tasks = 10
         self._calls = 0
         self._answers = {}
+        self._seals = {}
 
     def _signalled(self, number, stack):
         self.signals += 1
@@ -69,24 +73,33 @@ class Player:
 
     def send(self, *frames, name=None, sandbox=None, files=None):
         """Start a TaskVine call, and give its number."""
+        sealed = self.seal(b"".join(frames)) if frames else self._seals.get(self._tasks + 1, b"")
         self._tasks += 1
         sandbox = f"{sandbox or self.directory}/func.{self._tasks}"
         os.makedirs(sandbox)
         for file, content in (files or {}).items():
             with open(os.path.join(sandbox, file), "wb") as opened:
                 opened.write(content)
-        name = name or "=" + base64.b64encode(b"".join(frames)).decode()
+        self._seals[self._tasks] = sealed
+        name = name or "=" + base64.b64encode(sealed).decode()
         text = f"{self._tasks} {name} {sandbox} {sandbox}/.taskvine.stdout".encode()
         os.write(self._out, b"%d\n%s" % (len(text), text))
         self._answers[self._tasks] = sandbox
         return self._tasks
+
+    def seal(self, frames):
+        """The content of the next call."""
+        sealed = self._seals[self._tasks + 1] = seal_call(self.key, self.name, self._tasks + 1, frames)
+        return sealed
 
     def answer(self, task, limit=30.0):
         """The exit status and the reports of a call; other calls' answers are kept."""
         while isinstance(sandbox := self._answers[task], str):
             done, status = map(int, self.message(limit).split())
             with open(os.path.join(self._answers[done], ".taskvine.stdout"), "rb") as file:
-                self._answers[done] = int(status), unframe(base64.b64decode(file.read(), validate=True))
+                answer = base64.b64decode(file.read(), validate=True)
+            reports = open_answer(self.key, self._seals[done], answer)
+            self._answers[done] = int(status), unframe(answer[SIZE:] if reports is None else reports)
         del self._answers[task]
         return sandbox
 

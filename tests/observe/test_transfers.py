@@ -225,3 +225,29 @@ def test_a_file_that_was_taken_away_is_made_anew(unlinked, times):
     gone = f"{stamp} tx to {worker}: unlink temp-0".encode()
     found = read_transfers([made, gone, made] if unlinked else [made, made]).transfers
     assert [t.kind for t in found] == ["made"] * times
+
+
+def test_names_in_the_log_itself():
+    """The engine's calls name their files by digests, so that it is known what was sent and made for them."""
+    stamp, worker = "2026/11/21 05:00:0{}.00 vine_manager[7]vine:", "h1 (10.0.0.1:5000)"
+    lines = [
+        f"{stamp.format(0)} tx to {worker}: put file-meta-1 0 30",
+        f"{stamp.format(1)} {worker} received 0.00 MB in 1.00s (1 MB/s)",
+        f"{stamp.format(1)} tx to {worker}: put buffer-1 0 30",
+        f"{stamp.format(2)} {worker} received 0.00 MB in 1.00s (1 MB/s)",
+        f"{stamp.format(2)} tx to {worker}: infile file-meta-1 ctxflow-in-d1 0",
+        f"{stamp.format(2)} tx to {worker}: infile buffer-1 call 0",
+        f"{stamp.format(2)} tx to {worker}: outfile temp-1 ctxflow-out-d1 0",
+        f"{stamp.format(2)} rx from {worker}: cache-update temp-1 1 0 30 33188 5000 1795239000000000 X",
+        f"{stamp.format(3)} tx to h2 (10.0.0.2:5000): puturl workerip://10.0.0.1:1025/temp-1 temp-1 0 30 0755 ID",
+        f"{stamp.format(4)} rx from h2 (10.0.0.2:5000): cache-update temp-1 2 0 30 33188 800000 1795237203200000 ID",
+    ]
+    notes = read_staging(
+        ['{"is": "origin", "unix": 1795237200.0}', '{"is": "file", "digest": "d1", "name": "model", "bytes": 30}']
+    )
+    found = read_transfers([line.encode() for line in lines], notes)
+    assert [(t.file, t.sender, t.receiver, t.kind, pytest.approx(t.seconds)) for t in found.transfers] == [
+        ("d1", MANAGER, "10.0.0.1:5000", "sent", 1.0),
+        ("d1", "10.0.0.1:1025", "10.0.0.2:5000", "sent", 0.8),
+    ]
+    assert found.files["d1"].name == "model"

@@ -198,6 +198,17 @@ def test_scaling_asks_for_workers_and_gives_idle_ones_back():
     assert bench.tell(ev.Tick) == [cmd.Release("w1")]
 
 
+def test_workers_that_were_started_by_hand_are_nobodys_to_give_back():
+    bench = Bench(scaling=Target(1))
+    bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 10))
+    bench.join("held")
+    bench.tell(ev.WorkerJoined, ev.WorkerSpec("by hand", acquired=False))
+    assert bench.tell(ev.Tick) == []
+    released = bench.join("one too many") + bench.tell(ev.Tick)
+    assert len(released) == 1 and released[0].worker != "by hand"
+    assert not bench.state.workers["by hand"].draining
+
+
 def test_the_wish_stays_within_the_sites_bounds():
     bench = Bench(scaling=Target(50))
     assert bench.tell(ev.TierOffered, ev.TierSpec("default", 1, 4)) == [cmd.Acquire("default", 4)]

@@ -29,7 +29,8 @@ def error_of(failure: Failure, exception: BaseException | None, context: str | N
     :param context: the name of the context, if it is that which failed.
     """
     if context is not None:
-        message = f"the context {context} could not be built: {failure.error}: {failure.message}"
+        where = f" on {failure.host}" if failure.host else ""
+        message = f"the context {context} could not be built{where}: {failure.error}: {failure.message}"
         return _with_cause(errors.ContextError(message, failure.traceback, failure.output, failure.worker), failure)
     if exception is not None:
         return exception if failure.kind == "input" else _with_cause(exception, failure)

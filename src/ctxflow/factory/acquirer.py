@@ -98,7 +98,7 @@ class Acquirer:
         with self._condition:
             if tier in self._tiers:
                 self._removals.append((tier, job))
-                self._failed(self._tiers[tier], reason)
+                self._failed(self._tiers[tier], reason, said=True)
                 self._notify()
 
     def look(self) -> None:
@@ -182,9 +182,10 @@ class Acquirer:
         words = held.provider.last_words(change.job).splitlines()
         self._failed(held, f"workers end before they join ({change.reason}): {words[-1] if words else 'no output'}")
 
-    def _failed(self, held: _Held, reason: str) -> None:
+    def _failed(self, held: _Held, reason: str, said: bool = False) -> None:
         held.failures += 1
-        logger.warning("tier %s: %s", held.job.tier, reason)
+        if not said:
+            logger.warning("tier %s: %s", held.job.tier, reason)
         held.again_at = time.monotonic() + min(_LONGEST_PAUSE, 0.5 * 2**held.failures)
         if held.failures >= _PATIENCE and not any(each.joined for each in self._tiers.values()):
             self.failure = f"no worker of tier {held.job.tier} can be had: {reason}"

@@ -1,7 +1,7 @@
 """The doorbell: a TaskVine library whose calls end when a byte arrives on a socket.
 
 A manager that sleeps in TaskVine's wait cannot be woken; a worker beside it with this library, and one standing
-call, ends the call and so the sleep.
+call, ends the call and so the sleep. That worker runs where the user's program does, so it serves files to nobody.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from ctxflow.host.processes import end_transfer_server
 from ctxflow.host.vine_protocol import Request, VineWorker, parse
 from ctxflow.host.wire import short_path
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
         with short_path(parsed.socket) as address:
             bell.bind(address)
         bell.setblocking(False)
+        end_transfer_server(worker.given.worker)
         worker.announce("doorbell")
         _serve(worker, bell)
     return 0

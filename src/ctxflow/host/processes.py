@@ -61,6 +61,14 @@ def kill_tree(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def end_transfer_server(worker: int) -> None:
+    """End a vine_worker's process that serves files to its peers: any file of its user, and to whoever asks."""
+    for each in descendants(worker):
+        with contextlib.suppress(OSError), open(f"/proc/{each}/cmdline", "rb") as file:
+            if file.read().startswith(b"vine_worker [transfer"):
+                os.kill(each, signal.SIGKILL)
+
+
 def kill_children() -> None:
     """Kill all descendants of this process."""
     for each in reversed(descendants(os.getpid())):

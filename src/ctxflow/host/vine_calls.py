@@ -7,7 +7,6 @@ here: carrying them out (host.py, vine_library.py), and reading and writing (vin
 
 from __future__ import annotations
 
-import base64
 import collections
 from collections.abc import Callable
 
@@ -20,22 +19,20 @@ _FAILURES = ("failed", "raised", "died")
 class Call:
     """A TaskVine call that is not answered yet.
 
+    :ivar seal: of the call, to which its answer's is bound.
     :ivar rest: its instructions that are still to be carried out.
     :ivar reports: what its answer will hold, framed.
     :ivar context: of the instruction that it waits for, None if that is about none.
     """
 
-    __slots__ = ("context", "reports", "request", "rest")
+    __slots__ = ("context", "reports", "request", "rest", "seal")
 
-    def __init__(self, request: Request, instructions: list[tuple[Head, bytes]]) -> None:
+    def __init__(self, request: Request, instructions: list[tuple[Head, bytes]], seal: bytes) -> None:
         self.request = request
+        self.seal = seal
         self.rest = collections.deque(instructions)
         self.reports: list[bytes] = []
         self.context: str | None = None
-
-    def answer(self) -> bytes:
-        """Its answer as TaskVine carries it."""
-        return base64.b64encode(b"".join(self.reports))
 
     def refuse(self, message: str) -> None:
         """Nothing more of it is carried out."""

@@ -15,9 +15,9 @@ from ctxflow.host import staging
 from ctxflow.host.wire import Head
 
 
-def seed(sandbox: str, output: str) -> Head:
+def seed(sandbox: str, head: Head) -> Head:
     """Make a call's input its output too, which TaskVine keeps as a temp file and sends from peer to peer."""
-    given, target = os.path.join(sandbox, "input"), os.path.join(sandbox, output)
+    given, target = os.path.join(sandbox, head["input"]), os.path.join(sandbox, head["output"])
     try:
         os.link(os.path.realpath(given), target)
     except OSError:
@@ -25,8 +25,9 @@ def seed(sandbox: str, output: str) -> Head:
     return {"is": "seeded"}
 
 
-def fetch(given: str, head: Head, cache: str) -> Head:
+def fetch(sandbox: str, head: Head, cache: str) -> Head:
     """Keep a call's input: a file, or a folder's content as a tar archive."""
+    given = os.path.join(sandbox, head["input"])
     make = staging.unpack if head["kind"] == "tar" else staging.stage_as
     return _fetched(head, make(given, head["digest"], head["source"], cache))
 

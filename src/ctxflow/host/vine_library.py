@@ -1,9 +1,9 @@
 """The context host of a TaskVine worker: its one library, to which every TaskVine call goes.
 
-A call's command is one token: `=` and its instructions (frames of wire.py) in base64, or `@`, and then they are
-the content of the file `call` in its sandbox. Its answer is the reports in base64. Beside the instructions of
-host.py there are `hello`, `listen` (for what nobody asked for: an eviction notice, the death of an idle library
-process), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget` (vine_files.py).
+A call's command is one token: `=` and its instructions (frames of wire.py, with a seal) in base64, or `@`, and then
+they are the content of the file `call` in its sandbox. Its answer is the reports, sealed, in base64. Beside the
+instructions of host.py there are `hello`, `listen` (for what nobody asked for: an eviction notice, the death of an
+idle library process), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget` (vine_files.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ctxflow.host import vine_files
 from ctxflow.host.facts import facts
 from ctxflow.host.host import Host, on_signal
 from ctxflow.host.processes import adopt_orphans, kill_children
+from ctxflow.host.seal import SIZE, key_of, open_call, seal_answer
 from ctxflow.host.staging import cached
 from ctxflow.host.vine_calls import Call, Calls
 from ctxflow.host.vine_protocol import Request, VineWorker, parse
@@ -77,6 +78,10 @@ class VineLibrary:
             "environment": self._environment,
         }
         self._pid_file = os.path.join(directory, "host.pid")
+        self._name = os.environ.get("CTXFLOW_WORKER_NAME", "")
+        self._key = bytes.fromhex(os.environ.pop("CTXFLOW_KEY", "")) or key_of(b"")
+        with contextlib.suppress(OSError):  # The vine_worker has read it, and serves files to whoever asks.
+            os.unlink(os.path.join(directory, "password"))
 
     # --- the loop
 
@@ -109,9 +114,10 @@ class VineLibrary:
     def _heard(self) -> None:
         for request in self._worker.requests():
             try:
-                call = Call(request, _instructions(request))
+                sealed = _content(request)
+                call = Call(request, self._instructions(sealed), sealed[:SIZE])
             except Exception as error:
-                self._refuse(Call(request, []), f"the call cannot be read: {error or type(error).__name__}")
+                self._refuse(Call(request, [], b""), f"the call cannot be read: {error or type(error).__name__}")
             else:
                 self._calls.begin(call)
 
@@ -119,7 +125,8 @@ class VineLibrary:
         self._worker_ended = True
 
     def _answer(self, call: Call, status: int = 0) -> None:
-        self._worker.answer(call.request, call.answer(), status)
+        answer = seal_answer(self._key, call.seal, b"".join(call.reports))
+        self._worker.answer(call.request, base64.b64encode(answer), status)
 
     def _refuse(self, call: Call, message: str) -> None:
         call.refuse(message)
@@ -133,6 +140,15 @@ class VineLibrary:
             os.rename(self._pid_file + ".new", self._pid_file)
 
     # --- instructions
+
+    def _instructions(self, sealed: bytes) -> list[tuple[Head, bytes]]:
+        """What a call asks for.
+
+        :raises ValueError: if it cannot be read, or is not the driver's.
+        """
+        if instructions := unframe(open_call(self._key, self._name, sealed)):
+            return instructions
+        raise ValueError("it asks for nothing")
 
     def _carry_out(self, call: Call, head: Head, body: bytes) -> bool:
         try:
@@ -194,11 +210,11 @@ class VineLibrary:
 
     def _seed(self, call: Call, head: Head) -> bool:
         sandbox = call.request.sandbox
-        return self._with_files(call, head, lambda: vine_files.seed(sandbox, head["output"]))
+        return self._with_files(call, head, lambda: vine_files.seed(sandbox, head))
 
     def _fetch(self, call: Call, head: Head) -> bool:
-        given = os.path.join(call.request.sandbox, "input")
-        return self._with_files(call, head, lambda: vine_files.fetch(given, head, self._cache))
+        sandbox = call.request.sandbox
+        return self._with_files(call, head, lambda: vine_files.fetch(sandbox, head, self._cache))
 
     def _link(self, call: Call, head: Head) -> bool:
         return self._with_files(call, head, lambda: vine_files.link(head["path"], head, self._cache))
@@ -232,21 +248,17 @@ class VineLibrary:
                 os.kill(self._worker.given.worker, signal.SIGTERM)
 
 
-def _instructions(request: Request) -> list[tuple[Head, bytes]]:
-    """What a call asks for.
+def _content(request: Request) -> bytes:
+    """What came with a call.
 
     :raises ValueError: if it cannot be read.
     """
     if request.name.startswith("="):
-        data = base64.b64decode(request.name[1:], validate=True)
-    elif request.name == "@":
+        return base64.b64decode(request.name[1:], validate=True)
+    if request.name == "@":
         with open(os.path.join(request.sandbox, "call"), "rb") as file:
-            data = file.read()
-    else:
-        raise ValueError("its command begins with neither = nor @; do the driver and the worker run one ctxflow?")
-    if instructions := unframe(data):
-        return instructions
-    raise ValueError("it asks for nothing")
+            return file.read()
+    raise ValueError("its command begins with neither = nor @; do the driver and the worker run one ctxflow?")
 
 
 def _restore_devices() -> None:

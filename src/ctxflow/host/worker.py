@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from ctxflow.host.process import package_root
 from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children, kill_session
 from ctxflow.host.program import build_program
+from ctxflow.host.seal import key_of
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _END_SECONDS = 0.8  # How long a vine_worker may take to end by itself.
@@ -48,6 +49,9 @@ def main(argv: Sequence[str]) -> int:
         return 1
     try:
         return Wrapper(program, options, directory).run()
+    except OSError as error:
+        sys.stderr.write(f"the worker cannot start: {error}\n")
+        return 1
     finally:
         _end_descendants()
         shutil.rmtree(directory, ignore_errors=True)
@@ -59,7 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("manager", metavar="HOST:PORT", help="where the manager listens")
     parser.add_argument("--password", metavar="FILE", help="the file with the run's password")
+    parser.add_argument("--remove-password", action="store_true", help="remove that file once it is read")
+    parser.add_argument("--transfer-port", metavar="PORT", help="where it serves its peers: a port, or LOW:HIGH")
     parser.add_argument("--name-prefix", metavar="JOB", default=socket.gethostname(), help="what its name begins with")
+    parser.add_argument("--tier", help="the site's tier that it is one of (default: its first)")
     parser.add_argument(
         "--workdir", metavar="DIR", help="where it makes its directory (default: the job's scratch space)"
     )
@@ -76,10 +83,12 @@ class Wrapper:
     """One vine_worker, this incarnation of the worker."""
 
     def __init__(self, program: str, options: argparse.Namespace, directory: str) -> None:
+        self._tier = options.tier
         # Feature characters only; what tells incarnations of one job apart comes last.
         prefix = re.sub(r"[^A-Za-z0-9.-]", "-", options.name_prefix)
         self._name = f"{prefix}.{secrets.token_hex(4)}"
         self._directory = directory
+        self._key = _take_password(options, directory)
         self._command = [program, *_vine_options(options, self._name, os.path.join(directory, "work"))]
 
     def run(self) -> int:
@@ -96,8 +105,10 @@ class Wrapper:
             elif number == signal.SIGUSR1:  # From the host: the manager has released the worker.
                 _end(worker)
                 return 0
-            elif number == signal.SIGTERM and not noticed and self._notify_host():
+            elif number in (signal.SIGTERM, signal.SIGINT) and not noticed and self._notify_host():
                 noticed = True
+                if number == signal.SIGINT:
+                    sys.stderr.write("the worker leaves as soon as its call is done; again, and it leaves at once\n")
             else:
                 _end(worker)
                 return 128 + number
@@ -119,11 +130,14 @@ class Wrapper:
     def _variables(self) -> dict[str, str]:
         """What the context host finds in its environment."""
         variables = {
+            "CTXFLOW_KEY": self._key.hex(),
             "CTXFLOW_HOST": _host_command(self._directory),
             "CTXFLOW_WORKER_DIRECTORY": self._directory,
             "CTXFLOW_WORKER_NAME": self._name,
             "CTXFLOW_WORKER_PID": str(os.getpid()),
         }
+        if self._tier:
+            variables["CTXFLOW_TIER"] = self._tier
         # The vine_worker overwrites it with numbers of its own.
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             variables["CTXFLOW_CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
@@ -142,15 +156,34 @@ class Wrapper:
 def _vine_options(options: argparse.Namespace, name: str, workspace: str) -> list[str]:
     given = ["--single-shot", "--parent-death", "--from-factory", name, "--feature", name, "--workspace", workspace]
     if options.password:
-        given += ["--password", options.password]
+        given += ["--password", os.path.join(os.path.dirname(workspace), "password")]
     for resource in ("cores", "memory", "disk", "gpus"):
         if (value := getattr(options, resource)) is not None:
             given += [f"--{resource}", value]
     if options.idle_timeout:
         given += ["--idle-timeout", options.idle_timeout]
+    if options.transfer_port:
+        given += ["--transfer-port", options.transfer_port]
     if options.debug_file:
         given += ["--debug", "all", "--debug-file", options.debug_file]
     return [*given, *(["--ssl"] if options.ssl else []), options.manager]
+
+
+def _take_password(options: argparse.Namespace, directory: str) -> bytes:
+    """The key; the vine_worker gets a copy of the password, which the host removes: it must not lie about.
+
+    :raises OSError: if it cannot be read.
+    """
+    if not options.password:
+        return key_of(b"")
+    with open(options.password, "rb") as file:
+        password = file.read()
+    descriptor = os.open(os.path.join(directory, "password"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as copy:
+        copy.write(password)
+    if options.remove_password:
+        os.unlink(options.password)
+    return key_of(password)
 
 
 def _host_command(directory: str) -> str:

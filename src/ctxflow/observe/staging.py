@@ -85,7 +85,8 @@ def _take(staging: Staging, record: dict[str, Any]) -> None:
             staging.peers[name] = dataclasses.replace(known, lost=float(record["time"]))
         case "file":
             digest = record["digest"]
-            staging.names[record["cached_name"]] = digest
+            if record.get("cached_name"):
+                staging.names[record["cached_name"]] = digest
             staging.files[digest] = ContextFile(digest, record["name"], record["bytes"], record.get("context") or "")
         case "linked":
             staging.links.append((float(record["time"]), record["worker"], record["from"], record["digest"]))

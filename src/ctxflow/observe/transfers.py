@@ -3,6 +3,8 @@
 The lines that tell it (TaskVine 7.15.9), each after a local time in hundredths of a second:
 
 - `tx to HOST (ADDRESS): put NAME LEVEL SIZE`: the manager sends a file, and waits until it is sent;
+- `tx to HOST (ADDRESS): infile NAME AS FLAGS`, `outfile ...`: a call takes or makes it, under a name that says which
+  of the run's files it is;
 - `HOST (ADDRESS) received 100.00 MB in 0.83s`, or `... failed to send ...`: which is over;
 - `tx to HOST (ADDRESS): puturl workerip://IP:PORT/NAME NAME LEVEL SIZE MODE ID`: a worker is told to fetch a file;
 - `rx from HOST (ADDRESS): cache-update NAME TYPE LEVEL SIZE MTIME MICROSECONDS START ID`: it has it, in so many us
@@ -28,13 +30,17 @@ MANAGER = "manager"
 """What the manager is called as a sender."""
 
 _UNFINISHED = "it was not over when the log ended"
+_MOST_PUTS = 64  # Sends to a worker that may still turn out to be of a file worth telling of.
 _QUARTER = 900  # Seconds: the difference of any local time from UTC is a multiple of a quarter of an hour.
 _LINE = re.compile(
     rb"(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d\d) [^:]*: (?:worker |tx to |rx from )?"
     rb"(?P<host>[^ ]+) \((?P<address>[^)]+)\):? (?P<message>.*)"
 )
 # What every line worth reading holds one of.
-_WORTH = re.compile(rb"\) (?:received|failed to send|removed|invalidated)|\): (?:put|unlink |cache-|transfer-)")
+_WORTH = re.compile(
+    rb"\) (?:received|failed to send|removed|invalidated)|\): (?:put|infile |outfile |unlink |cache-|transfer-)"
+)
+_NAMED = re.compile(r"ctxflow-(?:in|out)-([\w.-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,7 @@ class _Worker:
 
     pending: dict[str, _Sending] = dataclasses.field(default_factory=dict)
     put: _Sending | None = None
-    puts: dict[int, tuple[_Sending, float, float]] = dataclasses.field(default_factory=dict)  # By size: start, end.
+    puts: dict[str, tuple[_Sending, float, float]] = dataclasses.field(default_factory=dict)  # By name: start, end.
     holds: set[str] = dataclasses.field(default_factory=set)
     failed: Transfer | None = None
 
@@ -134,6 +140,7 @@ class _Reader:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self._names = dict(staging.names)  # Cache name -> digest.
         self._workers: dict[str, _Worker] = {}
         self._listens: dict[str, str] = {}  # "IP:PORT" where a worker serves its peers -> its address.
         self._found: list[Transfer] = []
@@ -181,6 +188,8 @@ class _Reader:
                 worker.pending[name] = _Sending(name, self._sender(unquote(url)), int(size), stamp, ident)
             case ["put", name, _, size] if _whole(size):
                 worker.put = _Sending(unquote(name), MANAGER, int(size), stamp)
+            case ["infile" | "outfile", name, alias, _]:
+                self._named(address, worker, unquote(name), unquote(alias))
             case ["received", _, "MB", "in", seconds, *_] if worker.put is not None:
                 self._put_over(address, worker, stamp, _seconds(seconds))
             case ["failed", "to", "send", *_] if worker.put is not None:
@@ -199,10 +208,8 @@ class _Reader:
                 self._reason(worker, name, message)
             case ["unlink", name]:
                 worker.holds.discard(self._digest(unquote(name)))
-            case ["transfer-port", port]:
-                self._listens[f"{address.rpartition(':')[0]}:{port}"] = address
-            case ["transfer-hostport", host, port]:
-                self._listens[f"{host}:{port}"] = address
+            case ["transfer-port" | "transfer-hostport", *where] if where:  # A port, after a host or not.
+                self._listens[":".join([address.rpartition(":")[0], *where][-2:])] = address
             case ["removed"]:
                 self._removed(address, worker, stamp)
 
@@ -213,11 +220,25 @@ class _Reader:
         listens = rest.partition("/")[0]
         return self._listens.get(listens, listens)
 
+    def _named(self, address: str, worker: _Worker, name: str, alias: str) -> None:
+        """A call's file has a name that tells what it is: so is now known what was sent for it just before."""
+        told = _NAMED.fullmatch(alias)
+        if told is None:
+            return
+        self._names[name] = told[1]
+        if name in worker.puts:
+            sending, start, end = worker.puts.pop(name)
+            worker.holds.add(told[1])
+            self._add(name, sending, address, "sent", start, end, sending.size)
+
     def _put_over(self, address: str, worker: _Worker, stamp: float, seconds: float) -> None:
         sending, worker.put = worker.put, None
         assert sending is not None
-        worker.puts[sending.size] = sending, stamp - seconds, stamp
-        if self._told_of(sending.name):
+        if not self._told_of(sending.name):
+            worker.puts[sending.name] = sending, stamp - seconds, stamp
+            if len(worker.puts) > _MOST_PUTS:
+                del worker.puts[next(iter(worker.puts))]
+        else:
             worker.holds.add(self._digest(sending.name))
             self._add(sending.name, sending, address, "sent", stamp - seconds, stamp, sending.size)
 
@@ -242,8 +263,8 @@ class _Reader:
         elif ident == "X" and self._told_of(name) and self._digest(name) not in worker.holds:
             # A call wrote it. If that call was sent a file of this size, it is the one that the manager's copy became.
             worker.holds.add(self._digest(name))
-            before = worker.puts.get(size)
-            if before is not None and not self._told_of(before[0].name):
+            before = next((put for put in worker.puts.values() if put[0].size == size), None)
+            if before is not None:
                 self._add(name, before[0], address, "sent", before[1], before[2], size)
             else:
                 made = _Sending(name, address, size, stamp)
@@ -269,10 +290,10 @@ class _Reader:
     # --- names and times
 
     def _told_of(self, name: str) -> bool:
-        return name in self._staging.names or (self._staging.origin is None and not self._staging.names)
+        return name in self._names or (self._staging.origin is None and not self._staging.names)
 
     def _digest(self, name: str) -> str:
-        return self._staging.names.get(name, name)
+        return self._names.get(name, name)
 
     def _add(
         self,

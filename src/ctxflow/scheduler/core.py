@@ -381,8 +381,12 @@ class Scheduler:
             self._release(name, target, out)
 
     def _release(self, tier: str, target: int, out: list[Command]) -> None:
-        """Give back idle workers beyond the target; busy ones are looked at again on the next tick."""
-        held = [w for w in self.state.workers.values() if w.tier == tier and not w.draining]
+        """Give back idle workers beyond the target; busy ones are looked at again on the next tick.
+
+        Those that were started by hand are nobody's to give back, and do not count.
+        """
+        workers = self.state.workers.values()
+        held = [w for w in workers if w.tier == tier and w.spec.acquired and not w.draining]
         idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
         for worker in idle[: max(0, len(held) - target)]:
             worker.draining = True

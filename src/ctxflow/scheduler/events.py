@@ -82,6 +82,7 @@ class WorkerSpec:
     memory: int | None = None
     gpu_memory: int | None = None
     topology: Mapping[str, Any] | None = None
+    acquired: bool = True  # Else it was started by hand, beside those that are asked for.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Failure:
     :ivar kind: "exception" (the user's code raised), "crash" (the library process died), "timeout", "input"
         (could not be sent), "memory" (no room for the context), or "lost" (workers died with it).
     :ivar output: the last lines that the call printed.
+    :ivar host: where, if not on the driver's machine.
     """
 
     kind: str
@@ -111,6 +113,7 @@ class Failure:
     traceback: str = ""
     output: str = ""
     worker: str = ""
+    host: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from ctxflow.executors.taskvine.link import ManagerLink
 from ctxflow.executors.taskvine.worker import Worker
-from ctxflow.host.wire import Head
+from ctxflow.host.seal import SIZE, open_answer, seal_call
+from ctxflow.host.wire import Head, unframe
 
 Reports = list[tuple[Head, bytes]]
 Then = Callable[[Worker, Reports], None]
@@ -19,14 +20,16 @@ Then = Callable[[Worker, Reports], None]
 class Calls:
     """Makes calls, and hands each answer to who waits for it. Its owner locks.
 
-    :param heard: gets answers to calls that nobody waits for any more.
+    :param key: with which calls and answers are sealed.
+    :param forged: told of a worker whose answer has no seal.
     """
 
-    def __init__(self, link: ManagerLink, heard: Then) -> None:
+    def __init__(self, link: ManagerLink, key: bytes, forged: Callable[[Worker], None]) -> None:
         self.link = link
-        self._heard = heard
+        self._key = key
+        self._forged = forged
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[Worker, Then]] = {}
+        self._open: dict[int, tuple[Worker, Then, bytes]] = {}  # The last is the call's seal.
 
     def key(self) -> str:
         """A key that was never used before."""
@@ -49,20 +52,26 @@ class Calls:
         :returns: the call's number.
         """
         number = next(self._numbers)
-        self._open[number] = worker, then
+        sealed = seal_call(self._key, worker.name, number, frames)
+        self._open[number] = worker, then, sealed[:SIZE]
         head: Head = {"do": "call", "id": number, "worker": worker.name}
         if inputs:
             head["inputs"] = inputs
         if outputs:
             head["outputs"] = outputs
-        self.link.send(head, frames)
+        self.link.send(head, sealed)
         return number
 
-    def answered(self, number: int, reports: Reports) -> None:
+    def answered(self, number: int, answer: bytes) -> None:
         """Hand an answer on."""
-        worker, then = self._open.pop(number, (None, None))
-        if worker is not None and then is not None:
-            then(worker, reports)
+        if number not in self._open:
+            return
+        worker, then, seal = self._open.pop(number)
+        reports = open_answer(self._key, seal, answer)
+        if reports is None:
+            self._forged(worker)
+        else:
+            then(worker, unframe(reports))
 
     def cancel(self, number: int) -> None:
         """Take back a call that waits for a file which will never come."""
@@ -75,5 +84,5 @@ class Calls:
 
     def lost(self, worker: Worker) -> None:
         """No answer of a worker will come any more."""
-        for number in [number for number, (whose, _) in self._open.items() if whose is worker]:
+        for number in [number for number, (whose, _, _) in self._open.items() if whose is worker]:
             del self._open[number]

@@ -23,7 +23,7 @@ from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.worker import Worker, refusal
 from ctxflow.factory.provider import Provider
-from ctxflow.host.wire import Head, frame, unframe
+from ctxflow.host.wire import Head, frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -78,7 +78,7 @@ class TaskVineEngine:
         try:
             self._port = self._await_manager()
             self._connection = Connection(self._setup, self._port)
-            self._calls = Calls(self._link, self._heard)
+            self._calls = Calls(self._link, self._setup.key, self._forged)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
@@ -243,7 +243,7 @@ class TaskVineEngine:
         """Something that the manager's process says."""
         kind = head["is"]
         if kind == "answer":
-            self._calls.answered(head["id"], unframe(body))
+            self._calls.answered(head["id"], body)
         elif kind == "joined":
             worker = self._workers[head["worker"]] = Worker(
                 head["worker"], head["host"], head["address"], self._run.clock()
@@ -251,8 +251,6 @@ class TaskVineEngine:
             self._calls.make(worker, frame({"do": "hello"}), self._greeted)
         elif kind == "lost":
             self._lost(self._workers.pop(head["worker"]))
-        elif kind == "temp":
-            self._stagings.named(head["key"], head["cached_name"])
         elif kind == "unanswered":
             self._unanswered(head)
 
@@ -262,6 +260,12 @@ class TaskVineEngine:
         self._calls.drop(head["id"])
         if worker is not None and not worker.leaving:
             logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, head["reason"])
+            self._end(worker)
+
+    def _forged(self, worker: Worker) -> None:
+        """Nothing that it says can be believed, and it gets nothing more."""
+        if not worker.leaving:
+            logger.warning("who claims to be a worker on %s has not this run's key: it gets no work", worker.host)
             self._end(worker)
 
     def _greeted(self, worker: Worker, reports: Reports) -> None:
@@ -343,7 +347,7 @@ class TaskVineEngine:
                 logger.warning("the worker on %s: %s", worker.host, head["message"])
                 self._end(worker)
             elif kind in _TRANSLATIONS and ("key" not in head or worker.keys.get(head["context"]) == head["key"]):
-                self._events += _TRANSLATIONS[kind](now, name, head, body)
+                self._events += _TRANSLATIONS[kind](now, worker, head, body)
 
     # --- losses
 
@@ -406,31 +410,35 @@ class TaskVineEngine:
         return f"TaskVineEngine(site={self._site.name!r})"
 
 
-def _raised(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    failure = ev.Failure(**head["failure"], worker=worker)
-    return [ev.BatchFailed(now, worker, head["call"], failure, exception=body)]
+def _failure(worker: Worker, head: Head) -> ev.Failure:
+    return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
 
 
-def _died(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    failure = ev.Failure(**head["failure"], worker=worker)
+def _raised(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    failure = _failure(worker, head)
+    return [ev.BatchFailed(now, worker.name, head["call"], failure, exception=body)]
+
+
+def _died(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    failure = _failure(worker, head)
     if head["calls"]:
-        return [ev.BatchFailed(now, worker, call, failure, lost_context=True) for call in head["calls"]]
-    return [ev.ContextUnloaded(now, worker, head["context"])]
+        return [ev.BatchFailed(now, worker.name, call, failure, lost_context=True) for call in head["calls"]]
+    return [ev.ContextUnloaded(now, worker.name, head["context"])]
 
 
-def _ready(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextReady(now, worker, head["context"], head["seconds"], head["memory"], head["gpu_memory"])]
+def _ready(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextReady(now, worker.name, head["context"], head["seconds"], head["memory"], head["gpu_memory"])]
 
 
-def _failed(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextFailed(now, worker, head["context"], ev.Failure(**head["failure"], worker=worker))]
+def _failed(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextFailed(now, worker.name, head["context"], _failure(worker, head))]
 
 
-def _unloaded(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextUnloaded(now, worker, head["context"])]
+def _unloaded(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return [ev.ContextUnloaded(now, worker.name, head["context"])]
 
 
-_TRANSLATIONS: dict[str, Callable[[float, str, Head, bytes], list[ev.Event]]] = {
+_TRANSLATIONS: dict[str, Callable[[float, Worker, Head, bytes], list[ev.Event]]] = {
     "raised": _raised,
     "died": _died,
     "ready": _ready,

@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -28,6 +29,9 @@ from ctxflow.host.wire import Channel, Head
 LIBRARY = "ctxflow"
 DOORBELL = "doorbell"
 _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that is 2 KB, and 4 KB would be too long.
+_SILENT_SECONDS = 600
+_SHORT_SECONDS = 5
+_BACKLOG = 4096
 _BELL_SECONDS = 5.0  # How soon the doorbell's worker may be started again.
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
 
@@ -57,6 +61,7 @@ class Manager:
         self._bell_stands = False
         self._manager = self._make(settings)
         self._log = DebugLog(vine)
+        _defer_accept(self._manager.port)
         self._install(settings)
         self._settings = settings
         self._bell = self._start_bell()
@@ -78,7 +83,7 @@ class Manager:
         manager.tune("attempt-schedule-depth", 10_000)
         manager.tune("max-new-workers", 100)
         manager.tune("transient-error-interval", 1)
-        manager.tune("short-timeout", 5)
+        manager.tune("short-timeout", _SHORT_SECONDS)
         manager.tune("watch-library-logfiles", 1)
         return manager
 
@@ -157,8 +162,7 @@ class Manager:
         elif do == "file":
             self._files[head["key"]] = self._manager.declare_file(head["path"], cache=head["cache"])
         elif do == "temp":
-            self._files[head["key"]] = file = self._manager.declare_temp()
-            self._channel.send({"is": "temp", "key": head["key"], "cached_name": _cached_name(self._vine, file)})
+            self._files[head["key"]] = self._manager.declare_temp()
         elif do == "undeclare":
             file = self._files.pop(head["key"], None)
             if file is not None:
@@ -218,9 +222,13 @@ class Manager:
             return False
         if not ended.successful():
             if ended.result != "cancelled":
-                self._channel.send({"is": "unanswered", "id": call, "worker": worker, "reason": str(ended.result)})
+                reason = f"exit status {ended.exit_code}" if ended.result == "success" else str(ended.result)
+                self._channel.send({"is": "unanswered", "id": call, "worker": worker, "reason": reason})
             return False
-        self._channel.send({"is": "answer", "id": call, "worker": worker}, base64.b64decode(ended.std_output or b""))
+        answer = b""  # What is no answer has no seal either.
+        with contextlib.suppress(ValueError, TypeError):
+            answer = base64.b64decode(ended.std_output or b"")
+        self._channel.send({"is": "answer", "id": call, "worker": worker}, answer)
         return True
 
     def _watch_workers(self) -> None:
@@ -256,11 +264,25 @@ class Manager:
         self._channel.send({"is": "lost", "worker": worker})
 
 
-def _cached_name(vine: Any, file: Any) -> str:
-    """What a file is called in the manager's debug log, where that can be had."""
-    with contextlib.suppress(AttributeError):
-        return str(vine.cvine.vine_file_get_cached_name(file._file))
-    return ""
+def _defer_accept(port: int) -> None:
+    """Have the kernel keep back connections on which nothing is said, which TaskVine would wait for.
+
+    It waits for each in turn, 5 seconds, with TLS without end; workers speak first. And it listens with room for
+    5 connections only, too few where hundreds of workers start together.
+    """
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry))) as found:
+                    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+                        _tune_listener(found)
+
+
+def _tune_listener(listener: socket.socket) -> None:
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
+    # Accepted connections inherit it; of use while TLS is agreed on, which has no limit else.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
+    listener.listen(_BACKLOG)
 
 
 def main(descriptor: int, asleep: int, parent: int) -> None:

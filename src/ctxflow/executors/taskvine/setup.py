@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.engine import RunServices
+from ctxflow.executors.taskvine.connection import write_private
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor import CondorProvider
 from ctxflow.factory.local import LocalProvider
 from ctxflow.factory.provider import Provider, WorkerJob
 from ctxflow.host.program import build_program
+from ctxflow.host.seal import key_of
 from ctxflow.host.wire import Head
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
@@ -73,9 +75,9 @@ class Setup:
 
     def _write_secret(self) -> str:
         path = self.path("password")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
+        password = secrets.token_hex(32)
+        write_private(path, password)
+        self.key = key_of(password.encode())
         return path
 
     def manager_settings(self) -> Head:
@@ -103,7 +105,7 @@ class Setup:
         environment = self.site.environment
         python = os.path.join(environment, "bin", "python") if environment and not self.packed else "python3"
         words = [python, program, "worker", f"{self.address}:{port}", "--password", password]
-        words += ["--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
+        words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
         # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
         words += ["--disk", str(tier.disk // 10**6), "--gpus", "0"]
         return [*words, "--ssl"] if self.site.ssl else words
@@ -113,9 +115,9 @@ class Setup:
         names = [os.path.basename(path) for path in (self.program, self.password_file)]
         return WorkerJob(
             tier.name,
-            self.worker_command(port, tier, *names),
+            [*self.worker_command(port, tier, *names), "--remove-password"],
             files=[self.program, self.password_file],
-            environment={**tier.environment, "CTXFLOW_TIER": tier.name},
+            environment=tier.environment,
             cores=tier.cores,
             memory=tier.memory,
             disk=tier.disk,

@@ -20,7 +20,6 @@ from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import events as ev
 
-_OUTPUT = "output"
 _UNSHARED = "none"  # The level at which files are shared with nobody.
 
 
@@ -29,11 +28,12 @@ class _File:
 
     :ivar path: where it is on this machine.
     :ivar sent: what is sent for it, once it is ready: itself, or a folder's archive.
+    :ivar context: the name of the first context that needed it, "" for an environment.
     :ivar waiting: who wants it as soon as that is ready, and as what in its cache.
     """
 
-    def __init__(self, path: str, digest: str) -> None:
-        self.path, self.digest = path, digest
+    def __init__(self, path: str, digest: str, context: str) -> None:
+        self.path, self.digest, self.context = path, digest, context
         self.kind = "tar" if os.path.isdir(path) else "file"
         self.sent: str | None = None if self.kind == "tar" else path
         self.waiting: list[tuple[Worker, str]] = []
@@ -70,7 +70,6 @@ class Stagings:
         self._wants: dict[str, list[_Want]] = {}  # By worker.
         self._fetching: dict[tuple[str, str], int] = {}  # Worker, digest -> the call that fetches it.
         self._holders: dict[str, str] = {}  # Path in a cache -> the worker whose it is.
-        self._temps: dict[str, tuple[_File, str]] = {}  # Key of a temp file -> its file, and the context's name.
         self._packing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ctxflow-pack")
         self._packed: list[tuple[_File, str | None]] = []  # Archives that are ready; or why not.
 
@@ -87,7 +86,7 @@ class Stagings:
                 self._report(ev.ContextFailed(now, worker.name, context.id, failure))
 
         files = {self._name(worker, context, file[1]): file for file in context.files.values()}
-        self._bring(worker, files, done)
+        self._bring(worker, files, context.name, done)
 
     def places(self, worker: Worker, context: ContextPayload) -> Mapping[str, tuple[str, str]]:
         """How a `load` names a context's files: parameter -> digest and path on this machine."""
@@ -114,7 +113,7 @@ class Stagings:
             instruction = {"do": "environment", "digest": packed.digest, "source": packed.path}
             self._calls.make(worker, frame(instruction), opened)
 
-        self._bring(worker, {packed.digest: (packed.path, packed.digest)}, staged)
+        self._bring(worker, {packed.digest: (packed.path, packed.digest)}, "", staged)
 
     @staticmethod
     def _name(worker: Worker, context: ContextPayload, digest: str) -> str:
@@ -125,12 +124,17 @@ class Stagings:
         return f"{digest}-{context.id}-{worker.forgotten.get(context.id, 0)}"
 
     def _bring(
-        self, worker: Worker, files: Mapping[str, tuple[str, str]], done: Callable[[ev.Failure | None], None]
+        self,
+        worker: Worker,
+        files: Mapping[str, tuple[str, str]],
+        context: str,
+        done: Callable[[ev.Failure | None], None],
     ) -> None:
         """Bring files to a worker.
 
         :param files: what a file is called in the worker's cache -> its path here, and its digest. Where that is not
             its digest, the tree is passed by.
+        :param context: the name of the context that needs them.
         """
         for path, _ in files.values():
             if not os.path.exists(path):
@@ -147,7 +151,7 @@ class Stagings:
             path, digest = files[name]
             file = self._files.get(digest)
             if file is None:
-                file = self._files[digest] = _File(path, digest)
+                file = self._files[digest] = _File(path, digest, context)
                 self._prepare(file)
             if file.sent is None:
                 file.waiting.append((worker, name))
@@ -182,6 +186,9 @@ class Stagings:
 
     def _declare(self, file: _File, path: str) -> None:
         file.sent = path
+        name, size = os.path.basename(file.path.rstrip("/")), os.path.getsize(path)
+        line = {"is": "file", "time": self._run.clock(), "digest": file.digest}
+        self._setup.note({**line, "name": name, "bytes": size, "context": file.context})
         self._calls.link.send({"do": "file", "key": f"file {file.digest}", "path": path, "cache": False})
 
     def serve(self) -> None:
@@ -223,7 +230,6 @@ class Stagings:
     def _seed(self, worker: Worker, file: _File, generation: int) -> None:
         temp = self._temp(file.digest, generation)
         self._calls.link.send({"do": "undeclare", "key": self._temp(file.digest, generation - 1)})
-        self._temps[temp] = file, os.path.basename(file.path)
         self._calls.link.send({"do": "temp", "key": temp})
 
         def answered(worker: Worker, reports: Reports) -> None:
@@ -233,8 +239,8 @@ class Stagings:
             else:
                 self._failed(worker, file, "seed", generation, failure)
 
-        instruction = frame({"do": "seed", "name": os.path.basename(file.path), "output": _OUTPUT})
-        inputs, outputs = {"input": f"file {file.digest}"}, {_OUTPUT: temp}
+        instruction = frame({"do": "seed", "input": _input(file), "output": _output(file)})
+        inputs, outputs = {_input(file): f"file {file.digest}"}, {_output(file): temp}
         self._calls.make(worker, instruction, answered, inputs, outputs)
 
     def _fetch(self, worker: Worker, file: _File, generation: int) -> None:
@@ -250,7 +256,7 @@ class Stagings:
             self._note("fetched", worker, file, seconds=seconds)
             self._arrived(worker, file, reports, generation)
 
-        inputs = {"input": self._temp(file.digest, generation)}
+        inputs = {_input(file): self._temp(file.digest, generation)}
         self._fetching[worker.name, file.digest] = self._calls.make(
             worker, self._fetch_instruction(file, file.digest), answered, inputs
         )
@@ -261,11 +267,13 @@ class Stagings:
         def answered(worker: Worker, reports: Reports) -> None:
             self._settle(worker.name, name, _failure(worker, reports))
 
-        self._calls.make(worker, self._fetch_instruction(file, name), answered, {"input": f"file {file.digest}"})
+        inputs = {_input(file): f"file {file.digest}"}
+        self._calls.make(worker, self._fetch_instruction(file, name), answered, inputs)
 
     @staticmethod
     def _fetch_instruction(file: _File, name: str) -> bytes:
-        return frame({"do": "fetch", "digest": name, "source": file.path, "kind": file.kind})
+        about = {"digest": name, "source": file.path, "kind": file.kind, "input": _input(file)}
+        return frame({"do": "fetch", **about})
 
     def _link(self, worker: Worker, file: _File, path: str) -> None:
         def answered(worker: Worker, reports: Reports) -> None:
@@ -315,13 +323,6 @@ class Stagings:
             del self._fetching[key]
         self._order(self._tree.lost(worker.name))
 
-    def named(self, key: str, cached_name: str) -> None:
-        """What TaskVine calls a temp file, for the report."""
-        file, name = self._temps.pop(key)
-        line = {"is": "file", "time": self._run.clock(), "cached_name": cached_name, "digest": file.digest}
-        size = os.path.getsize(file.sent) if file.sent else 0
-        self._setup.note({**line, "name": name, "bytes": size, "context": name})
-
     def _note(self, kind: str, worker: Worker, file: _File, **more: object) -> None:
         line = {"is": kind, "time": self._run.clock(), "worker": worker.name, "digest": file.digest}
         self._setup.note({**line, **more})
@@ -339,9 +340,19 @@ class Stagings:
                     os.unlink(self._setup.path(f"{file.digest}.tar"))
 
 
+def _input(file: _File) -> str:
+    """What a file is called in the sandbox of a call that takes it: TaskVine's log tells, and so the report."""
+    return f"ctxflow-in-{file.digest}"
+
+
+def _output(file: _File) -> str:
+    """Likewise of a call that makes it."""
+    return f"ctxflow-out-{file.digest}"
+
+
 def _failure(worker: Worker, reports: Reports) -> ev.Failure | None:
     """What went wrong in a worker, if it did."""
     for head, _ in reports:
         if head["is"] == "failed":
-            return ev.Failure(**head["failure"], worker=worker.name)
+            return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
     return None

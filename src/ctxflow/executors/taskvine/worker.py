@@ -20,6 +20,7 @@ class Worker:
     """One worker that is connected.
 
     :ivar name: its feature, which calls are pinned to.
+    :ivar job: the job that it is, None if it was started by hand.
     :ivar keys: context -> the key of its latest load, which tells reports about it from those about earlier ones.
     :ivar functions: those that its host was given.
     :ivar forgotten: context -> how often its files were removed.
@@ -64,6 +65,7 @@ class Worker:
             gpu_model=hello["gpu_model"],
             memory=min(tier.memory, hello["memory"]),
             gpu_memory=hello["gpu_memory"],
+            acquired=self.job is not None,
         )
 
 

@@ -1,0 +1,66 @@
+"""Seals on what passes between the driver and a worker: a keyed digest, so that each knows it is the other's.
+
+TaskVine's password keeps out who does not know it, but whoever reaches a worker's transfer port can have that answer
+challenges (docs/security.md). So a worker's answers are looked at, and calls are carried out, only with a seal by a
+key that is made of the password and never leaves the memory of the processes. What does not live here: what is said.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import blake2b
+
+SIZE = 16
+_NUMBER = 8
+
+
+def key_of(password: bytes) -> bytes:
+    """The key that a run's password stands for."""
+    return blake2b(password, digest_size=32, person=b"ctxflow seal").digest()
+
+
+def seal_call(key: bytes, worker: str, number: int, frames: bytes) -> bytes:
+    """A call as it travels: good for this worker alone, and unlike any other call by its number.
+
+    >>> key = key_of(b"secret")
+    >>> open_call(key, "w1", seal_call(key, "w1", 7, b"frames"))
+    b'frames'
+    """
+    rest = number.to_bytes(_NUMBER, "big") + frames
+    return _tag(key, worker.encode(), rest) + rest
+
+
+def open_call(key: bytes, worker: str, call: bytes) -> bytes:
+    """The frames of a call.
+
+    :raises ValueError: if it is not the driver's, or not for this worker.
+    """
+    tag, rest = call[:SIZE], call[SIZE:]
+    if not hmac.compare_digest(tag, _tag(key, worker.encode(), rest)):
+        raise ValueError("it has not the seal of this worker's run")
+    return rest[_NUMBER:]
+
+
+def seal_answer(key: bytes, call: bytes, reports: bytes) -> bytes:
+    """An answer as it travels: good for this call alone.
+
+    :param call: as it travelled, or at least its first `SIZE` bytes.
+    """
+    return _tag(key, call[:SIZE], reports) + reports
+
+
+def open_answer(key: bytes, call: bytes, answer: bytes) -> bytes | None:
+    """The reports of an answer, None if it is not this call's, from a worker that has the key.
+
+    >>> key, call = key_of(b"secret"), b"0123456789abcdef"
+    >>> open_answer(key, call, seal_answer(key, call, b"reports")), open_answer(key, call, b"forged")
+    (b'reports', None)
+    """
+    tag, reports = answer[:SIZE], answer[SIZE:]
+    return reports if hmac.compare_digest(tag, _tag(key, call[:SIZE], reports)) else None
+
+
+def _tag(key: bytes, about: bytes, data: bytes) -> bytes:
+    digest = blake2b(len(about).to_bytes(_NUMBER, "big") + about, digest_size=SIZE, key=key)
+    digest.update(data)
+    return digest.digest()

