@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors.taskvine.connection import live_runs
@@ -134,11 +135,10 @@ def losses_of(directory: str) -> list[dict[str, object]]:
     workers: dict[str, dict[str, object]] = {}
     with open(os.path.join(directory, "events.jsonl")) as file:
         for line in map(json.loads, file):
-            event = line["event"] if "event" in line else line
-            kind = event.get("type") or event.get("is")
-            if kind == "WorkerJoined":
+            event = line["event"]
+            if event["is"] == "WorkerJoined":
                 workers[event["worker"]["id"]] = {"host": event["worker"]["host"], "joined": origin + event["time"]}
-            elif kind == "WorkerLost":
+            elif event["is"] == "WorkerLost":
                 workers[event["worker"]].update(lost=origin + event["time"], evicted=event["evicted"])
     return [{"worker": name, **facts} for name, facts in workers.items()]
 
@@ -182,7 +182,7 @@ def main() -> int:
             "crashes": status.crashes,
         },
         workers=losses_of(kept),
-        manager=open(os.path.join(kept, "taskvine", "manager.log"), errors="replace").read()[-4000:],
+        manager=Path(kept, "taskvine", "manager.log").read_text(errors="replace")[-4000:],
     )
     if not os.environ.get("CHAOS_KEEP"):
         shutil.rmtree(directory)

@@ -215,9 +215,7 @@ def unleash(testbed: Testbed, command: list[str], seed: int, pause: float, hosts
 
 def left(testbed: Testbed) -> dict[str, Any]:
     """What there still is of workers: processes on each host, and jobs."""
-    found = {
-        host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *HOSTS]
-    }
+    found = {host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *HOSTS]}
     jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
     return {name: those for name, those in {**found, "jobs": jobs}.items() if those}
 
