@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(ROOT)
 COMMAND = ["python", "-u", str(INSIDE / "chaos_inside.py"), "--site", "/checkout/site-configs/testbed.toml"]
 HOSTS = ["host1", "host2", "host3", "host4"]
+ONE_WORKER = ["vacate", "vacate -fast", "tree", "pid", "stop"]
+WHOLE_HOST = ["cut", "kill"]
+WAYS = {*ONE_WORKER, *WHOLE_HOST}
 LOSSES = 60
 LIMIT = 1000
 
@@ -58,14 +61,11 @@ if how != "list":
 told = [{"worker": variable(pid, "CTXFLOW_WORKER_NAME"), "job": variable(pid, "CTXFLOW_JOB")} for pid in ours]
 now = time.time()
 for pid, each in zip(ours, told):
-    victims = {"list": [], "pid": [pid], "tree": [
-        other for other in processes
-        if variable(other, "CTXFLOW_JOB") == each["job"] and read(other, "comm") != ["condor_starter\\n"]
-    ]}[how]
+    tree = [other for other in processes if variable(other, "CTXFLOW_JOB") == each["job"]]
     now = time.time()
-    for victim in victims:
+    for victim in {"list": [], "pid": [pid], "tree": tree, "stop": tree}[how]:
         try:
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victim, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
         except ProcessLookupError:
             pass
 print(json.dumps([now, told]))
@@ -117,11 +117,11 @@ class Chaos:
     def _take_workers(self, luck: random.Random) -> None:
         """Take one worker after another."""
         while not self._stop.wait(luck.expovariate(1 / self._pause)):
-            how = luck.choice(["vacate", "vacate -fast", "tree", "pid"])
+            how = luck.choice(ONE_WORKER)
             self._take_one(luck.choice(HOSTS), how, luck.random())
 
     def _take_one(self, host: str, how: str, chance: float) -> None:
-        if how in ("tree", "pid"):
+        if how in ("tree", "pid", "stop"):
             now, taken = self._workers(host, how, chance)
         else:
             _, there = self._workers(host, "list", 0)
@@ -135,7 +135,7 @@ class Chaos:
     def _break_hosts(self, luck: random.Random) -> None:
         """Break one host after another, and mend it some seconds later."""
         while not self._stop.wait(luck.uniform(0.5, 2) * self._pause):
-            how, host = luck.choice(["cut", "kill"]), luck.choice(HOSTS)
+            how, host = luck.choice(WHOLE_HOST), luck.choice(HOSTS)
             _, there = self._workers(host, "list", 0)
             if not there:
                 continue
@@ -230,7 +230,7 @@ def check(result: dict[str, Any], items: int) -> None:
     assert (status["submitted"], status["done"], status["dead"], status["cancelled"]) == (items, items, 0, 0), status
     assert status["lost"] >= LOSSES, f"only {status['lost']} workers were lost: {summary(result)}"
     ways = {how for _, how, _ in result["acts"]}
-    assert ways == {"vacate", "vacate -fast", "tree", "pid", "cut", "kill"}, f"not all ways were gone: {ways}"
+    assert ways == WAYS, f"not done: {WAYS - ways}"
     for text in (result["said"], result["manager"]):
         assert "Traceback" not in text, text
 
