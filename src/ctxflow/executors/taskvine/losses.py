@@ -64,6 +64,10 @@ class Losses:
         """Those that can be told now, each with whether it was an eviction."""
         now = self._clock()
         while self._waiting and self._waiting[0][0] <= now:
-            self._explained.append((self._waiting.pop(0)[1], False))
+            worker = self._waiting.pop(0)[1]
+            self._explained.append((worker, False))
+            if worker.job is not None:
+                # To the batch system it may run on, out of reach or stopped, for as long as the run lasts.
+                self._acquirer.remove(worker.tier, worker.job)
         found, self._explained = self._explained, []
         return found

@@ -1,0 +1,274 @@
+"""Many items on workers that are taken away all the time, in every way there is: nothing is lost, nothing is twice.
+
+chaos_inside.py is the run, on the testbed. Run this file as a program to see the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Testbed
+
+ROOT = Path(__file__).resolve().parents[2]
+INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(ROOT)
+COMMAND = ["python", "-u", str(INSIDE / "chaos_inside.py"), "--site", "/checkout/site-configs/testbed.toml"]
+HOSTS = ["host1", "host2", "host3", "host4"]
+ONE_WORKER = ["vacate", "vacate -fast", "tree", "pid", "stop"]
+WHOLE_HOST = ["cut", "kill"]
+WAYS = {*ONE_WORKER, *WHOLE_HOST}
+LOSSES = 60
+LIMIT = 1000
+
+# What runs on a host as root. A worker's processes, and only they, have the job's name in their environment.
+ON_HOST = """
+import json, os, signal, sys, time
+
+def read(pid, what):
+    try:
+        with open(f"/proc/{pid}/{what}", "rb") as file:
+            return file.read().decode(errors="replace").split("\\0")
+    except OSError:
+        return []
+
+def variable(pid, name):
+    return next((each.partition("=")[2] for each in read(pid, "environ") if each.startswith(name + "=")), None)
+
+processes = {int(name): read(name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
+processes = {pid: words for pid, words in processes.items() if words and words[0]}
+"""
+# Those of vine_workers whose parent is none: a worker's transfer server has the same words.
+WORKERS = (
+    ON_HOST
+    + """
+how, port, luck = sys.argv[1], sys.argv[2], float(sys.argv[3])
+ours = [pid for pid, words in processes.items()
+        if words[0].endswith("vine_worker") and words[-2].endswith(":" + port) and os.getsid(pid) == pid]
+if how != "list":
+    ours = ours[int(luck * len(ours)):][:1]
+told = [{"worker": variable(pid, "CTXFLOW_WORKER_NAME"), "job": variable(pid, "CTXFLOW_JOB")} for pid in ours]
+now = time.time()
+for pid, each in zip(ours, told):
+    tree = [other for other in processes if variable(other, "CTXFLOW_JOB") == each["job"]]
+    now = time.time()
+    for victim in {"list": [], "pid": [pid], "tree": tree, "stop": tree}[how]:
+        try:
+            os.kill(victim, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+print(json.dumps([now, told]))
+"""
+)
+LEFT = (
+    ON_HOST
+    + """
+marks = ("vine_worker", "ctxflow.pyz", "ctxflow.host")
+left = {pid: " ".join(words) for pid, words in processes.items() if pid != os.getpid()
+        and (variable(pid, "CTXFLOW_JOB") or any(mark in word for word in words[:3] for mark in marks))}
+print(json.dumps(left))
+"""
+)
+
+
+class Chaos:
+    """Takes a run's workers away, until it is stopped.
+
+    :ivar acts: what was done: (seconds since 1970, how, names of the workers that it took).
+    """
+
+    def __init__(self, testbed: Testbed, run: str, port: int, seed: int, pause: float, hosts: bool) -> None:
+        self.acts: list[tuple[float, str, list[str]]] = []
+        self.errors: list[str] = []
+        self._testbed, self._run, self._port, self._pause = testbed, run, port, pause
+        self._stop = threading.Event()
+        kinds = [self._take_workers, *([self._break_hosts] if hosts else [])]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(kind, random.Random(seed + number)), daemon=True)
+            for number, kind in enumerate(kinds)
+        ]
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> None:
+        """Stop, when what was broken is mended."""
+        self._stop.set()
+        for each in self._threads:
+            each.join()
+
+    def _guarded(self, kind: Any, luck: random.Random) -> None:
+        while not self._stop.wait(0.2):
+            try:
+                kind(luck)
+            except AssertionError as error:  # On a host that is dead, or died meanwhile, nothing can be done.
+                self.errors.append(str(error))
+
+    def _take_workers(self, luck: random.Random) -> None:
+        """Take one worker after another."""
+        while not self._stop.wait(luck.expovariate(1 / self._pause)):
+            how = luck.choice(ONE_WORKER)
+            self._take_one(luck.choice(HOSTS), how, luck.random())
+
+    def _take_one(self, host: str, how: str, chance: float) -> None:
+        if how in ("tree", "pid", "stop"):
+            now, taken = self._workers(host, how, chance)
+        else:
+            _, there = self._workers(host, "list", 0)
+            taken = there[int(chance * len(there)) :][:1]
+            now = time.time()
+            for each in taken:
+                self._testbed.run("condor_vacate_job", *how.split()[1:], each["job"])
+        if taken:
+            self.acts.append((now, how, [each["worker"] for each in taken]))
+
+    def _break_hosts(self, luck: random.Random) -> None:
+        """Break one host after another, and mend it some seconds later."""
+        while not self._stop.wait(luck.uniform(0.5, 2) * self._pause):
+            how, host = luck.choice(WHOLE_HOST), luck.choice(HOSTS)
+            _, there = self._workers(host, "list", 0)
+            if not there:
+                continue
+            try:
+                self._testbed.command("host", how, host)
+                self.acts.append((time.time(), how, [each["worker"] for each in there]))
+                time.sleep(luck.uniform(7, 12) if how == "cut" else luck.uniform(1, 5))
+            finally:
+                self._testbed.command("host", "restore", host)
+
+    def _workers(self, host: str, how: str, chance: float) -> tuple[float, list[dict[str, str]]]:
+        words = [how, str(self._port), str(chance)]
+        now, told = json.loads(self._testbed.run("python", "-c", WORKERS, *words, user="root", host=host))
+        return now, [each for each in told if each["worker"]]
+
+
+class Driver:
+    """The run, and what it tells."""
+
+    def __init__(self, testbed_run: Path, command: list[str]) -> None:
+        words = [sys.executable, str(testbed_run), *command]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(words, cwd="/", text=True, **pipes)  # type: ignore[call-overload]
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.errors: list[str] = []
+        self.last: dict[str, Any] = {}
+        for pipe, put in ((self._process.stdout, self._lines.put), (self._process.stderr, self.errors.append)):
+            threading.Thread(target=lambda p=pipe, f=put: [f(line) for line in p] + [f("")], daemon=True).start()
+
+    def line(self) -> dict[str, Any] | None:
+        """The next, None at the end of its output."""
+        try:
+            text = self._lines.get(timeout=120)
+        except queue.Empty:
+            raise AssertionError(f"the run says nothing more; last {self.last}; {self.said()}") from None
+        if text:
+            self.last = json.loads(text)
+        return self.last if text else None
+
+    def status(self) -> int:
+        """Its exit status."""
+        return self._process.wait(60)
+
+    def said(self) -> str:
+        """What it logged."""
+        return "".join(self.errors)[-6000:]
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+        self._process.kill()
+
+
+def unleash(testbed: Testbed, command: list[str], seed: int, pause: float, hosts: bool = True) -> dict[str, Any]:
+    """Have a run go through chaos to its end; gives its last line, with `acts`, `status_code` and `said` added."""
+    from conftest import TESTBED
+
+    driver = Driver(TESTBED / "run", command)
+    chaos = None
+    try:
+        run = driver.line()
+        assert run is not None, f"the run did not start: {driver.said()}"
+        deadline = time.monotonic() + LIMIT
+        while (line := driver.line()) is not None:
+            assert time.monotonic() < deadline, f"the run does not end: {line}; {driver.said()}"
+            if chaos is None and line.get("workers", 0):
+                chaos = Chaos(testbed, run["run"], run["port"], seed, pause, hosts)
+        result = {"acts": [], **driver.last, "status_code": driver.status(), "said": driver.said()}
+    finally:
+        if chaos is not None:
+            chaos.stop()
+        driver.close()
+    return {**result, "acts": chaos.acts, "errors": chaos.errors} if chaos else result
+
+
+def left(testbed: Testbed) -> dict[str, Any]:
+    """What there still is of workers: processes on each host, and jobs."""
+    found = {host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *HOSTS]}
+    jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
+    return {name: those for name, those in {**found, "jobs": jobs}.items() if those}
+
+
+def check(result: dict[str, Any], items: int) -> None:
+    """See that a run answered all and lost enough."""
+    assert result["status_code"] == 0, f"the run ended with {result['status_code']}: {result['said']}"
+    assert not result["missing"], f"items without an answer: {result['missing']}"
+    assert not result["repeated"], f"items with several answers: {result['repeated']}"
+    assert not result["wrong"], f"items with a wrong answer: {result['wrong']}"
+    status = result["status"]
+    assert (status["submitted"], status["done"], status["dead"], status["cancelled"]) == (items, items, 0, 0), status
+    assert status["lost"] >= LOSSES, f"only {status['lost']} workers were lost: {summary(result)}"
+    ways = {how for _, how, _ in result["acts"]}
+    assert ways == WAYS, f"not done: {WAYS - ways}"
+    for text in (result["said"], result["manager"]):
+        assert "Traceback" not in text, text
+
+
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """Losses by kind, and seconds from the act to the scheduler's knowing: median and longest."""
+    lost = {each["worker"]: each for each in result["workers"] if "lost" in each}
+    found: dict[str, Any] = {}
+    for when, how, names in result["acts"]:
+        entry = found.setdefault(how, {"acts": 0, "unknown": 0, "evicted": 0, "seconds": []})
+        entry["acts"] += 1
+        for name in names:
+            each = lost.pop(name, None)
+            if each is None:
+                entry["unknown"] += 1
+            else:
+                entry["evicted"] += each["evicted"]
+                entry["seconds"].append(round(each["lost"] - when, 2))
+    for entry in found.values():
+        times = sorted(entry["seconds"])
+        entry.update(losses=len(times), median=statistics.median(times) if times else None, longest=times[-1:])
+    return {**found, "other": list(lost.values())}
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1800)
+def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed: Testbed) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    result = unleash(testbed, COMMAND, seed, pause=2.0)
+    print(json.dumps(summary(result)))
+    check(result, items=20_000)
+    remains: list[dict[str, Any]] = []
+
+    def clean() -> bool:
+        remains.append(left(testbed))
+        return not remains[-1]
+
+    with contextlib.suppress(AssertionError):
+        testbed.eventually(clean, limit=60)
+    assert clean(), f"left after the run: {remains[-1]}"

@@ -1,0 +1,64 @@
+"""Workers that are gone, and their jobs: with a real provider, on this machine."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ctxflow.executors.taskvine.losses import Losses
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.factory import JobChange, LocalProvider, WorkerJob
+from ctxflow.factory.acquirer import Acquirer
+
+
+class Jobs:
+    """One job that is held, and what is heard of it and its successors."""
+
+    def __init__(self, directory: Path) -> None:
+        self._news: queue.SimpleQueue[JobChange] = queue.SimpleQueue()
+        job = WorkerJob("any", ["sleep", "1000"], memory=10**7, disk=10**7)
+        self.acquirer = Acquirer({"any": (LocalProvider(), job)}, str(directory), self._heard)
+        self.acquirer.start()
+        self.acquirer.hold("any", 1)
+
+    def _heard(self) -> None:
+        for _, change in self.acquirer.take():
+            self._news.put(change)
+
+    def next(self, state: str) -> str:
+        """The next job of which that is heard."""
+        while (change := self._news.get(timeout=30)).state != state:
+            pass
+        return change.job
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    jobs = Jobs(tmp_path)
+    yield jobs
+    jobs.acquirer.stop()
+
+
+def test_a_worker_that_is_gone_while_its_job_runs_on_is_replaced(jobs: Jobs) -> None:
+    now = 0.0
+    losses = Losses(jobs.acquirer, lambda: now)
+    worker = Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
+    losses.add(worker)
+    assert losses.explained() == []
+    now += losses.due()
+    assert losses.explained() == [(worker, False)]
+    assert jobs.next("running") != worker.job
+
+
+def test_a_worker_whose_job_was_evicted_is_not_to_blame_and_keeps_it(jobs: Jobs) -> None:
+    losses = Losses(jobs.acquirer, lambda: 1.0)
+    worker = Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
+    assert worker.job is not None
+    losses.add(worker)
+    jobs.acquirer.provider("any").evict(worker.job)  # type: ignore[attr-defined]
+    losses.heard("any", JobChange(jobs.next("evicted"), "evicted"))
+    assert losses.explained() == [(worker, True)]
+    assert jobs.next("running") == worker.job
