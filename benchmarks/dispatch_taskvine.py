@@ -186,10 +186,11 @@ def vine_workers(port: int, place: str) -> Iterator[None]:
         for number in range(WORKERS):
             workspace = os.path.join(place, f"worker{number}")
             words = ["vine_worker", *_WORKER_OPTIONS.split(), "--feature", f"worker{number}", "--workspace", workspace]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             os.makedirs(place, exist_ok=True)
             command = [*words, "127.0.0.1", str(port)]
-            started.append(subprocess.Popen(command, start_new_session=True, **quiet))
+            quiet = subprocess.DEVNULL
+            worker = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            started.append(worker)
         yield
     finally:
         for worker in started:

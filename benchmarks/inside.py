@@ -34,8 +34,10 @@ def why_not() -> str | None:
 
 
 def skip(reason: str) -> NoReturn:
-    """End, saying why."""
+    """End, saying why; with `--json` also as data."""
     print(f"skipped: {reason}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps({"skipped": reason}))
     sys.exit(SKIPPED)
 
 

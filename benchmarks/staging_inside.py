@@ -122,7 +122,8 @@ def manager_only_round(given: argparse.Namespace, path: str, folder: str) -> Non
 
 def _send(vine: Any, manager: Any, path: str, workers: int) -> list[float]:
     """Seconds until each worker holds the file."""
-    begun, seconds = time.monotonic(), []
+    begun = time.monotonic()
+    seconds: list[float] = []
     file = manager.declare_file(path, cache=True)
     for number in range(workers):
         task = vine.Task(f"test $(stat -c %s data) = {os.path.getsize(path)}")
