@@ -131,8 +131,7 @@ def ndcctools_calls_per_second(folder: str, seconds: float) -> float:
     import ndcctools.taskvine as vine
 
     place = os.path.join(folder, f"ndcctools-{next(_numbers)}")
-    manager = vine.Manager(port=0, run_info_path=place)
-    try:
+    with vine.Manager(port=0, run_info_path=place) as manager:
         library = manager.create_library_from_functions("library", no_op(), add_env=False, exec_mode="direct")
         library.set_cores(1)
         library.set_function_slots(1)
@@ -140,8 +139,6 @@ def ndcctools_calls_per_second(folder: str, seconds: float) -> float:
         with vine_workers(manager.port, place):
             _loop(vine, manager, _WARM_UP_SECONDS)
             return _loop(vine, manager, seconds)
-    finally:
-        manager.workers_shutdown(0)
 
 
 def _loop(vine: Any, manager: Any, seconds: float) -> float:

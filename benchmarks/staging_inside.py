@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import signal
@@ -92,19 +93,19 @@ def manager_only_round(given: argparse.Namespace, path: str, folder: str) -> Non
 
     from ctxflow.factory import CondorProvider, WorkerJob
 
-    manager = vine.Manager(port=0, run_info_path=os.path.join(folder, "run"))
-    manager.disable_peer_transfers()
     provider = CondorProvider()
     os.mkdir(os.path.join(folder, "jobs"), 0o700)
     provider.start(os.path.join(folder, "jobs"))
-    words = ["vine_worker", "--cores", str(given.cores), "--memory", str(1000 * given.memory), "--disk", "5000"]
+    words = ["vine_worker", "--cores", str(given.cores), "--memory", str(int(1000 * given.memory)), "--disk", "5000"]
     words += ["--gpus", "0", "--single-shot", "--parent-death", "--idle-timeout", "600"]
-    try:
+    needs = {"cores": given.cores, "memory": int(given.memory * 1e9), "disk": 5 * 10**9}
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(vine.Manager(port=0, run_info_path=os.path.join(folder, "run")))
+        stack.callback(provider.stop)
+        manager.disable_peer_transfers()
         for number in range(given.workers):
             command = [*words, "--feature", f"worker{number}", given.address, str(manager.port)]
-            options = {"requirements": given.requirements}
-            needs = {"cores": given.cores, "memory": int(given.memory * 1e9), "disk": 5 * 10**9}
-            provider.submit(WorkerJob("half", command, options=options, **needs), 1)
+            provider.submit(WorkerJob("half", command, options={"requirements": given.requirements}, **needs), 1)
         deadline = time.monotonic() + _PATIENCE
         while manager.stats.workers_connected < given.workers:
             manager.wait(1)
@@ -115,9 +116,6 @@ def manager_only_round(given: argparse.Namespace, path: str, folder: str) -> Non
         say("done")
         listen()
         say("times", seconds=seconds)
-    finally:
-        manager.workers_shutdown(0)
-        provider.stop()
 
 
 def _send(vine: Any, manager: Any, path: str, workers: int) -> list[float]:
