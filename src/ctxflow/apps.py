@@ -281,6 +281,7 @@ class BatchApp(_App):
         return known.spec.id
 
     def _variant(self, run: Run, constants: Mapping[str, Any]) -> App:
+        run.prepare_pickling()
         function = functools.partial(self.function, **constants) if constants else self.function
         options = self.options
         context = run.declare_context(self.context, options.level)

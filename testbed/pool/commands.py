@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import cluster, machine, root
+from . import cluster, machine, root, tools
 from .settings import CHECKOUT, SUBMIT, USERS, CannotBuild, Settings, TestbedError
 
 
@@ -41,19 +41,26 @@ def up(words: Sequence[str]) -> int:
     )
     asked = parser.parse_args(words)
     settings = Settings(asked.hosts, asked.gpus, asked.link, asked.static, asked.numa)
+    machine.check_root()
+    lacking = tools.missing(to_build=root.find() is None)
     if asked.check:
-        machine.check()
-        complaint = root.problem()
-        if complaint:
-            raise CannotBuild(complaint)
-        return 0
+        return _check(lacking)
     with machine.locked():
+        tools.install(lacking, root.log())
         if asked.root_only:
-            machine.check_root()
             root.prepare(asked.with_torch)
             return 0
         cluster.up(settings, asked.with_torch)
     sys.stderr.write("The testbed is up. Try: testbed/run condor_status\n")
+    return 0
+
+
+def _check(lacking: dict[str, str]) -> int:
+    tools.check(lacking)
+    if not lacking.keys() & tools.PACKAGES.keys():
+        machine.check()
+    if lacking:
+        sys.stderr.write(f"A testbed can be built: testbed/up will install {', '.join(lacking)} first.\n")
     return 0
 
 

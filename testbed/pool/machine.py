@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,19 +13,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import tools
 from .settings import STATE, CannotBuild, TestbedError
 
 MARK = b"ctxflow-testbed:"
 SWITCH = "switch"
 LOCK = STATE.with_suffix(".lock")
-TOOLS = {
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-    "chroot": "coreutils",
-    "ip": "iproute2",
-    "tc": "iproute2",
-}
 
 
 def check() -> None:
@@ -35,9 +27,9 @@ def check() -> None:
     :raises CannotBuild: it cannot.
     """
     check_root()
-    for tool, package in TOOLS.items():
-        if not shutil.which(tool):
-            raise CannotBuild(f"The testbed needs the program {tool}: install the package {package}.")
+    if lacking := tools.missing(to_build=False):
+        tool, package = next(iter(lacking.items()))
+        raise CannotBuild(f"The testbed needs the program {tool}: install the package {package}.")
     trial = "mount -t tmpfs tmpfs /mnt && ip link add ctxflow-br0 type bridge"
     tried = run(["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "sh", "-c", trial], check=False)
     if tried.returncode:

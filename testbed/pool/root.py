@@ -18,18 +18,17 @@ from pathlib import Path
 
 from .machine import run
 from .progress import work
-from .settings import CHECKOUT, TESTBED, CannotBuild, cache
+from .settings import CHECKOUT, MINUTES, TESTBED, CannotBuild, TestbedError, cache
 
 PROVISION = TESTBED / "provision"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-TOOLS_OF_TESTS = ("setuptools", "pytest", "pytest-timeout", "hypothesis")
-MINUTES = 60.0
+TOOLS_OF_TESTS = ("setuptools", "pytest >= 8, < 9", "pytest-timeout", "hypothesis", "mock", "pandas", "sqlalchemy >= 2")
 
 
 def prepare(with_torch: bool) -> Path:
     """The path of a root in which everything is up to date; what is missing is built, shown step by step.
 
-    :raises CannotBuild: debootstrap is not installed.
+    :raises CannotBuild: debootstrap could not make a Debian root.
     :raises TestbedError: a step failed; what it began is done anew the next time.
     """
     root = find()
@@ -123,8 +122,6 @@ def _write_stamp(root: Path, part: str, value: str) -> None:
 
 
 def _bootstrap(root: Path) -> None:
-    if not shutil.which("debootstrap"):
-        raise CannotBuild("The testbed needs debootstrap to build its Debian root: install the package debootstrap.")
     partial = root.with_name(root.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
@@ -139,14 +136,10 @@ def _bootstrap(root: Path) -> None:
         str(partial),
         *_mirror(script),
     ]
-    limit = 20 * MINUTES
-    work(
-        "Making a Debian root",
-        command,
-        _log(),
-        limit,
-        _environment(PATH=os.environ["PATH"]),
-    )
+    try:
+        work("Making a Debian root", command, log(), 20 * MINUTES, _environment(PATH=os.environ["PATH"]))
+    except TestbedError as error:
+        raise CannotBuild(str(error)) from None  # No mirror within reach, or a machine that lets root make no devices.
     _configure(partial)
     _provision(partial, "Installing HTCondor and TaskVine", "packages", [])
     _write_stamp(partial, "base", digest([PROVISION]))
@@ -193,7 +186,8 @@ def _environment(**more: str) -> dict[str, str]:
     return {"PATH": plain, "HOME": "/root", "LC_ALL": "C.UTF-8", **proxies, **more}
 
 
-def _log() -> Path:
+def log() -> Path:
+    """Where the output of programs goes that build the root."""
     return cache() / "provision.log"
 
 
@@ -210,11 +204,4 @@ def _provision(root: Path, text: str, part: str, words: list[str]) -> None:
         boot = [str(TESTBED / "boot"), "inside", str(root), str(CHECKOUT), *folders, "--"]
         inside = boot
     command = [*inside, "/bin/bash", "-c", script, "provision", part, *words]
-    work(text, command, _log(), 20 * MINUTES, _environment(), fenced=root != Path("/"))
-
-
-def problem() -> str | None:
-    """One sentence on what hinders building the root here, or None where it is built or can be."""
-    if find() is None and not shutil.which("debootstrap"):
-        return "The testbed needs debootstrap to build its Debian root: install the package debootstrap."
-    return None
+    work(text, command, log(), 20 * MINUTES, _environment(), fenced=root != Path("/"))

@@ -13,6 +13,7 @@ STATE = Path("/run/ctxflow-testbed")
 ROOT = STATE / "root"
 DOMAIN = "testbed"
 SUBMIT = "submit"
+MINUTES = 60.0
 USERS = ("alice", "bob")
 """The users in the root: alice's jobs are opportunistic, bob owns the machines and may take them back."""
 

@@ -1,6 +1,7 @@
 """The testbed for the cluster tests: brought up once, mended before every test, taken down at the end.
 
-Tests here are marked `cluster`; where no testbed can be built they are skipped, with one line that says why.
+Tests here are marked `cluster`; where no testbed can be built they are skipped, with one line that says why. Where
+it has to be built first, the steps are shown as they go.
 """
 
 from __future__ import annotations
@@ -18,8 +19,18 @@ import pytest
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
 
 
+NO_TESTBED = pytest.StashKey[str]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: runs on the testbed, a real HTCondor pool with TaskVine")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say in one line what was skipped and why, not in one for each test."""
+    if why := config.stash.get(NO_TESTBED, ""):
+        count = len(terminalreporter.stats.get("skipped", []))
+        terminalreporter.write_line(f"Tests that need the testbed: {count} skipped. {why}", yellow=True)
 
 
 class Testbed:
@@ -71,19 +82,44 @@ class Testbed:
 
 
 @pytest.fixture(scope="session")
-def _testbed() -> Iterator[Testbed]:
+def any_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    """The testbed in whatever state the test before left it, for tests that set it up themselves."""
+    torch = any("testbed_with_torch" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        code, complaint = bring_up(["--with-torch"] if torch else [])
+    if code == 3:
+        request.config.stash[NO_TESTBED] = complaint
+        pytest.skip(complaint)
+    assert code == 0, complaint
     testbed = Testbed()
-    possible = testbed.command("up", "--check", check=False)
-    if possible.returncode == 3:
-        pytest.skip(possible.stderr.strip())
-    testbed.command("up", limit=1500)
     yield testbed
     testbed.command("down")
 
 
+def bring_up(options: list[str]) -> tuple[int, str]:
+    """Bring the testbed up and show its steps; the exit code, and its complaint if there is one."""
+    complaint, sign = "", "testbed: "
+    command = [sys.executable, str(TESTBED / "up"), *options]
+    with subprocess.Popen(command, cwd="/", stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if line.startswith(sign):
+                complaint = line.removeprefix(sign).strip()
+            else:
+                sys.stderr.write(f"\n{line.rstrip()}")
+        sys.stderr.write("\n")
+    return process.returncode, complaint
+
+
 @pytest.fixture
-def testbed(_testbed: Testbed) -> Iterator[Testbed]:
+def testbed(any_testbed: Testbed) -> Iterator[Testbed]:
     """The testbed with its default settings, every host up and on the network, without jobs."""
-    _testbed.command("up", limit=600)
-    yield _testbed
-    _testbed.command("run", "--user", "root", "condor_rm", "-all", check=False)
+    any_testbed.command("up", limit=600)
+    yield any_testbed
+    any_testbed.command("run", "--user", "root", "condor_rm", "-all", check=False)
+
+
+@pytest.fixture
+def testbed_with_torch(testbed: Testbed) -> Testbed:
+    """The same with PyTorch, transformers and what the example needs: one test that asks is enough to install them."""
+    return testbed

@@ -245,7 +245,7 @@ def test_the_bindings_leave_signals_alone(directory):
 DRIVER = """
 import sys, time
 from ctxflow.factory import CondorProvider, WorkerJob
-provider = CondorProvider(run=sys.argv[2], lease=4)
+provider = CondorProvider(run=sys.argv[2], lease=10)
 provider.start(sys.argv[1])
 for options in ({"requirements": "false"}, {"submit": {"hold": True}}):
     provider.submit(WorkerJob("any", ["true"], options=options), 1)
@@ -266,7 +266,7 @@ def test_waiting_jobs_outlive_the_lease_but_not_their_driver(directory):
             drivers[fate] = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
             assert drivers[fate].stdout.readline() == "submitted\n"
         drivers["killed"].kill()
-        eventually(lambda: in_queue(f"killed-{os.getpid()}") == [], limit=4 + 2 * interval)
+        eventually(lambda: in_queue(f"killed-{os.getpid()}") == [], limit=10 + 4 * interval)
         assert len(in_queue(f"spared-{os.getpid()}")) == 2
     finally:
         for fate, driver in drivers.items():

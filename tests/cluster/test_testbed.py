@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
 sys.path.insert(0, str(TESTBED))
+from pool import tools  # noqa: E402
 from pool.gpus import MODELS, apportion, gpus_of, inventory, topology  # noqa: E402
-from pool.settings import Settings, TestbedError  # noqa: E402
+from pool.settings import CannotBuild, Settings, TestbedError  # noqa: E402
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 EXECUTE_HOSTS = [f"host{number}" for number in range(1, 5)]
@@ -81,6 +82,36 @@ def test_impossible_settings_are_refused(wrong: dict[str, int]) -> None:
 def test_every_command_explains_itself(command: str) -> None:
     done = subprocess.run([TESTBED / command, "--help"], capture_output=True, check=False, text=True, timeout=60)
     assert command in done.stdout
+
+
+APT_GET = """#!/bin/sh
+case "$*" in
+*update*) [ -e {here}/offline ] || touch {here}/lists ;;
+*install*iproute2)
+    [ -e {here}/lists ] || {{ echo "E: no iproute2"; exit 100; }}
+    touch {here}/ip && chmod +x {here}/ip ;;
+esac
+"""
+
+
+def test_what_is_missing_is_installed_or_the_sentence_says_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tool in {*tools.PACKAGES, "sh", "nice", "touch", "chmod"} - {"ip"}:
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tools.missing(to_build=False) == {"ip": "iproute2"}
+    assert tools.missing(to_build=True).keys() == {"ip", "debootstrap"}
+    with pytest.raises(CannotBuild, match="needs the program ip: install the package iproute2"):
+        tools.install(tools.missing(to_build=False), tmp_path / "log")
+    (tmp_path / "apt-get").write_text(APT_GET.format(here=tmp_path))
+    (tmp_path / "apt-get").chmod(0o755)
+    (tmp_path / "offline").touch()
+    with pytest.raises(CannotBuild, match=r"Installing iproute2 with apt-get failed .*no iproute2"):
+        tools.install(tools.missing(to_build=False), tmp_path / "log")
+    (tmp_path / "offline").unlink()
+    tools.install(tools.missing(to_build=False), tmp_path / "log")
+    assert tools.missing(to_build=False) == {}
 
 
 # The pool
@@ -246,32 +277,6 @@ def test_the_owner_takes_whole_machines_back(testbed: Testbed) -> None:
 
 
 @on_cluster
-def test_the_owner_takes_single_gpus_back_from_static_slots(testbed: Testbed) -> None:
-    testbed.command("up", "--static", "--hosts", "2", "--gpus", "2")
-    assert len(testbed.run("condor_status", "-af", "Name").splitlines()) == 4
-    job = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1}
-    testbed.submit(job, count=4)
-    testbed.eventually(lambda: testbed.running("alice") == 4)
-    testbed.submit(job, count=3, user="bob")
-    testbed.eventually(lambda: (testbed.running("bob"), testbed.running("alice")) == (3, 1))
-
-
-@on_cluster
-def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(testbed: Testbed) -> None:
-    testbed.command("up", "--numa", "--hosts", "1")
-    assert testbed.run("condor_status", "-af", "Cpus", "GPUs") == "64 8"
-    advert = testbed.run("condor_status", "-long")
-    assert sorted(re.findall(r"NumaNode = (\d)", advert)) == [str(node) for node in range(8)]
-    assert sorted(re.findall(r"Socket = (\d)", advert)) == sorted("0000" + "1111")
-    lists = testbed.run("bash", "-c", "cat /sys/devices/system/node/node*/cpulist", host="host1").split()
-    assert lists == [f"{start}-{start + 7}" for start in range(0, 64, 8)]
-    information = testbed.run("bash", "-c", "cat /proc/driver/nvidia/gpus/*/information", host="host1")
-    assert re.findall(r"GPU UUID:\s+(\S+)", information) == [
-        gpu.uuid for gpu in gpus_of(Settings(hosts=1, numa=True))["host1"]
-    ]
-
-
-@on_cluster
 def test_run_passes_input_exit_codes_and_its_own_death_on(testbed: Testbed) -> None:
     assert testbed.run("cat", text="through") == "through"
     assert testbed.command("run", "sh", "-c", "exit 7", check=False).returncode == 7
@@ -283,6 +288,35 @@ def test_run_passes_input_exit_codes_and_its_own_death_on(testbed: Testbed) -> N
     testbed.eventually(lambda: testbed.command("run", "pgrep", "-fx", "sleep 4321", check=False).returncode == 1)
     unknown = testbed.command("host", "cut", "host9", check=False)
     assert unknown.returncode == 1 and "host1, host2, host3, host4" in unknown.stderr
+
+
+# Pools of other kinds, and none: each sets up what it needs
+
+
+@on_cluster
+def test_the_owner_takes_single_gpus_back_from_static_slots(any_testbed: Testbed) -> None:
+    any_testbed.command("up", "--static", "--hosts", "2", "--gpus", "2")
+    assert len(any_testbed.run("condor_status", "-af", "Name").splitlines()) == 4
+    job = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1}
+    any_testbed.submit(job, count=4)
+    any_testbed.eventually(lambda: any_testbed.running("alice") == 4)
+    any_testbed.submit(job, count=3, user="bob")
+    any_testbed.eventually(lambda: (any_testbed.running("bob"), any_testbed.running("alice")) == (3, 1))
+
+
+@on_cluster
+def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(any_testbed: Testbed) -> None:
+    any_testbed.command("up", "--numa", "--hosts", "1")
+    assert any_testbed.run("condor_status", "-af", "Cpus", "GPUs") == "64 8"
+    advert = any_testbed.run("condor_status", "-long")
+    assert sorted(re.findall(r"NumaNode = (\d)", advert)) == [str(node) for node in range(8)]
+    assert sorted(re.findall(r"Socket = (\d)", advert)) == sorted("0000" + "1111")
+    lists = any_testbed.run("bash", "-c", "cat /sys/devices/system/node/node*/cpulist", host="host1").split()
+    assert lists == [f"{start}-{start + 7}" for start in range(0, 64, 8)]
+    information = any_testbed.run("bash", "-c", "cat /proc/driver/nvidia/gpus/*/information", host="host1")
+    assert re.findall(r"GPU UUID:\s+(\S+)", information) == [
+        gpu.uuid for gpu in gpus_of(Settings(hosts=1, numa=True))["host1"]
+    ]
 
 
 def leftovers() -> list[str]:
@@ -308,28 +342,28 @@ def processes() -> list[str]:
 
 
 @on_cluster
-def test_down_leaves_nothing_and_up_cleans_what_a_crash_left(testbed: Testbed) -> None:
+def test_down_leaves_nothing_and_up_cleans_what_a_crash_left(any_testbed: Testbed) -> None:
     assert processes()
-    testbed.command("down")
+    any_testbed.command("down")
     assert leftovers() == []
-    testbed.command("down")
-    assert "No testbed is up" in testbed.command("run", "true", check=False).stderr
-    testbed.command("up", "--hosts", "1")
+    any_testbed.command("down")
+    assert "No testbed is up" in any_testbed.command("run", "true", check=False).stderr
+    any_testbed.command("up", "--hosts", "1")
     shutil.rmtree("/run/ctxflow-testbed/hosts")
     Path("/run/ctxflow-testbed/settings.json").unlink()
-    testbed.command("up", "--hosts", "2")
+    any_testbed.command("up", "--hosts", "2")
     first = sorted(line.split()[0] for line in processes() if line.startswith("ctxflow-testbed:"))
     assert first == [f"ctxflow-testbed:{name}" for name in ("host1", "host2", "submit", "switch")]
-    testbed.command("down")
+    any_testbed.command("down")
     assert leftovers() == []
 
 
 @on_cluster
-def test_an_interrupted_up_leaves_nothing(testbed: Testbed) -> None:
-    testbed.command("down")
+def test_an_interrupted_up_leaves_nothing(any_testbed: Testbed) -> None:
+    any_testbed.command("down")
     command = [sys.executable, str(TESTBED / "up")]
     with subprocess.Popen(command, cwd="/", stderr=subprocess.DEVNULL) as starting:
-        testbed.eventually(lambda: any("ctxflow-testbed:host1" in line for line in processes()))
+        any_testbed.eventually(lambda: any("ctxflow-testbed:host1" in line for line in processes()))
         starting.send_signal(signal.SIGINT)
         assert starting.wait(60) == 130
     assert leftovers() == []

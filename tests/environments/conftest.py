@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import ctxflow
+from ctxflow.environments import packing
 
 SOURCES = Path(ctxflow.__file__).parents[1]
 
@@ -36,16 +37,19 @@ def environment(tmp_path_factory):
     return make_environment(tmp_path_factory.mktemp("original") / "analysis")
 
 
+def prepare(patch):
+    """The tests' own path is no part of the environment, and short-lived archives are compressed in haste."""
+    patch.delenv("PYTHONPATH", raising=False)
+    patch.setattr(packing, "_LEVEL", 1)
+
+
 @pytest.fixture(autouse=True)
-def no_python_path(monkeypatch):
-    """The tests' own path is no part of the environment."""
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+def surroundings(monkeypatch):
+    prepare(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def packed(environment, tmp_path_factory):
-    from ctxflow.environments.packing import pack_environment
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PYTHONPATH", raising=False)
-        return pack_environment(environment, tmp_path_factory.mktemp("archives"))
+        prepare(patch)
+        return packing.pack_environment(environment, tmp_path_factory.mktemp("archives"))

@@ -126,7 +126,7 @@ def _packages() -> Iterable[Finding]:
 
 
 def _devices() -> Iterable[Finding]:
-    from ctxflow.executors.devices import cuda_devices
+    from ctxflow.host.devices import cuda_devices
 
     devices = cuda_devices()
     for device in devices:

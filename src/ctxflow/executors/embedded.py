@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 import psutil
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.devices import cuda_devices
 from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.workers import Worker, share
+from ctxflow.host.devices import cuda_devices
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
@@ -51,6 +51,8 @@ class EmbeddedEngine:
     :param rejoin_seconds: how long after the loss of a worker another takes its place.
     :param slowdowns: factor by which the first, second, ... worker is slower (see ctxflow.testing).
     """
+
+    remote = False
 
     def __init__(
         self,

@@ -93,6 +93,9 @@ class Engine(Protocol):
     twice at a time.
     """
 
+    remote: bool
+    """Whether workers may be on machines that have none of the user's files, so that modules must travel."""
+
     def start(self, run: RunServices) -> None:
         """Get ready; workers come with `Acquire`."""
 

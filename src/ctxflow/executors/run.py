@@ -25,6 +25,7 @@ from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.status import Status, status_of
+from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -178,6 +179,11 @@ class Run:
 
     # --- submissions
 
+    def prepare_pickling(self) -> None:
+        """To be called before a function is pickled: where workers lack the user's modules, they go along."""
+        if self.engine.remote:
+            carry_user_modules()
+
     def declare_context(self, context: Context | None, level: str | None = None) -> str:
         """Make a context known, once; gives its id. None stands for calls without a context.
 
@@ -189,6 +195,7 @@ class Run:
         name = _id(context, level)
         if name in self._contexts:
             return name
+        self.prepare_pickling()
         spec = _spec(context, level)
         most = max((tier.gpus for tier in self._tiers), default=0)
         if spec.gpus > most:

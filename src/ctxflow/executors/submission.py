@@ -102,6 +102,8 @@ class Calls:
         :raises TypeError: if the function or an argument cannot be pickled, naming it.
         """
         name = self._name(function)
+        if not name:
+            self.run.prepare_pickling()
         inputs: Any = (args, kwargs) if name else (function, args, kwargs)
         what = f"a call of {_name_of(function)}"
         return self.run.submit_call(self._app(options), ApplyCall(name, dumps(inputs, what)))
@@ -146,6 +148,7 @@ class Calls:
                 self._functions.setdefault(function, "")
                 return ""
             name = f"function-{next(self._names)}"
+            self.run.prepare_pickling()
             self.run.declare_function(name, dumps(function, f"the function {_name_of(function)}"))
             self._functions[function] = name
         return name

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ctxflow.executors.devices import Device
+from ctxflow.host.devices import Device
 from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.wire import Channel

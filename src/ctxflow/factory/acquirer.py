@@ -73,6 +73,13 @@ class Acquirer:
             self._tiers[tier].wanted = count
             self._notify()
 
+    def hold_none(self) -> None:
+        """Ask for nothing more: the end is near."""
+        with self._condition:
+            for held in self._tiers.values():
+                held.wanted = 0
+            self._notify()
+
     def remove(self, tier: str, job: str) -> None:
         """End a job."""
         with self._condition:

@@ -38,6 +38,8 @@ class TaskVineEngine:
     :param site: its tiers, its environment, and how its network is to be used.
     """
 
+    remote = True
+
     def __init__(self, site: Site) -> None:
         if not site.tiers:
             raise ValueError(
@@ -378,17 +380,18 @@ class TaskVineEngine:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        closing: list[Callable[[], None]] = []
-        for name in ("_acquirer", "_stagings"):
-            if hasattr(self, name):
-                closing.append(getattr(self, name).stop)
-        closing.append(lambda: self._link.end(_END_SECONDS))
-        if hasattr(self, "_connection"):
-            closing.append(self._connection.close)
-        closing += [self._setup.close, lambda: os.close(self._wake_read), lambda: os.close(self._wake_write)]
-        with contextlib.ExitStack() as stack:
-            for close in reversed(closing):
-                stack.callback(close)
+        """End everything, each part even if another cannot be ended."""
+        with contextlib.ExitStack() as last:
+            for close in (lambda: os.close(self._wake_write), lambda: os.close(self._wake_read), self._setup.close):
+                last.callback(close)
+            for name in ("_connection", "_stagings"):
+                if hasattr(self, name):
+                    last.callback(getattr(self, name).close)
+            if hasattr(self, "_acquirer"):
+                # Workers that hear from the manager that it is over end at once; their jobs need not be killed.
+                last.callback(self._acquirer.stop)
+                self._acquirer.hold_none()
+            last.callback(self._link.end, _END_SECONDS)
 
     def worker_jobs(self) -> dict[str, tuple[str, str]]:
         """The tier and the job of each worker that has one, by the worker's name."""

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 from ctxflow.host.processes import die_with_parent, kill_tree
@@ -26,6 +27,7 @@ from ctxflow.host.wire import Channel, Head
 LIBRARY = "ctxflow"
 DOORBELL = "doorbell"
 _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that is 2 KB, and 4 KB would be too long.
+_BELL_SECONDS = 5.0  # How soon the doorbell's worker may be started again.
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
 
 
@@ -54,7 +56,9 @@ class Manager:
         self._bell_stands = False
         self._manager = self._make(settings)
         self._install(settings)
-        self._bell = self._start_bell(settings)
+        self._settings = settings
+        self._bell = self._start_bell()
+        self._bell_since = time.monotonic()
         channel.send({"is": "started", "port": self._manager.port})
 
     def _make(self, settings: Head) -> Any:
@@ -83,7 +87,8 @@ class Manager:
             library.set_function_exec_mode_from_string("fork")
             self._manager.install_library(library)
 
-    def _start_bell(self, settings: Head) -> subprocess.Popen[bytes]:
+    def _start_bell(self) -> subprocess.Popen[bytes]:
+        settings = self._settings
         address = f"127.0.0.1:{self._manager.port}"
         words = [sys.executable, settings["program"], "worker", address, "--password", settings["password_file"]]
         words += ["--name-prefix", DOORBELL, "--cores", "1", "--memory", "100", "--disk", "100", "--gpus", "0"]
@@ -109,8 +114,9 @@ class Manager:
             self._flush()
             if answered:
                 self._take_inbox(_LINGER_SECONDS)
-            if self._bell.poll() is not None:
-                raise RuntimeError(f"the doorbell's worker ended with status {self._bell.returncode}")
+            if self._bell.poll() is not None and time.monotonic() > self._bell_since + _BELL_SECONDS:
+                # Starved on a loaded machine, most likely. Without it everything takes up to a second longer.
+                self._bell, self._bell_since = self._start_bell(), time.monotonic()
 
     def close(self) -> None:
         """End everything that was started here."""
@@ -198,8 +204,8 @@ class Manager:
             self._manager.undeclare_file(buffer)
         if worker in self._of_worker:
             self._of_worker[worker].discard(ended.id)
-        if worker == self._bell_worker:
-            self._bell_stands = False
+        if call == 0:
+            self._bell_stands &= worker != self._bell_worker
             return False
         if not ended.successful():
             if ended.result != "cancelled":
@@ -235,6 +241,9 @@ class Manager:
         """TaskVine would keep its calls until a worker of that name came: none ever does."""
         for number in self._of_worker.pop(worker):
             self._manager.cancel_by_task_id(number)
+        if worker == self._bell_worker:
+            self._bell_worker, self._bell_stands = "", False
+            return
         self._channel.send({"is": "lost", "worker": worker})
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ctxflow.executors.engine import ContextPayload, RunServices
 from ctxflow.executors.taskvine.calls import Calls, Reports
 from ctxflow.executors.taskvine.setup import Packed, Setup
-from ctxflow.executors.taskvine.tree import Cancel, Fetch, Link, Order, Seed, Tree
+from ctxflow.executors.taskvine.tree import Cancel, Fetch, How, Link, Order, Seed, Tree
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import events as ev
@@ -222,6 +222,7 @@ class Stagings:
 
     def _seed(self, worker: Worker, file: _File, generation: int) -> None:
         temp = self._temp(file.digest, generation)
+        self._calls.link.send({"do": "undeclare", "key": self._temp(file.digest, generation - 1)})
         self._temps[temp] = file, os.path.basename(file.path)
         self._calls.link.send({"do": "temp", "key": temp})
 
@@ -230,7 +231,7 @@ class Stagings:
             if failure is None:
                 self._order(self._tree.seeded(worker.name, file.digest, generation))
             else:
-                self._failed(worker, file, "seed", failure)
+                self._failed(worker, file, "seed", generation, failure)
 
         instruction = frame({"do": "seed", "name": os.path.basename(file.path), "output": _OUTPUT})
         inputs, outputs = {"input": f"file {file.digest}"}, {_OUTPUT: temp}
@@ -243,11 +244,11 @@ class Stagings:
             self._fetching.pop((worker.name, file.digest), None)
             failure = _failure(worker, reports)
             if failure is not None:
-                self._failed(worker, file, "fetch", failure)
+                self._failed(worker, file, "fetch", generation, failure)
                 return
             seconds = self._run.clock() - begun
             self._note("fetched", worker, file, seconds=seconds)
-            self._arrived(worker, file, reports)
+            self._arrived(worker, file, reports, generation)
 
         inputs = {"input": self._temp(file.digest, generation)}
         self._fetching[worker.name, file.digest] = self._calls.make(
@@ -279,14 +280,14 @@ class Stagings:
 
     # --- what came of it
 
-    def _arrived(self, worker: Worker, file: _File, reports: Reports) -> None:
+    def _arrived(self, worker: Worker, file: _File, reports: Reports, generation: int | None = None) -> None:
         path = next(str(head["path"]) for head, _ in reports if head["is"] == "fetched")
         self._holders[path] = worker.name
-        self._order(self._tree.arrived(worker.name, file.digest, path))
+        self._order(self._tree.arrived(worker.name, file.digest, path, generation))
         self._settle(worker.name, file.digest, None)
 
-    def _failed(self, worker: Worker, file: _File, how: str, failure: ev.Failure) -> None:
-        self._order(self._tree.failed(worker.name, file.digest, how))  # type: ignore[arg-type]
+    def _failed(self, worker: Worker, file: _File, how: How, generation: int, failure: ev.Failure) -> None:
+        self._order(self._tree.failed(worker.name, file.digest, how, generation))
         self._settle(worker.name, file.digest, failure)
 
     def _settle(self, worker: str, digest: str, failure: ev.Failure | None) -> None:
@@ -328,7 +329,7 @@ class Stagings:
     def _temp(digest: str, generation: int) -> str:
         return f"temp {digest} {generation}"
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Wait for no archive any more, and remove those that were made."""
         self._packing.shutdown(wait=True, cancel_futures=True)
         for file in self._files.values():

@@ -1,10 +1,7 @@
 """How each worker gets each file: the spanning tree over hosts, as a pure table of who has, gets and awaits what.
 
-Reports go in, orders come out. What does not live here: moving the bytes and the cap per source (TaskVine),
-hard-linking (the context host), noticing that a worker is gone (the manager), any clock.
+Not here: moving bytes, the cap per source (TaskVine); hard-linking (the context host); noticing losses (the manager).
 """
-
-from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -39,7 +36,10 @@ class Link:
     path: str
 
 
-Order = Seed | Fetch | Link | Cancel
+Task = Seed | Fetch | Link  # what a worker carries out, and reports
+Order = Task | Cancel
+How = Literal["seed", "fetch", "link"]
+_KINDS: dict[How, type] = {"seed": Seed, "fetch": Fetch, "link": Link}
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Siblings:
     """The workers of one host that have to do with one file, each in at most one of the three."""
 
     holders: dict[str, str] = field(default_factory=dict)  # worker -> path in its cache
-    outstanding: dict[str, Seed | Fetch | Link] = field(default_factory=dict)
+    outstanding: dict[str, Task] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)  # in order of asking
 
 
@@ -57,9 +57,7 @@ class _File:
     generation: int = 0  # of the latest seed; every seed has its own
     seeder: str | None = None  # while its seed is outstanding
     replicas: set[str] = field(default_factory=set)  # live workers that seeded or fetched this generation
-    fetching: dict[str, None] = field(default_factory=dict)
     hosts: dict[Hashable, _Siblings] = field(default_factory=dict)
-    hungry: dict[Hashable, None] = field(default_factory=dict)  # hosts on which somebody waits
 
 
 class Tree:
@@ -68,20 +66,15 @@ class Tree:
     Guarantees: at most one seed of a file is outstanding, and at most one transfer per host and file except where a
     hard link failed; no order is repeated while outstanding; if every order ends in a report, each worker that asked
     gets the file, fails or is lost; a report that matches no outstanding order (an earlier generation, a lost worker)
-    changes nothing. Orders are to be carried out in the order given; a lost worker's name is never used again.
-
-    Cost: what waits on that host, and the hosts that wait when a seed ends or the last replica is gone.
+    changes nothing, nor does asking again for what was not given up or forgotten. Carry orders out as they are listed;
+    never reuse a lost worker's name. Cost: what waits on that host; all its hosts when a seed or generation ends.
 
     >>> tree = Tree()
     >>> tree.want("w1", "host-a", "d")
     [Seed(digest='d', worker='w1', generation=1)]
-    >>> tree.want("w2", "host-a", "d"), tree.want("w3", "host-b", "d")
-    ([], [])
-    >>> for order in tree.seeded("w1", "d", 1):
-    ...     print(order)
-    Fetch(digest='d', worker='w1', generation=1)
-    Fetch(digest='d', worker='w3', generation=1)
-    >>> tree.arrived("w1", "d", "/cache/1/d", generation=1)
+    >>> tree.want("w2", "host-a", "d"), tree.seeded("w1", "d", 1)
+    ([], [Fetch(digest='d', worker='w1', generation=1)])
+    >>> tree.arrived("w1", "d", "/cache/1/d")
     [Link(digest='d', worker='w2', path='/cache/1/d')]
     """
 
@@ -92,10 +85,7 @@ class Tree:
         self._unlinkable: dict[str, set[str]] = {}  # worker -> siblings with whom a hard link failed
 
     def want(self, worker: str, host: Hashable, digest: str) -> list[Order]:
-        """Ask for a file; asking again changes nothing, unless the file was given up or forgotten.
-
-        `host` is an opaque key of the machine and disk on which hard links work: ValueError if a worker's changes.
-        """
+        """Ask for a file; `host` is a key of machine and disk on which hard links work (ValueError if it changes)."""
         if self._host_of.setdefault(worker, host) != host:
             raise ValueError(f"worker {worker} is on host {self._host_of[worker]!r}: ask with that host, not {host!r}")
         self._digests_of.setdefault(worker, set()).add(digest)
@@ -103,61 +93,57 @@ class Tree:
         siblings = file.hosts.setdefault(host, _Siblings())
         if worker in siblings.holders or worker in siblings.outstanding or worker in siblings.waiting:
             return []
-        self._wait(file, worker)
-        return self._serve(file, host)
+        siblings.waiting[worker] = None
+        return self._serve(file, siblings)
 
     def seeded(self, worker: str, digest: str, generation: int) -> list[Order]:
         """Take the report that a seed ended well: the worker has the temp file, though not yet in its own cache."""
-        if self._end(worker, digest, Seed, generation) is None:
+        if self._end(worker, digest, generation, Seed) is None:
             return []
         file = self._files[digest]
         file.replicas.add(worker)
-        return [self._give(file, Fetch(digest, worker, generation)), *self._serve_all(file)]
+        self._siblings(worker, digest).outstanding[worker] = own = Fetch(digest, worker, generation)
+        return [own, *self._serve_all(file)]
 
     def arrived(self, worker: str, digest: str, path: str, generation: int | None = None) -> list[Order]:
         """Take the report that a fetch or link ended well: the file is in the worker's own cache at `path`.
 
         `generation` is the fetch's, None for a link; a fetch reported without it is taken for the outstanding one.
         """
-        order = self._end(worker, digest, (Fetch, Link), generation)
+        order = self._end(worker, digest, generation, Fetch, Link)
         if order is None:
             return []
-        file, host = self._files[digest], self._host_of[worker]
+        file, siblings = self._files[digest], self._siblings(worker, digest)
         if isinstance(order, Fetch):
             file.replicas.add(worker)
-        file.hosts[host].holders[worker] = path
-        return self._serve(file, host)
+        siblings.holders[worker] = path
+        return self._serve(file, siblings)
 
-    def failed(
-        self, worker: str, digest: str, how: Literal["seed", "fetch", "link"], generation: int | None = None
-    ) -> list[Order]:
+    def failed(self, worker: str, digest: str, how: How, generation: int | None = None) -> list[Order]:
         """Take the report that an order failed; `generation` is as in `arrived`.
 
         After a link the worker fetches instead, and these two never link again, unless the source has forgotten the
         file. After a seed or fetch the file is given up for this worker; who waited for it gets another chance.
         """
-        order = self._end(worker, digest, {"seed": Seed, "fetch": Fetch, "link": Link}[how], generation)
+        order = self._end(worker, digest, generation, _KINDS[how])
         if order is None:
             return []
-        file, host = self._files[digest], self._host_of[worker]
+        file, siblings = self._files[digest], self._siblings(worker, digest)
         if isinstance(order, Seed):
             return self._serve_all(file)
-        orders: list[Order] = []
-        if isinstance(order, Link):
-            for source in [holder for holder, path in file.hosts[host].holders.items() if path == order.path]:
-                self._unlinkable.setdefault(worker, set()).add(source)
-                self._unlinkable.setdefault(source, set()).add(worker)
-            if file.replicas:
-                orders.append(self._give(file, Fetch(digest, worker, file.generation)))
-            else:
-                self._wait(file, worker)
-        return orders + self._serve(file, host)
+        if isinstance(order, Fetch):
+            return self._serve(file, siblings)
+        for source in [holder for holder, path in siblings.holders.items() if path == order.path]:
+            self._unlinkable.setdefault(worker, set()).add(source)
+            self._unlinkable.setdefault(source, set()).add(worker)
+        if not file.replicas:
+            siblings.waiting[worker] = None
+            return self._serve(file, siblings)
+        siblings.outstanding[worker] = fetch = Fetch(digest, worker, file.generation)
+        return [fetch]
 
     def forget(self, worker: str, digest: str) -> list[Order]:
-        """Take the report that the file left the worker's own cache: siblings cannot link from it any more.
-
-        TaskVine's copy is another: the worker stays a replica until it is lost or the temp file is retired.
-        """
+        """Take the report that the file left the worker's own cache; TaskVine's copy stays, until `retire`."""
         self._siblings(worker, digest).holders.pop(worker, None)
         return []
 
@@ -165,126 +151,99 @@ class Tree:
         """Take the report that the worker is gone, with all that it had."""
         orders: list[Order] = []
         for digest in sorted(self._digests_of.pop(worker, ())):
-            file, host, siblings = self._files[digest], self._host_of[worker], self._siblings(worker, digest)
-            seeding, last = file.seeder == worker, file.replicas == {worker}
-            self._end(worker, digest, (Seed, Fetch, Link))
+            file, siblings = self._files[digest], self._siblings(worker, digest)
+            everywhere = file.seeder == worker or file.replicas == {worker}
+            self._end(worker, digest, None, Seed, Fetch, Link)
             siblings.holders.pop(worker, None)
             siblings.waiting.pop(worker, None)
             file.replicas.discard(worker)
-            orders += self._serve(file, host) if not seeding else self._serve_all(file)
-            orders += self._start_over(file) if last else []
+            orders += self._serve_all(file) if everywhere else self._serve(file, siblings)
+            if siblings == _Siblings():
+                file.hosts.pop(self._host_of[worker], None)
         self._host_of.pop(worker, None)
-        for sibling in self._unlinkable.pop(worker, ()):
-            self._unlinkable[sibling].discard(worker)
+        self._unlinkable.pop(worker, None)
         return orders
 
     def retire(self, digest: str) -> list[Order]:
         """Give up the temp file, taken back to free its disk (see `idle`) or found unusable: the next is seeded."""
-        file = self._files.get(digest)
-        if file is None or not file.replicas:
-            return []
+        file = self._files.get(digest, _File(digest))
         file.replicas.clear()
-        return self._start_over(file)
+        return self._serve_all(file)
 
     def has(self, worker: str, digest: str) -> bool:
         """Whether the file is in the worker's own cache."""
         return worker in self._siblings(worker, digest).holders
 
-    def outstanding(self, worker: str, digest: str) -> Seed | Fetch | Link | None:
-        """The order that this worker is carrying out for this file, if any."""
-        return self._siblings(worker, digest).outstanding.get(worker)
-
     def idle(self, digest: str) -> bool:
         """Whether nobody holds, gets or awaits the file, so that its temp file may be taken back and retired."""
-        hosts = self._files[digest].hosts.values() if digest in self._files else ()
-        return not any(siblings.holders or siblings.outstanding or siblings.waiting for siblings in hosts)
+        hosts = self._files[digest].hosts if digest in self._files else {}
+        return all(siblings == _Siblings() for siblings in hosts.values())
 
     def validate(self) -> None:
         """Check the table's invariants, for tests (AssertionError)."""
         for file in self._files.values():
             assert not (file.seeder and file.replicas), "a seed beside replicas"
-            assert file.replicas or not file.fetching, "a fetch that can never end"
             assert file.replicas <= self._host_of.keys(), "a replica on a lost worker"
-            assert file.hungry.keys() == {host for host, siblings in file.hosts.items() if siblings.waiting}
-            orders = {order for siblings in file.hosts.values() for order in siblings.outstanding.values()}
-            seeds = {Seed(file.digest, file.seeder, file.generation)} if file.seeder else set()
-            fetches = {Fetch(file.digest, worker, file.generation) for worker in file.fetching}
-            assert {order for order in orders if not isinstance(order, Link)} == seeds | fetches
+            assert file.hosts.keys() <= set(self._host_of.values()), "a host without workers"
             for host, siblings in file.hosts.items():
-                workers = [*siblings.holders, *siblings.outstanding, *siblings.waiting]
-                assert len(workers) == len(set(workers)), "a worker in two states"
-                assert all(self._host_of[worker] == host for worker in workers)
+                workers = sorted([*siblings.holders, *siblings.outstanding, *siblings.waiting])
+                assert workers == sorted({worker for worker in workers if self._host_of[worker] == host})
                 assert not siblings.waiting or siblings.outstanding or file.seeder, "somebody waits for nothing"
+                for worker, order in siblings.outstanding.items():
+                    assert isinstance(order, Link) or order.generation == file.generation, "an earlier generation"
+                    assert isinstance(order, Seed) == (worker == file.seeder), "a seed beside another"
+                    assert file.replicas or not isinstance(order, Fetch), "a fetch that can never end"
 
     def _siblings(self, worker: str, digest: str) -> _Siblings:
-        """Those of this worker's host; of no effect where there are none."""
+        """Those of this worker's host; an empty one of no effect where there are none."""
         hosts = self._files[digest].hosts if digest in self._files else {}
         return hosts.get(self._host_of.get(worker), _Siblings())
 
-    def _wait(self, file: _File, worker: str) -> None:
-        file.hosts[self._host_of[worker]].waiting[worker] = None
-        file.hungry[self._host_of[worker]] = None
-
-    def _choose(self, file: _File, siblings: _Siblings, worker: str) -> Seed | Fetch | Link | None:
-        """The order that gets this worker the file now, None if it should wait."""
+    def _choose(self, file: _File, siblings: _Siblings, worker: str) -> Task | None:
+        """The order that gets this worker the file now (a seed is noted at once), None if it should wait."""
         unlinkable = self._unlinkable.get(worker, ())
         source = next((holder for holder in siblings.holders if holder not in unlinkable), None)
         if source is not None:
             return Link(file.digest, worker, siblings.holders[source])
-        if any(sibling not in unlinkable for sibling in siblings.outstanding):
+        if siblings.outstanding or file.seeder is not None:
             return None
         if file.replicas:
             return Fetch(file.digest, worker, file.generation)
-        return None if file.seeder is not None else Seed(file.digest, worker, file.generation + 1)
+        file.seeder, file.generation = worker, file.generation + 1
+        return Seed(file.digest, worker, file.generation)
 
-    def _give(self, file: _File, order: Seed | Fetch | Link) -> Order:
-        file.hosts[self._host_of[order.worker]].outstanding[order.worker] = order
-        if isinstance(order, Seed):
-            file.seeder, file.generation = order.worker, order.generation
-        elif isinstance(order, Fetch):
-            file.fetching[order.worker] = None
-        return order
-
-    def _end(
-        self, worker: str, digest: str, kind: type | tuple[type, ...], generation: int | None = None
-    ) -> Seed | Fetch | Link | None:
+    def _end(self, worker: str, digest: str, generation: int | None, *kinds: type) -> Task | None:
         """Take the worker's outstanding order out, if it is the one meant."""
-        order = self.outstanding(worker, digest)
-        if not isinstance(order, kind) or generation not in {None, getattr(order, "generation", None)}:
+        siblings = self._siblings(worker, digest)
+        order = siblings.outstanding.get(worker)
+        if not isinstance(order, kinds) or generation not in {None, getattr(order, "generation", None)}:
             return None
-        file = self._files[digest]
-        del file.hosts[self._host_of[worker]].outstanding[worker]
-        file.fetching.pop(worker, None)
-        file.seeder = None if file.seeder == worker else file.seeder
-        return order
+        if isinstance(order, Seed):
+            self._files[digest].seeder = None
+        return siblings.outstanding.pop(worker)
 
-    def _serve(self, file: _File, host: Hashable) -> list[Order]:
-        """Orders for those of this host who need wait no longer.
-
-        Where nobody holds the file, the first who must still wait ends it: what it waits for brings us back here.
-        """
-        siblings, orders = file.hosts[host], list[Order]()
+    def _serve(self, file: _File, siblings: _Siblings) -> list[Order]:
+        """Orders for those of one host who need wait no longer."""
+        orders: list[Order] = []
         for worker in siblings.waiting:
             order = self._choose(file, siblings, worker)
             if order is not None:
-                orders.append(self._give(file, order))
+                siblings.outstanding[worker] = order
+                orders.append(order)
             elif not siblings.holders:
-                break
+                break  # The others wait for the same.
         for given in orders:
             del siblings.waiting[given.worker]
-        if not siblings.waiting:
-            file.hungry.pop(host, None)
         return orders
 
     def _serve_all(self, file: _File) -> list[Order]:
-        """The same on every host, first where nobody holds the file: a seed does the most good there."""
-        hosts = sorted(file.hungry, key=lambda host: bool(file.hosts[host].holders))
-        return [order for host in hosts for order in self._serve(file, host)]
-
-    def _start_over(self, file: _File) -> list[Order]:
-        """The last replica is gone: take the fetches back, and get the file to those who want it in another way."""
-        orders: list[Order] = [Cancel(file.digest, worker, file.generation) for worker in file.fetching]
-        for worker in list(file.fetching):
-            self._end(worker, file.digest, Fetch)
-            self._wait(file, worker)
-        return orders + self._serve_all(file)
+        """The same on every host, where a seed does the most good first; fetches that cannot end are taken back."""
+        orders: list[Order] = []
+        for siblings in file.hosts.values() if not file.replicas else ():
+            for fetch in [order for order in siblings.outstanding.values() if isinstance(order, Fetch)]:
+                del siblings.outstanding[fetch.worker]
+                siblings.waiting[fetch.worker] = None
+                orders.append(Cancel(file.digest, fetch.worker, fetch.generation))
+        for siblings in sorted(file.hosts.values(), key=lambda siblings: bool(siblings.holders)):
+            orders += self._serve(file, siblings)
+        return orders

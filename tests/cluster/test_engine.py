@@ -1,0 +1,65 @@
+"""The TaskVine engine on the testbed: the engines' contract, Parsl's own suite, and the main example, unchanged."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Testbed
+
+ROOT = Path(__file__).resolve().parents[2]
+INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(ROOT)
+PARSL = "$(python -c 'import os, parsl; print(os.path.dirname(parsl.__file__))')/tests"
+PYTEST = "python -m pytest -q -p no:cacheprovider --no-header"
+
+
+def shell(testbed: Testbed, command: str, limit: float) -> str:
+    """Run a command in a fresh directory of the user's on the submit host, and give all that it wrote."""
+    words = f"cd $(mktemp -d) && {command} 2>&1"
+    done = testbed.command("run", "bash", "-c", words, check=False, limit=limit)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_contract(testbed: Testbed) -> None:
+    out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 {INSIDE}/taskvine_inside.py", 200)
+    assert re.search(r"\d\d passed in", out), out[-500:]
+
+
+@pytest.mark.timeout(240)
+def test_parsl_suite(testbed: Testbed) -> None:
+    config = INSIDE.parent / "parsl_suite" / "taskvine.py"
+    out = shell(testbed, f"{PYTEST} {PARSL} -k 'not cleannet' --config {config} --timeout 60", 200)
+    passed = re.search(r"(\d+) passed", out)
+    assert passed and int(passed[1]) > 100, out[-500:]
+
+
+@pytest.mark.timeout(600)
+def test_the_example_answers_as_on_one_machine(testbed_with_torch: Testbed) -> None:
+    program = "/checkout/examples/prompt_for_fact/prompt_for_fact.py --limit 20 --models minilm --workers 2 {}"
+    site = "--site /checkout/site-configs/testbed.toml"
+    show = "tail -n +1 prompt-for-fact/results/*.jsonl | grep answer; echo; cat prompt-for-fact/evaluation.json"
+    outputs = [
+        shell(testbed_with_torch, f"python {program.format(where)} >/dev/null && {show}", 280) for where in (site, "")
+    ]
+    assert outputs[0].count('"answer"') == 20 * 3 * 3
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.timeout(300)
+def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
+    out = json.loads(shell(testbed_with_torch, f"python {INSIDE}/example_inside.py 2>/dev/null", 280))
+    assert out["shape"] == [96, 384]
+    assert out["difference"] < 1e-5
+
+
+@pytest.mark.timeout(120)
+def test_the_users_modules_travel(testbed: Testbed) -> None:
+    out = shell(testbed, f"python {INSIDE}/modules_inside.py", 100)
+    assert out.split() == f"{[n * 6 for n in range(10)]} 15".split()
