@@ -69,7 +69,7 @@ def missing() -> str | None:
     """What is not installed here, as a sentence; None if all is."""
     for module, package in NEEDED.items():
         if importlib.util.find_spec(module) is None:
-            return f"this Python has no {module}: install {package}, or run it in the testbed"
+            return f"this Python has no {module}: install {package}"
     return None if shutil.which("vine_worker") else "there is no vine_worker here: install coop-computing-tools"
 
 
