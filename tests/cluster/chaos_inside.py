@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import json
 import logging
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -25,7 +27,7 @@ from ctxflow.executors.taskvine.connection import live_runs
 
 BATCH = 25
 FILE_BYTES = 2**20
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 600
 
 
 def tell(**what: object) -> None:
@@ -117,15 +119,16 @@ def run_items(app, executor: ContextExecutor, count: int, losses: int, answers: 
         future.exception()
 
 
-def watch(executor: ContextExecutor) -> None:
+def watch(executor: ContextExecutor, ended: threading.Event) -> None:
     """Tell what is going on, twice a second; end the program if the run does not end by itself."""
     deadline = time.monotonic() + LIMIT_SECONDS
-    while time.monotonic() < deadline:
+    while not ended.wait(0.5):
         status = executor.status()
-        tell(lost=status.workers_lost, done=status.items_done, workers=status.workers)
-        time.sleep(0.5)
-    tell(overdue=str(executor.status()))
-    os._exit(3)
+        tell(lost=status.workers_lost, done=status.items_done, there=status.workers)
+        if time.monotonic() > deadline:
+            sys.stderr.write(f"it does not end: {status}\n")
+            faulthandler.dump_traceback()
+            os._exit(3)
 
 
 def losses_of(directory: str) -> list[dict[str, object]]:
@@ -156,14 +159,19 @@ def main() -> int:
     path, salt = write_file()
     answers = Answers(salt)
     app = make_app(path, options.seconds)
-    with ContextExecutor(site=options.site, workers=8) as executor:
+    ended = threading.Event()
+    executor = ContextExecutor(site=options.site, workers=8)
+    watcher = threading.Thread(target=watch, args=(executor, ended), daemon=True)
+    with executor:
         run = next(run for run in live_runs() if run.id == executor.calls.run.id)
         tell(run=run.id, port=run.port, directory=directory)
-        threading.Thread(target=watch, args=(executor,), daemon=True).start()
+        watcher.start()
         begun = time.monotonic()
         run_items(app, executor, options.items, options.losses, answers)
         seconds, status, kept = time.monotonic() - begun, executor.status(), executor.calls.run.directory
         begun = time.monotonic()
+    ended.set()
+    watcher.join()
     tell(
         seconds=seconds,
         end_seconds=time.monotonic() - begun,

@@ -1,6 +1,6 @@
 """Many items on workers that are taken away all the time, in every way there is: nothing is lost, nothing is twice.
 
-chaos_inside.py is the run, on the testbed. Run this file as a program to see the figures.
+chaos_inside.py is the run, on the testbed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,11 @@ HOSTS = ["host1", "host2", "host3", "host4"]
 ONE_WORKER = ["vacate", "vacate -fast", "tree", "pid", "stop"]
 WHOLE_HOST = ["cut", "kill"]
 WAYS = {*ONE_WORKER, *WHOLE_HOST}
+ONE_SECONDS = 1.2  # Between one worker that is taken and the next, on average.
+HOST_SECONDS = (2.0, 6.0)
+BROKEN_SECONDS = {"cut": (7.0, 12.0), "kill": (1.0, 6.0)}  # A cut that is shorter costs no worker.
 LOSSES = 60
-LIMIT = 1000
+LIMIT = 700
 
 # What runs on a host as root. A worker's processes, and only they, have the job's name in their environment.
 ON_HOST = """
@@ -82,16 +86,22 @@ print(json.dumps(left))
 )
 
 
+def shuffled_again_and_again(ways: list[str], luck: random.Random) -> Iterator[str]:
+    """All ways in a random order, then all in another, without end."""
+    while True:
+        yield from luck.sample(ways, len(ways))
+
+
 class Chaos:
     """Takes a run's workers away, until it is stopped.
 
     :ivar acts: what was done: (seconds since 1970, how, names of the workers that it took).
     """
 
-    def __init__(self, testbed: Testbed, run: str, port: int, seed: int, pause: float, hosts: bool) -> None:
+    def __init__(self, testbed: Testbed, port: int, seed: int, hosts: bool) -> None:
         self.acts: list[tuple[float, str, list[str]]] = []
         self.errors: list[str] = []
-        self._testbed, self._run, self._port, self._pause = testbed, run, port, pause
+        self._testbed, self._port = testbed, port
         self._stop = threading.Event()
         kinds = [self._take_workers, *([self._break_hosts] if hosts else [])]
         self._threads = [
@@ -115,9 +125,10 @@ class Chaos:
                 self.errors.append(str(error))
 
     def _take_workers(self, luck: random.Random) -> None:
-        """Take one worker after another."""
-        while not self._stop.wait(luck.expovariate(1 / self._pause)):
-            how = luck.choice(ONE_WORKER)
+        """Take one worker after another, in each way once before any comes again."""
+        for how in shuffled_again_and_again(ONE_WORKER, luck):
+            if self._stop.wait(luck.expovariate(1 / ONE_SECONDS)):
+                return
             self._take_one(luck.choice(HOSTS), how, luck.random())
 
     def _take_one(self, host: str, how: str, chance: float) -> None:
@@ -134,15 +145,15 @@ class Chaos:
 
     def _break_hosts(self, luck: random.Random) -> None:
         """Break one host after another, and mend it some seconds later."""
-        while not self._stop.wait(luck.uniform(0.5, 2) * self._pause):
-            how, host = luck.choice(WHOLE_HOST), luck.choice(HOSTS)
+        for how in shuffled_again_and_again(WHOLE_HOST, luck):
+            if self._stop.wait(luck.uniform(*HOST_SECONDS)):
+                return
+            host = luck.choice(HOSTS)
             _, there = self._workers(host, "list", 0)
-            if not there:
-                continue
             try:
                 self._testbed.command("host", how, host)
                 self.acts.append((time.time(), how, [each["worker"] for each in there]))
-                time.sleep(luck.uniform(7, 12) if how == "cut" else luck.uniform(1, 5))
+                time.sleep(luck.uniform(*BROKEN_SECONDS[how]))
             finally:
                 self._testbed.command("host", "restore", host)
 
@@ -191,7 +202,7 @@ class Driver:
         self._process.kill()
 
 
-def unleash(testbed: Testbed, command: list[str], seed: int, pause: float, hosts: bool = True) -> dict[str, Any]:
+def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True) -> dict[str, Any]:
     """Have a run go through chaos to its end; gives its last line, with `acts`, `status_code` and `said` added."""
     from conftest import TESTBED
 
@@ -203,9 +214,9 @@ def unleash(testbed: Testbed, command: list[str], seed: int, pause: float, hosts
         deadline = time.monotonic() + LIMIT
         while (line := driver.line()) is not None:
             assert time.monotonic() < deadline, f"the run does not end: {line}; {driver.said()}"
-            if chaos is None and line.get("workers", 0):
-                chaos = Chaos(testbed, run["run"], run["port"], seed, pause, hosts)
-        result = {"acts": [], **driver.last, "status_code": driver.status(), "said": driver.said()}
+            if chaos is None and line.get("there"):
+                chaos = Chaos(testbed, run["port"], seed, hosts)
+        result = {"acts": [], "errors": [], **driver.last, "status_code": driver.status(), "said": driver.said()}
     finally:
         if chaos is not None:
             chaos.stop()
@@ -230,7 +241,7 @@ def check(result: dict[str, Any], items: int) -> None:
     assert (status["submitted"], status["done"], status["dead"], status["cancelled"]) == (items, items, 0, 0), status
     assert status["lost"] >= LOSSES, f"only {status['lost']} workers were lost: {summary(result)}"
     ways = {how for _, how, _ in result["acts"]}
-    assert ways == WAYS, f"not done: {WAYS - ways}"
+    assert ways == WAYS, f"not done: {WAYS - ways}; {result['errors']}"
     for text in (result["said"], result["manager"]):
         assert "Traceback" not in text, text
 
@@ -260,7 +271,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
 def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed: Testbed) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    result = unleash(testbed, COMMAND, seed, pause=2.0)
+    result = unleash(testbed, COMMAND, seed)
     print(json.dumps(summary(result)))
     check(result, items=20_000)
     remains: list[dict[str, Any]] = []
