@@ -75,6 +75,7 @@ def interleaved(measurements: Mapping[str, Measurement], rounds: int, what: str)
         for name in names[turn:] + names[:turn]:
             progress(f"{what}: round {number + 1} of {rounds}, {name}")
             samples[name].append(measurements[name]())
+            progress(f"{what}: round {number + 1} of {rounds}, {name}: {samples[name][-1]:,.4g}")
     return samples
 
 

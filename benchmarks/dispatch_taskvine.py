@@ -45,7 +45,7 @@ NEEDED = {
     "conda_pack": "conda-pack",  # ndcctools cannot make a library without these two.
     "threadpoolctl": "threadpoolctl",
 }
-_WARM_UP_SECONDS = 1.0
+_WARM_UP_SECONDS = 3.0  # The second library starts when the first is at work.
 _PATIENCE = 60  # Seconds for workers to come up.
 _WORKER_OPTIONS = "--cores 1 --memory 1000 --disk 1000 --gpus 0 --single-shot --parent-death --idle-timeout 600"
 
@@ -58,7 +58,7 @@ class Scale:
     :ivar calls: how many calls' times are taken.
     """
 
-    seconds: float = 3.0
+    seconds: float = 5.0
     calls: int = 20_000
 
 
