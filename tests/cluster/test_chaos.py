@@ -122,16 +122,19 @@ class Chaos:
             try:
                 kind(luck)
             except AssertionError as error:  # On a host that is dead, or died meanwhile, nothing can be done.
-                self.errors.append(str(error))
+                self.errors.append(str(error)[-200:])
 
     def _take_workers(self, luck: random.Random) -> None:
         """Take one worker after another, in each way once before any comes again."""
         for how in shuffled_again_and_again(ONE_WORKER, luck):
             if self._stop.wait(luck.expovariate(1 / ONE_SECONDS)):
                 return
-            self._take_one(luck.choice(HOSTS), how, luck.random())
+            for host in luck.sample(HOSTS, len(HOSTS)):
+                if self._take_one(host, how, luck.random()):
+                    break
 
-    def _take_one(self, host: str, how: str, chance: float) -> None:
+    def _take_one(self, host: str, how: str, chance: float) -> bool:
+        """Take one of a host's workers; False if it has none."""
         if how in ("tree", "pid", "stop"):
             now, taken = self._workers(host, how, chance)
         else:
@@ -142,14 +145,17 @@ class Chaos:
                 self._testbed.run("condor_vacate_job", *how.split()[1:], each["job"])
         if taken:
             self.acts.append((now, how, [each["worker"] for each in taken]))
+        return bool(taken)
 
     def _break_hosts(self, luck: random.Random) -> None:
         """Break one host after another, and mend it some seconds later."""
         for how in shuffled_again_and_again(WHOLE_HOST, luck):
             if self._stop.wait(luck.uniform(*HOST_SECONDS)):
                 return
-            host = luck.choice(HOSTS)
-            _, there = self._workers(host, "list", 0)
+            for host in luck.sample(HOSTS, len(HOSTS)):
+                _, there = self._workers(host, "list", 0)
+                if there:
+                    break
             try:
                 self._testbed.command("host", how, host)
                 self.acts.append((time.time(), how, [each["worker"] for each in there]))
