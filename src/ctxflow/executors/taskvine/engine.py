@@ -12,13 +12,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ctxflow.executors.engine import EngineFailed, RunServices
 from ctxflow.executors.taskvine.calls import Calls, Reports, Then
 from ctxflow.executors.taskvine.connection import Connection
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses
+from ctxflow.executors.taskvine.reports import events_of
 from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.worker import Worker, refusal
@@ -139,7 +140,7 @@ class TaskVineEngine:
         """Have a worker end by itself, and its job with it."""
         worker.leaving = True
         self._calls.make(worker, frame({"do": "release"}), self._answered)
-        if worker.job is not None:
+        if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
 
     def _send_call(self, worker: Worker, command: cmd.Run, frames: list[bytes]) -> None:
@@ -336,9 +337,7 @@ class TaskVineEngine:
         now, name = self._run.clock(), worker.name
         for head, body in reports:
             kind = head["is"]
-            if kind == "finished":
-                self._events.append(ev.BatchFinished(now, name, head["call"], head["seconds"], results=body))
-            elif kind == "notice":
+            if kind == "notice":
                 worker.noticed = worker.leaving = True
                 self._events.append(ev.EvictionNotice(now, name))
                 if not worker.running:
@@ -346,8 +345,8 @@ class TaskVineEngine:
             elif kind == "refused":
                 logger.warning("the worker on %s: %s", worker.host, head["message"])
                 self._end(worker)
-            elif kind in _TRANSLATIONS and ("key" not in head or worker.keys.get(head["context"]) == head["key"]):
-                self._events += _TRANSLATIONS[kind](now, worker, head, body)
+            else:
+                self._events += events_of(now, worker, head, body)
 
     # --- losses
 
@@ -408,40 +407,3 @@ class TaskVineEngine:
 
     def __repr__(self) -> str:
         return f"TaskVineEngine(site={self._site.name!r})"
-
-
-def _failure(worker: Worker, head: Head) -> ev.Failure:
-    return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
-
-
-def _raised(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
-    failure = _failure(worker, head)
-    return [ev.BatchFailed(now, worker.name, head["call"], failure, exception=body)]
-
-
-def _died(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
-    failure = _failure(worker, head)
-    if head["calls"]:
-        return [ev.BatchFailed(now, worker.name, call, failure, lost_context=True) for call in head["calls"]]
-    return [ev.ContextUnloaded(now, worker.name, head["context"])]
-
-
-def _ready(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextReady(now, worker.name, head["context"], head["seconds"], head["memory"], head["gpu_memory"])]
-
-
-def _failed(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextFailed(now, worker.name, head["context"], _failure(worker, head))]
-
-
-def _unloaded(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.ContextUnloaded(now, worker.name, head["context"])]
-
-
-_TRANSLATIONS: dict[str, Callable[[float, Worker, Head, bytes], list[ev.Event]]] = {
-    "raised": _raised,
-    "died": _died,
-    "ready": _ready,
-    "failed": _failed,
-    "unloaded": _unloaded,
-}
