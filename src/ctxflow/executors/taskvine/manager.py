@@ -264,7 +264,7 @@ class Manager:
         self._channel.send({"is": "lost", "worker": worker})
 
 
-def _tune_connections(port: int, timeout: float) -> None:
+def _tune_connections(port: int, timeout: int) -> None:
     """Have the kernel keep back connections on which nothing is said, and end those that take nothing.
 
     TaskVine would wait for each of the former in turn, 5 seconds, with TLS without end; workers speak first. And it
@@ -281,10 +281,10 @@ def _tune_connections(port: int, timeout: float) -> None:
                         _tune_listener(found, timeout)
 
 
-def _tune_listener(listener: socket.socket, timeout: float) -> None:
+def _tune_listener(listener: socket.socket, timeout: int) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
     # Accepted connections inherit these; the second is of use while TLS is agreed on, which has no limit else.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * timeout))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
     listener.listen(_BACKLOG)
 
