@@ -14,6 +14,7 @@ import selectors
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from ctxflow.host.wire import Head
 
 Emit = Callable[[Head, bytes], None]
 _MEMORY_CHECK_SECONDS = 0.5
+_NEXT_SECONDS = 0.2
 
 
 class Host:
@@ -250,7 +252,11 @@ class Host:
             self._heard(library)
             if self._libraries.get(library.context) is not library:
                 return
-        self._fail(library, "crash", "LibraryDied", library.cause_of_death())
+        cause = library.cause_of_death()
+        if library.process.returncode == -signal.SIGKILL:
+            # Where the whole worker is being killed, this process is next: then nothing in it is to blame.
+            time.sleep(_NEXT_SECONDS)
+        self._fail(library, "crash", "LibraryDied", cause)
 
     def _fail(self, library: LibraryProcess, kind: str, error: str, message: str) -> None:
         """End a library process for cause, and report what that costs."""

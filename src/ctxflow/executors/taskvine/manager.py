@@ -61,7 +61,7 @@ class Manager:
         self._bell_stands = False
         self._manager = self._make(settings)
         self._log = DebugLog(vine)
-        _defer_accept(self._manager.port)
+        _tune_connections(self._manager.port, settings["keepalive_timeout"])
         self._install(settings)
         self._settings = settings
         self._bell = self._start_bell()
@@ -264,23 +264,27 @@ class Manager:
         self._channel.send({"is": "lost", "worker": worker})
 
 
-def _defer_accept(port: int) -> None:
-    """Have the kernel keep back connections on which nothing is said, which TaskVine would wait for.
+def _tune_connections(port: int, timeout: int) -> None:
+    """Have the kernel keep back connections on which nothing is said, and end those that take nothing.
 
-    It waits for each in turn, 5 seconds, with TLS without end; workers speak first. And it listens with room for
-    5 connections only, too few where hundreds of workers start together.
+    TaskVine would wait for each of the former in turn, 5 seconds, with TLS without end; workers speak first. And it
+    listens with room for 5 connections only, too few where hundreds of workers start together. While it sends a file
+    it does nothing else: where the worker is cut off or stopped meanwhile, it would wait for a minute or longer.
+
+    :param timeout: seconds in which a worker must take some of what is sent to it.
     """
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry))) as found:
                     if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-                        _tune_listener(found)
+                        _tune_listener(found, timeout)
 
 
-def _tune_listener(listener: socket.socket) -> None:
+def _tune_listener(listener: socket.socket, timeout: int) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
-    # Accepted connections inherit it; of use while TLS is agreed on, which has no limit else.
+    # Accepted connections inherit these; the second is of use while TLS is agreed on, which has no limit else.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
     listener.listen(_BACKLOG)
 
