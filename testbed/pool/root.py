@@ -22,7 +22,18 @@ from .settings import CHECKOUT, MINUTES, TESTBED, CannotBuild, TestbedError, cac
 
 PROVISION = TESTBED / "provision"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-TOOLS_OF_TESTS = ("setuptools", "pytest >= 8, < 9", "pytest-timeout", "hypothesis", "mock", "pandas", "sqlalchemy >= 2")
+# ndcctools cannot make a library without the last two; Parsl's own suite needs what comes before them.
+TOOLS_OF_TESTS = (
+    "setuptools",
+    "pytest >= 8, < 9",
+    "pytest-timeout",
+    "hypothesis",
+    "mock",
+    "pandas",
+    "sqlalchemy >= 2",
+    "conda-pack",
+    "threadpoolctl",
+)
 
 
 def prepare(with_torch: bool) -> Path:
