@@ -33,6 +33,8 @@ from ctxflow.observe.report import read_report
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 
+os.environ["CTXFLOW_VINE_LOG"] = "all"  # Much of what is looked for here is told there alone.
+
 
 def site(workers: int = 1, **more: Any) -> Site:
     tier = Tier(name="local", provider="local", workers=workers, cores=1, memory_gb=2, disk_gb=2, gpus=0)
@@ -59,7 +61,7 @@ def eventually(condition: Callable[[], object], limit: float = 60) -> Any:
 
 def log_of(executor: ContextExecutor) -> str:
     assert executor.run
-    return "".join(path.read_text() for path in Path(executor.run.directory).glob("taskvine/2*/vine-logs/debug"))
+    return Path(executor.run.directory, "taskvine", "manager", "vine-logs", "debug").read_text()
 
 
 def alive(process: subprocess.Popen[bytes]) -> bool:

@@ -27,7 +27,7 @@ def prepare(directory: str) -> str:
 
 
 class DebugLog:
-    """The debug log, written while files are on their way and not otherwise.
+    """The debug log, written while files are on their way and not otherwise, or always with CTXFLOW_VINE_LOG=all.
 
     Where this build of ndcctools does not let it be switched, it is always written.
 
@@ -37,6 +37,8 @@ class DebugLog:
     def __init__(self, vine: Any) -> None:
         self._transfers: set[int] = set()
         self._library: ctypes.CDLL | None = None
+        if os.environ.get("CTXFLOW_VINE_LOG") == "all":
+            return
         try:
             library = ctypes.CDLL(vine.cvine._cvine.__file__)
             library.cctools_debug_flags_clear.restype = None
