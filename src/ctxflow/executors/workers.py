@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from ctxflow.factory.provider import tail
 from ctxflow.host.devices import Device
 from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
@@ -70,11 +71,8 @@ class Worker:
 
     def last_words(self) -> str:
         """How it ended: the last line of its output, or its exit status."""
-        lines: list[str] = []
-        with contextlib.suppress(OSError), open(self._log, "rb") as file:
-            lines = file.read()[-4096:].decode(errors="replace").split("\n")
         status = f"a worker ended with status {self.process.returncode}"
-        return next((line.strip() for line in reversed(lines) if line.strip()), status)
+        return (tail(self._log).splitlines() or [status])[-1].strip()
 
 
 def share(devices: list[Device], dealt: bool, workers: int) -> dict[str, str]:

@@ -30,6 +30,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 
 logger = logging.getLogger("ctxflow")
+_START_SECONDS = 60.0  # How long the manager may take to start.
 _END_SECONDS = 5.0
 
 
@@ -90,7 +91,7 @@ class TaskVineEngine:
 
     def _await_manager(self) -> int:
         """The port that it listens at."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + _START_SECONDS
         while not self._link.channel.closed and time.monotonic() < deadline:
             select.select([self._link.channel], [], [], 0.5)
             for head, _ in self._link.channel.receive():
@@ -114,7 +115,7 @@ class TaskVineEngine:
                     self._tell(worker, command, before)
             for name, frames in before.items():
                 if frames:
-                    self._calls.make(self._workers[name], b"".join(frames), self._answered)
+                    self._calls.make(self._workers[name], b"".join(frames), self._heard)
             self._link.ring()
 
     def _tell(self, worker: Worker, command: cmd.Command, before: dict[str, list[bytes]]) -> None:
@@ -123,7 +124,7 @@ class TaskVineEngine:
             self._send_call(worker, command, frames)
         elif isinstance(command, cmd.Load):
             frames.append(self._load(worker, command))
-            self._calls.make(worker, b"".join(frames), self._answered)
+            self._calls.make(worker, b"".join(frames), self._heard)
             frames.clear()
         elif isinstance(command, cmd.Stage):
             self._stagings.stage(worker, self._run.context_payload(command.context))
@@ -139,7 +140,7 @@ class TaskVineEngine:
     def _release(self, worker: Worker) -> None:
         """Have a worker end by itself, and its job with it."""
         worker.leaving = True
-        self._calls.make(worker, frame({"do": "release"}), self._answered)
+        self._calls.make(worker, frame({"do": "release"}), self._heard)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
 
@@ -312,7 +313,7 @@ class TaskVineEngine:
     def _end(self, worker: Worker) -> None:
         """End a worker that is of no use."""
         worker.leaving = True
-        self._calls.make(worker, frame({"do": "release"}), self._answered)
+        self._calls.make(worker, frame({"do": "release"}), self._heard)
         if worker.job is not None and not worker.joined:
             self._acquirer.remove(worker.tier, worker.job)
 
@@ -322,9 +323,6 @@ class TaskVineEngine:
     def _overheard(self, worker: Worker, reports: Reports) -> None:
         self._heard(worker, reports)
         self._listen(worker)
-
-    def _answered(self, worker: Worker, reports: Reports) -> None:
-        self._heard(worker, reports)
 
     def _call_answered(self, worker: Worker, reports: Reports) -> None:
         worker.running -= 1

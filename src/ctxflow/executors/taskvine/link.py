@@ -13,10 +13,9 @@ import subprocess
 import sys
 
 from ctxflow.errors import CtxflowError
+from ctxflow.factory.provider import tail
 from ctxflow.host.process import python_path
 from ctxflow.host.wire import Channel, Head
-
-_START_SECONDS = 60.0
 
 
 class ManagerLink:
@@ -64,10 +63,7 @@ class ManagerLink:
 
     def last_words(self) -> str:
         """The last line of its output."""
-        lines: list[str] = []
-        with contextlib.suppress(OSError), open(self._log, "rb") as file:
-            lines = file.read()[-4096:].decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return (tail(self._log).splitlines() or ["it wrote nothing"])[-1].strip()
 
     def end(self, seconds: float) -> None:
         """Have it end, and see to that."""

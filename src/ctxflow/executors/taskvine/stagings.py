@@ -20,8 +20,6 @@ from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import events as ev
 
-_UNSHARED = "none"  # The level at which files are shared with nobody.
-
 
 class _File:
     """A file or folder that workers need.
@@ -119,7 +117,7 @@ class Stagings:
     def _name(worker: Worker, context: ContextPayload, digest: str) -> str:
         """What a file is called in a worker's cache: at level none each context has its own, and each time another,
         so that removing one is never taken for removing the next."""
-        if context.level != _UNSHARED:
+        if context.level != ev.NONE:
             return digest
         return f"{digest}-{context.id}-{worker.forgotten.get(context.id, 0)}"
 
