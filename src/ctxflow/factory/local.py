@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class LocalProvider:
 
     A job's files are hard-linked into its scratch directory where the disk allows. Cores, memory, disk and GPUs are
     neither limited nor dealt out: give what a worker shall see in its environment. A job that ends takes all
-    processes that it started with it, and its scratch directory. It knows no options.
+    processes that it started with it, and its scratch directory. It knows no options. Any thread may call it.
 
     :param pause: seconds after which an evicted job runs again.
     :param clock: seconds, for tests.
@@ -68,6 +69,7 @@ class LocalProvider:
     def __init__(self, pause: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._pause = pause
         self._clock = clock
+        self._lock = threading.RLock()  # Whoever evicts is seldom the thread that asks for changes.
         self._directory = ""
         self._count = 0
         self._jobs: dict[str, _Job] = {}  # Those that have not ended.
@@ -85,6 +87,10 @@ class LocalProvider:
         check_job(job)
         if job.options:
             raise ProviderError(f"local workers know no option {next(iter(job.options))!r}: leave it out")
+        with self._lock:
+            return self._submit(job, count)
+
+    def _submit(self, job: WorkerJob, count: int) -> list[str]:
         ids: list[str] = []
         for _ in range(count):
             self._count += 1
@@ -102,18 +108,20 @@ class LocalProvider:
 
     def remove(self, jobs: Sequence[str]) -> None:
         """End jobs, with all their processes, at once; those that are gone already do not matter."""
-        for name in jobs:
-            if name in self._jobs:
-                job = self._jobs.pop(name)
-                self._finish(job)
-                self._news.append(JobChange(job.id, "ended", "it was removed"))
+        with self._lock:
+            for name in jobs:
+                if name in self._jobs:
+                    job = self._jobs.pop(name)
+                    self._finish(job)
+                    self._news.append(JobChange(job.id, "ended", "it was removed"))
 
     def changes(self) -> list[JobChange]:
         """What happened since the last call, in order."""
-        for job in list(self._jobs.values()):
-            self._look_after(job)
-        news, self._news = self._news, []
-        return news
+        with self._lock:
+            for job in list(self._jobs.values()):
+                self._look_after(job)
+            news, self._news = self._news, []
+            return news
 
     def last_words(self, job: str) -> str:
         """The last lines that a job's present or last incarnation wrote."""
@@ -121,26 +129,29 @@ class LocalProvider:
 
     def stop(self) -> None:
         """End all jobs, with all their processes."""
-        self.remove(list(self._jobs))
+        with self._lock:
+            self.remove(list(self._jobs))
 
     def evict(self, job: str) -> None:
         """Take a job's machine away, as a batch system does without notice: all its processes are killed.
 
         It runs again after the pause. One that does not run is left alone.
         """
-        its = self._jobs[job]
-        if its.process is not None and not _has_ended(its.process):
-            self._requeue(its, "it was evicted")
+        with self._lock:
+            its = self._jobs[job]
+            if its.process is not None and not _has_ended(its.process):
+                self._requeue(its, "it was evicted")
 
     def notify(self, job: str, grace: float = 10.0) -> None:
         """Take a job's machine away with notice: SIGTERM to its first process, the rest after it or the grace.
 
         :param grace: seconds that it has to end by itself.
         """
-        its = self._jobs[job]
-        if its.process is not None and its.kill_at is None and not _has_ended(its.process):
-            its.kill_at = self._clock() + grace
-            its.process.terminate()
+        with self._lock:
+            its = self._jobs[job]
+            if its.process is not None and its.kill_at is None and not _has_ended(its.process):
+                its.kill_at = self._clock() + grace
+                its.process.terminate()
 
     def _look_after(self, job: _Job) -> None:
         if job.process is None:
