@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ctxflow.executors.taskvine.connection import Run, write_private
+from ctxflow.factory.connection import Run, write_private
 
 
 def command(*arguments, runtime):

@@ -27,7 +27,7 @@ from ctxflow import ContextError, ContextExecutor, batch_app, context
 from ctxflow.environments.packing import pack_environment
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.taskvine import setup
-from ctxflow.executors.taskvine.connection import live_runs, runs_directory
+from ctxflow.factory.connection import live_runs, runs_directory
 from ctxflow.host.seal import key_of
 from ctxflow.observe.report import read_report
 from ctxflow.sites import Site

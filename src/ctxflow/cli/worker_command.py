@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.taskvine.connection import Run, live_runs
+from ctxflow.factory.connection import Run, live_runs
 
 
 def worker_command(

@@ -6,6 +6,7 @@ What does not live here: the submit description (condor_description.py), what ev
 from __future__ import annotations
 
 import functools
+import getpass
 import importlib
 import os
 import time
@@ -16,9 +17,10 @@ from typing import Any
 
 from ctxflow.factory.condor_description import RUN_ATTRIBUTE, SEEN_ATTRIBUTE, describe, log_of, output_of
 from ctxflow.factory.condor_events import change_of
-from ctxflow.factory.provider import JobChange, JobState, ProviderError, WorkerJob, tail
+from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
 
 _BY_US = 0  # The subcode of a removal's reason.
+_STATES: dict[int, JobState] = {1: "queued", 2: "running", 5: "held", 6: "running", 7: "evicted"}  # By JobStatus.
 
 
 class CondorProvider:
@@ -32,8 +34,9 @@ class CondorProvider:
     the driver is killed, running workers leave by themselves, as they find no manager, and those that wait or are
     held leave the queue when the lease is over. (HTCondor looks every PERIODIC_EXPR_INTERVAL, by default a minute.)
 
-    A job's options: `requirements` (an expression on the machine's ad), `image` (a container image: the job runs in
-    the container universe), `submit` (a mapping of any other submit keys, such as require_gpus or +ProjectName).
+    A job's options: `requirements` (an expression on the machine's ad), `require_gpus` (one on a GPU's), `priority`
+    (among the user's own jobs), `image` (a container image: the job runs in the container universe), `submit` (a
+    mapping of any other submit keys, such as +ProjectName).
 
     :param run: the run's id. All jobs are tagged with it, so that `condor_rm -constraint 'CtxflowRun == "ID"'` finds
         them; by default one is made up.
@@ -60,6 +63,7 @@ class CondorProvider:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.run = run or uuid.uuid4().hex
+        self.queries = 0
         self._schedd_name = schedd
         self._pool = pool
         self._lease = lease
@@ -126,6 +130,37 @@ class CondorProvider:
         """The last lines that a job's present or last incarnation wrote."""
         return tail(output_of(self._directory, job))
 
+    def survey(self, job: WorkerJob) -> Survey:
+        """What the pool has for such a job now.
+
+        :raises ProviderError: if the pool cannot be asked.
+        """
+        raise NotImplementedError
+
+    def find(self) -> list[FoundJob]:
+        """All workers of this user in the schedd's queue, also those of runs that are over.
+
+        :raises ProviderError: if the schedd cannot be reached.
+        """
+        self.queries += 1
+        wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{_escaped(getpass.getuser())}"'
+        with _told("HTCondor does not say which workers there are"):
+            names = ["ClusterId", "ProcId", "JobStatus", "RemoteHost", RUN_ATTRIBUTE]
+            ads = self._schedd().query(wanted, projection=names)
+        return [
+            FoundJob(f"{ad['ClusterId']}.{ad['ProcId']}", str(ad[RUN_ATTRIBUTE]), state, _machine(ad.get("RemoteHost")))
+            for ad in ads
+            if (state := _STATES.get(ad["JobStatus"])) is not None
+        ]
+
+    def discard(self, jobs: Sequence[str]) -> None:
+        """Remove jobs that `find` found.
+
+        :raises ProviderError: if the schedd cannot be reached.
+        """
+        if jobs:
+            self._act(list(jobs))
+
     def stop(self) -> None:
         """Remove all jobs of this provider, and wait until they have left the queue, or the patience is at its end.
 
@@ -168,6 +203,7 @@ class CondorProvider:
         if now < self._renew_at or all(state == "running" for state in self._states.values()):
             return
         self._renew_at = now + self._lease / 4
+        self.queries += 1
         waiting = f'{RUN_ATTRIBUTE} == "{self.run}" && (JobStatus == 1 || JobStatus == 5)'
         try:
             self._schedd().edit(waiting, SEEN_ATTRIBUTE, str(int(now)))
@@ -180,6 +216,7 @@ class CondorProvider:
             self._schedd().act(bindings().JobAction.Remove, jobs, ("ctxflow gave the worker back", _BY_US))
 
     def _waiting_for(self, constraint: str) -> bool:
+        self.queries += 1
         with _told("HTCondor does not say which workers are left"):
             return bool(self._schedd().query(constraint, projection=["ClusterId"], limit=1))
 
@@ -223,3 +260,7 @@ def _told(what: str) -> Iterator[None]:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _machine(remote: str | None) -> str | None:
+    return remote.rpartition("@")[2] if remote else None

@@ -18,7 +18,7 @@ from ctxflow.factory.provider import JOB_VARIABLE, ProviderError, WorkerJob, arg
 RUN_ATTRIBUTE = "CtxflowRun"
 SEEN_ATTRIBUTE = "CtxflowSeen"
 _JOB_ID = "$(Cluster).$(Process)"
-_OPTIONS = ("requirements", "image", "submit")
+_OPTIONS = ("requirements", "require_gpus", "priority", "image", "submit")
 # What would break the provider if a site set it too.
 _OWN_KEYS = {
     "universe", "executable", "transfer_executable", "arguments", "environment", "getenv", "initialdir",
@@ -79,6 +79,10 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -
         description.update(_files(job.files))
     if options.get("requirements"):
         description["requirements"] = _one_line(str(options["requirements"]))
+    if options.get("require_gpus"):
+        description["require_gpus"] = _one_line(str(options["require_gpus"]))
+    if options.get("priority") is not None:
+        description["priority"] = str(int(options["priority"]))
     if options.get("image"):
         description.update(universe="container", container_image=_one_line(str(options["image"])))
     theirs = {str(key): _one_line(_value(value)) for key, value in dict(options.get("submit", {})).items()}

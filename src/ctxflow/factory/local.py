@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 from ctxflow.factory.provider import (
     JOB_VARIABLE,
+    FoundJob,
     JobChange,
     ProviderError,
+    Survey,
     WorkerJob,
     arguments,
     check_job,
@@ -48,6 +50,7 @@ class LocalProvider:
     A job's files are hard-linked into its scratch directory where the disk allows. Cores, memory, disk and GPUs are
     neither limited nor dealt out: give what a worker shall see in its environment. A job that ends takes all
     processes that it started with it, and its scratch directory. It knows no options. Any thread may call it.
+    Its jobs end with the process that started them, so that `find` never has any.
 
     :param pause: seconds after which an evicted job runs again.
     :param clock: seconds, for tests.
@@ -67,6 +70,7 @@ class LocalProvider:
     """
 
     def __init__(self, pause: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.queries = 0
         self._pause = pause
         self._clock = clock
         self._lock = threading.RLock()  # Whoever evicts is seldom the thread that asks for changes.
@@ -131,6 +135,17 @@ class LocalProvider:
         """End all jobs, with all their processes."""
         with self._lock:
             self.remove(list(self._jobs))
+
+    def survey(self, job: WorkerJob) -> Survey:
+        """This machine, which has as many workers as are asked for."""
+        return Survey(machines=1, free=1)
+
+    def find(self) -> list[FoundJob]:
+        """None."""
+        return []
+
+    def discard(self, jobs: Sequence[str]) -> None:
+        """Nothing to do."""
 
     def evict(self, job: str) -> None:
         """Take a job's machine away, as a batch system does without notice: all its processes are killed.

@@ -77,12 +77,52 @@ class JobChange:
     host: str | None = None
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What a batch system has for the workers of a tier, at this moment.
+
+    :param machines: how many slots or nodes meet the tier's requirements, busy or not; None where nobody says.
+    :param free: how many of those are free.
+    :param gpu_models: how many GPUs of which model those have.
+    :param may_submit: whether the batch system takes jobs of this user.
+    :param advice: what a newcomer should change, each a sentence; where no machine will do, which requirement
+        excludes them.
+
+    >>> Survey(machines=0, advice=("no machine has 9 GPUs: the most is 4",)).may_submit
+    True
+    """
+
+    machines: int | None = None
+    free: int | None = None
+    gpu_models: Mapping[str, int] = field(default_factory=dict)
+    may_submit: bool = True
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A worker's job that is in a batch system, of whichever run.
+
+    :param run: the id of the run that it was submitted for.
+    :param host: where it runs, None if it waits or nobody says.
+    """
+
+    job: str
+    run: str
+    state: JobState
+    host: str | None = None
+
+
 class Provider(Protocol):
     """What acquires and releases worker jobs. Its methods are called from one thread at a time.
 
     Ids of jobs consist of letters, digits, dots and hyphens, and mean something to their provider alone. A job that
     was evicted comes back under its id. Whatever goes wrong is a `ProviderError`.
+
+    :ivar queries: how often the batch system was asked something since the start, submissions and removals aside.
     """
+
+    queries: int
 
     def start(self, directory: str) -> None:
         """Make ready, once, before anything else.
@@ -105,6 +145,25 @@ class Provider(Protocol):
 
     def last_words(self, job: str) -> str:
         """The last lines that a job wrote, "" where they cannot be had."""
+
+    def survey(self, job: WorkerJob) -> Survey:
+        """What the batch system has for such a job now. `start` need not have been called.
+
+        :raises ProviderError: if the batch system cannot be asked.
+        """
+
+    def find(self) -> list[FoundJob]:
+        """All jobs of this user that are workers of some run, also of runs that are over. `start` need not have been
+        called.
+
+        :raises ProviderError: if the batch system cannot be asked.
+        """
+
+    def discard(self, jobs: Sequence[str]) -> None:
+        """End jobs that `find` found.
+
+        :raises ProviderError: if the batch system cannot be reached.
+        """
 
     def stop(self) -> None:
         """End all jobs of this provider. Nothing of them is left but what is in its directory."""

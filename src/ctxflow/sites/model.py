@@ -75,6 +75,15 @@ class Site(pydantic.BaseModel):
     keepalive_timeout: int = pydantic.Field(
         15, ge=4, description="TaskVine: seconds after which a worker that does not answer is lost."
     )
+    acquire: Literal["run", "factory"] = pydantic.Field(
+        "run", description="TaskVine: who acquires workers: each run, or a `ctxflow factory` for all runs of its user."
+    )
+    start_when: float = pydantic.Field(
+        0.0, ge=0, le=1, description="The share of the workers asked for that must have joined before the first call."
+    )
+    join_timeout: float = pydantic.Field(
+        300.0, gt=0, description="TaskVine: seconds that a worker's job may run before the worker has joined."
+    )
     routing: Any = pydantic.Field("context-affinity", description="Which work goes to which worker.")
     batching: Any = pydantic.Field("fixed", description="How many items a batch takes.")
     placement: Any = pydantic.Field("everywhere", description="Which contexts go on which tiers.")

@@ -5,7 +5,7 @@ What does not live here: the site around it (model.py), and how its workers are 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 
@@ -20,18 +20,45 @@ class Tier(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     name: str = pydantic.Field("gpu", pattern=r"^[A-Za-z0-9-]+$", description="What the tier is called.")
-    provider: Literal["condor", "local"] = pydantic.Field(
-        "condor", description="Who lends the workers: HTCondor, or this machine (for trying things out)."
+    provider: str = pydantic.Field(
+        "condor",
+        description='Who lends the workers: "condor", "slurm", "pbs", "grid-engine", "kubernetes", "local" (this '
+        'machine), or "MODULE:NAME", a Parsl provider of your own or a function that makes one.',
     )
     workers: int = pydantic.Field(1, ge=0, description="How many workers to hold at most.")
+    minimum: int = pydantic.Field(0, ge=0, description="How many workers to hold at least, whatever the load.")
+    waiting: int = pydantic.Field(
+        20, ge=1, description="How many jobs may wait in the queue at first; more, when they do not wait long."
+    )
     cores: int = pydantic.Field(2, ge=1, description="Cores of a worker.")
     memory_gb: float = pydantic.Field(10, gt=0, description="Memory of a worker in GB.")
     disk_gb: float = pydantic.Field(70, gt=0, description="Disk of a worker in GB.")
     gpus: int = pydantic.Field(1, ge=0, description="GPUs of a worker.")
-    requirements: str | None = pydantic.Field(None, description="HTCondor: which machines will do, as a ClassAd.")
-    image: str | None = pydantic.Field(None, description="HTCondor: the container image that the worker runs in.")
+    price: float | None = pydantic.Field(
+        None, ge=0, description="What an hour of a worker costs, in dollars or GPU-hours: cheap tiers are used first."
+    )
+    boot_seconds: float | None = pydantic.Field(
+        None, ge=0, description="How long it takes from asking for a worker to its joining, for simulations and plans."
+    )
+    requirements: str | None = pydantic.Field(
+        None, description="HTCondor: which machines will do, as a ClassAd expression."
+    )
+    require_gpus: str | None = pydantic.Field(
+        None, description="HTCondor: which of a machine's GPUs will do, as a ClassAd expression."
+    )
+    priority: int | None = pydantic.Field(None, description="HTCondor: which of your own jobs go first; higher first.")
+    schedd: str | None = pydantic.Field(None, description="HTCondor: the schedd's name; by default this machine's.")
+    pool: str | None = pydantic.Field(
+        None, description="HTCondor: the central manager's host, where the schedd is in another pool."
+    )
+    image: str | None = pydantic.Field(
+        None, description="HTCondor, Kubernetes: the container image that the worker runs in."
+    )
     submit: dict[str, Any] = pydantic.Field({}, description="HTCondor: more lines for the submit description.")
-    environment: dict[str, str] = pydantic.Field({}, description="Variables for the worker.")
+    options: dict[str, Any] = pydantic.Field(
+        {}, description="Slurm, PBS, Grid Engine, Kubernetes: what Parsl's provider takes, such as partition."
+    )
+    variables: dict[str, str] = pydantic.Field({}, description="Environment variables for the worker.")
 
     @property
     def memory(self) -> int:
@@ -44,7 +71,7 @@ class Tier(pydantic.BaseModel):
         return int(self.disk_gb * 1e9)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What only the provider understands."""
-        given = {"requirements": self.requirements, "image": self.image, "submit": self.submit}
-        return {key: value for key, value in given.items() if value}
+    def wishes(self) -> dict[str, Any]:
+        """What only the provider understands: HTCondor's keys."""
+        keys = ("requirements", "require_gpus", "priority", "image", "submit")
+        return {key: value for key in keys if (value := getattr(self, key)) not in (None, {})}

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from ctxflow.executors.engine import EngineFailed, RunServices
 from ctxflow.executors.taskvine.calls import Calls, Reports, Then
-from ctxflow.executors.taskvine.connection import Connection
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.reports import events_of
@@ -60,7 +59,7 @@ class TaskVineEngine:
         first, *others = self._site.tiers
         most = first.workers if self._site.workers is None else self._site.workers
         return [
-            ev.TierSpec(tier.name, minimum=0, maximum=maximum, gpus=tier.gpus)
+            ev.TierSpec(tier.name, min(tier.minimum, maximum), maximum, tier.gpus, tier.price, tier.boot_seconds)
             for tier, maximum in ((first, most), *((other, other.workers) for other in others))
         ]
 
@@ -79,7 +78,7 @@ class TaskVineEngine:
         self._started = True
         try:
             self._port = self._await_manager()
-            self._connection = Connection(self._setup, self._port)
+            self._connection = self._setup.connection(self._port)
             self._calls = Calls(self._link, self._setup.key, self._forged)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)

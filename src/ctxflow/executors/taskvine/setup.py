@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.engine import RunServices
-from ctxflow.executors.taskvine.connection import write_private
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.condor import CondorProvider
-from ctxflow.factory.local import LocalProvider
-from ctxflow.factory.provider import Provider, WorkerJob
+from ctxflow.factory.connection import Connection, Run, write_private
+from ctxflow.factory.providers import provider_of
+from ctxflow.factory.worker_job import Lead, python_of, worker_command, worker_job
 from ctxflow.host.program import build_program
 from ctxflow.host.seal import key_of
 from ctxflow.host.wire import Head
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
 
 _EXTRA_SLOTS = 16  # Beside calls: the standing call, and what is staged, built and unloaded at the same time.
 
@@ -97,32 +95,30 @@ class Setup:
             "doorbell": self.doorbell,
         }
 
-    def worker_command(self, port: int, tier: Tier, program: str, password: str) -> list[str]:
-        """The words that start a worker.
+    def lead(self, port: int) -> Lead:
+        """What workers must know to join."""
+        python = python_of(None if self.packed else self.site.environment)
+        return Lead(self.address, port, self.program, self.password_file, python, self.site.ssl)
 
-        :param program: the path of the worker's program where it is started; likewise the password's file.
-        """
-        environment = self.site.environment
-        python = os.path.join(environment, "bin", "python") if environment and not self.packed else "python3"
-        words = [python, program, "worker", f"{self.address}:{port}", "--password", password]
-        words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
-        # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
-        words += ["--disk", str(tier.disk // 10**6), "--gpus", "0"]
-        return [*words, "--ssl"] if self.site.ssl else words
-
-    def job(self, tier: Tier, port: int) -> WorkerJob:
-        """What a provider is asked for."""
-        names = [os.path.basename(path) for path in (self.program, self.password_file)]
-        return WorkerJob(
-            tier.name,
-            [*self.worker_command(port, tier, *names), "--remove-password"],
-            files=[self.program, self.password_file],
-            environment=tier.environment,
-            cores=tier.cores,
-            memory=tier.memory,
-            disk=tier.disk,
-            gpus=tier.gpus,
-            options=tier.options,
+    def connection(self, port: int) -> Connection:
+        """Let others find the run."""
+        lead, tiers = self.lead(port), self.site.tiers
+        return Connection(
+            Run(
+                self.run.id,
+                socket.gethostname(),
+                os.getpid(),
+                self.run.directory,
+                self.address,
+                port,
+                self.password_file,
+                self.program,
+                {tier.name: worker_command(tier, lead) for tier in tiers},
+                {tier.name: sorted(tier.variables) for tier in tiers},
+                lead.python,
+                lead.ssl,
+                self.site.acquire,
+            )
         )
 
     def close(self) -> None:
@@ -136,10 +132,8 @@ class Setup:
 
 def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]) -> Acquirer:
     """What holds a site's workers."""
-    tiers: dict[str, tuple[Provider, WorkerJob]] = {}
-    for tier in site.tiers:
-        provider: Provider = CondorProvider(run=setup.run.id) if tier.provider == "condor" else LocalProvider()
-        tiers[tier.name] = provider, setup.job(tier, port)
+    lead, run = setup.lead(port), setup.run.id
+    tiers = {tier.name: (provider_of(tier, run), worker_job(tier, lead)) for tier in site.tiers}
     return Acquirer(tiers, setup.path("jobs"), changed)
 
 

@@ -1,6 +1,7 @@
 """How others find a run: a file, for its user alone, that says where its manager listens.
 
-What does not live here: the commands that read it (cli/).
+What does not live here: what the run and a factory outside it tell each other later (exchange.py), and the commands
+that read the file (cli/).
 """
 
 from __future__ import annotations
@@ -9,24 +10,30 @@ import contextlib
 import dataclasses
 import json
 import os
-import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from socket import gethostname
 
 import psutil
 
-if TYPE_CHECKING:
-    from ctxflow.executors.taskvine.setup import Setup
+from ctxflow.factory.worker_job import Lead
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A live run, as its connection file tells.
 
-    :ivar pid: of the driver, on the machine `host`.
+    :ivar host: the machine that its driver runs on.
+    :ivar pid: of the driver.
+    :ivar directory: where it keeps its files.
+    :ivar address: where its manager listens, with `port`.
+    :ivar password_file: holds the key to the run; only its user can read it.
+    :ivar program: the workers' program, one file.
+    :ivar python: what starts it on workers.
+    :ivar ssl: whether workers encrypt what they send.
     :ivar commands: tier -> the words that start a worker of it by hand, on any machine that reaches the address and
         sees the files that the words name.
     :ivar variables: tier -> the names of the variables that its workers find in their environment.
+    :ivar acquire: who acquires its workers: "run" or "factory", as the site says.
     """
 
     id: str
@@ -39,6 +46,14 @@ class Run:
     program: str
     commands: dict[str, list[str]]
     variables: dict[str, list[str]]
+    python: str = "python3"
+    ssl: bool = False
+    acquire: str = "run"
+
+    @property
+    def lead(self) -> Lead:
+        """What its workers must know to join."""
+        return Lead(self.address, self.port, self.program, self.password_file, self.python, self.ssl)
 
 
 def runs_directory() -> str:
@@ -63,7 +78,7 @@ def _live_runs() -> Iterator[Run]:
                 with open(path) as file:
                     run = Run(**json.load(file))
                 # A home may be shared with other machines; and a driver that was killed left its file behind.
-                if run.host == socket.gethostname() and _started(run.pid) <= os.path.getmtime(path) + 1:
+                if run.host == gethostname() and _started(run.pid) <= os.path.getmtime(path) + 1:
                     yield run
 
 
@@ -74,20 +89,7 @@ def _started(pid: int) -> float:
 class Connection:
     """The connection file of a run, for as long as it lives; a home that cannot be written has none."""
 
-    def __init__(self, setup: Setup, port: int) -> None:
-        tiers, program, password = setup.site.tiers, setup.program, setup.password_file
-        run = Run(
-            setup.run.id,
-            socket.gethostname(),
-            os.getpid(),
-            setup.run.directory,
-            setup.address,
-            port,
-            password,
-            program,
-            {tier.name: setup.worker_command(port, tier, program, password) for tier in tiers},
-            {tier.name: sorted(tier.environment) for tier in tiers},
-        )
+    def __init__(self, run: Run) -> None:
         directory = runs_directory()
         self._path = os.path.join(directory, f"{run.id}.json")
         with contextlib.suppress(OSError):

@@ -1,0 +1,27 @@
+"""From a tier's `provider` key to the provider.
+
+What does not live here: the providers themselves.
+"""
+
+from __future__ import annotations
+
+from ctxflow.factory.condor import CondorProvider
+from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.provider import Provider, ProviderError
+from ctxflow.sites.tier import Tier
+
+
+def provider_of(tier: Tier, run: str) -> Provider:
+    """Who lends a tier's workers to a run.
+
+    :param run: the run's id, by which its jobs are found again.
+    :raises ProviderError: if the tier names none that there is.
+
+    >>> provider_of(Tier(provider="local"), "run-7").queries
+    0
+    """
+    if tier.provider == "condor":
+        return CondorProvider(run=run, schedd=tier.schedd, pool=tier.pool)
+    if tier.provider == "local":
+        return LocalProvider()
+    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write condor or local")
