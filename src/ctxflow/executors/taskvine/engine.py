@@ -402,5 +402,9 @@ class TaskVineEngine:
         """Who lends a tier's workers."""
         return self._acquirer.provider(tier)
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Each tier's jobs by state, and what was done to have them (see `Acquirer.counts`)."""
+        return self._acquirer.counts()
+
     def __repr__(self) -> str:
         return f"TaskVineEngine(site={self._site.name!r})"
