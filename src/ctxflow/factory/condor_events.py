@@ -23,7 +23,7 @@ def change_of(event: Mapping[str, Any]) -> JobChange | None:
     is found again.
 
     >>> change_of({"EventTypeNumber": 4, "Cluster": 12, "Proc": 0, "Reason": "Job vacated by schedd"})
-    JobChange(job='12.0', state='evicted', reason='Job vacated by schedd', host=None)
+    JobChange(job='12.0', state='evicted', reason='Job vacated by schedd', host=None, waited=None)
     >>> change_of({"EventTypeNumber": 1, "Cluster": 12, "Proc": 0, "SlotName": "slot1_2@node7.site"}).host
     'node7.site'
     """
