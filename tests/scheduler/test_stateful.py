@@ -51,8 +51,9 @@ class Pool(RuleBasedStateMachine):
         routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin"]),
         size=st.integers(1, 7),
         seed=st.integers(0, 9),
+        start_when=st.sampled_from([0.0, 0.3, 0.5]),
     )
-    def begin(self, routing, size, seed):
+    def begin(self, routing, size, seed, start_when):
         self.now = 0.0
         policies = Policies(
             make("routing", routing),
@@ -61,7 +62,7 @@ class Pool(RuleBasedStateMachine):
             make("preemption", "none"),
             make("scaling", "fixed"),
         )
-        self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0), seed=seed)
+        self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0), seed, start_when)
         self.workers: dict[str, FakeWorker] = {}
         self.spawned = 0
         self.fates: Counter[int] = Counter()

@@ -46,7 +46,7 @@ def awaiting_text(state: RunState) -> str:
     asked = sum(tier.asked or 0 for tier in state.tiers.values())
     return (
         f"waiting for {first_needed(state):,} of {asked:,} workers before the first call "
-        f"(start_when = {state.start_when:g}), {len(state.workers):,} are here: "
+        f"(start_when = {state.start_when:g}), {len(state.workers):,} here: "
         "lower start_when if so many do not come"
     )
 

@@ -50,7 +50,9 @@ class Scheduler:
     [Deliver(attempt=1, items=(0, 1), positions=None)]
     """
 
-    def __init__(self, policies: Policies, limits: Limits | None = None, seed: int = 0, start_when: float = 0.0) -> None:
+    def __init__(
+        self, policies: Policies, limits: Limits | None = None, seed: int = 0, start_when: float = 0.0
+    ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
             ev.TierOffered: self._tier_offered,
@@ -205,12 +207,28 @@ class Scheduler:
             held.last_used = self.state.now
         self.state.update_free(worker)
 
+    def _scale(self, out: list[Command]) -> None:
+        tiers.scale(self.state, out)
+        if self.state.awaiting and tiers.enough(self.state):
+            self._begin(out)
+
+    def _begin(self, out: list[Command]) -> None:
+        """The first calls: each worker runs what it has built its context for."""
+        state = self.state
+        state.awaiting = False
+        for worker in state.workers.values():
+            state.update_free(worker)
+            built = [held.context for held in worker.contexts.values() if held.state == "ready"]
+            apps = [app for app in state.ready.values() if app.context in built]
+            if apps and worker.id in state.free:
+                self._give(worker.id, min(apps, key=urgency).id, out)
+
     # --- declarations
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
         self._plan()
-        tiers.scale(self.state, out)
+        self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
@@ -230,7 +248,7 @@ class Scheduler:
         first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
         items.submit(state, state.apps[event.app], event.items, out)
         if first and state.ready:
-            tiers.scale(state, out)
+            self._scale(out)
 
     def _items_cancelled(self, event: ev.ItemsCancelled, out: list[Command]) -> None:
         items.cancel(self.state, event.items)
@@ -253,7 +271,7 @@ class Scheduler:
         state.counters.joined += 1
         state.update_free(worker)
         self._plan()
-        tiers.scale(self.state, out)
+        self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
         state = self.state
@@ -363,7 +381,7 @@ class Scheduler:
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
         self._plan()
-        tiers.scale(self.state, out)
+        self._scale(out)
 
     def _plan(self) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""

@@ -281,7 +281,7 @@ class Tier:
 
     @property
     def match_rate(self) -> float | None:
-        """Workers that the batch system gives an hour: jobs that began to run, by the time in which some were lacking."""
+        """Workers that the batch system gives an hour: jobs begun, by the time in which workers were lacking."""
         known = self.jobs_started and self.lacking_seconds
         return 3600 * self.jobs_started / self.lacking_seconds if known else None
 

@@ -39,8 +39,6 @@ def scale(state: RunState, out: list[Command]) -> None:
             out.append(Acquire(name, target))
         _release(state, name, target, out)
     _measure(state)
-    if state.awaiting and state.workers and len(state.workers) >= first_needed(state):
-        _begin(state)
 
 
 def _release(state: RunState, tier: str, target: int, out: list[Command]) -> None:
@@ -65,11 +63,9 @@ def first_needed(state: RunState) -> int:
     return max(1, math.ceil(state.start_when * asked - 1e-9))  # 0.07 * 100 is a little more than 7.
 
 
-def _begin(state: RunState) -> None:
-    """Enough workers are there: calls are given from now on, whatever becomes of those workers."""
-    state.awaiting = False
-    for worker in state.workers.values():
-        state.update_free(worker)
+def enough(state: RunState) -> bool:
+    """Whether the workers that the first call waits for are there."""
+    return len(state.workers) >= first_needed(state)
 
 
 # --- what is measured

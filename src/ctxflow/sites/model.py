@@ -79,7 +79,7 @@ class Site(pydantic.BaseModel):
         "run", description="TaskVine: who acquires workers: each run, or a `ctxflow factory` for all runs of its user."
     )
     start_when: float = pydantic.Field(
-        0.0, ge=0, le=1, description="The share of the workers asked for that must be connected, once, before the first call."
+        0.0, ge=0, le=1, description="The share of the workers asked for that must have joined before the first call."
     )
     join_timeout: float = pydantic.Field(
         300.0, gt=0, description="TaskVine: seconds that a worker's job may run before the worker has joined."
