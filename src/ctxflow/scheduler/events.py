@@ -186,7 +186,7 @@ class EvictionNotice(Event):
 class JobStarted(Event):
     """A worker's job runs; its worker is about to join.
 
-    :ivar waited: seconds from asking for it to running, None where nobody knows.
+    :ivar waited: seconds from asking for it, or from its last eviction, to running; None where nobody knows.
     """
 
     tier: str

@@ -152,6 +152,6 @@ class _Peak:
         while self.steps and self.steps[-1][1] <= value:
             since = self.steps.pop()[0]
         self.steps.append((since, value))
-        while len(self.steps) > 1 and self.steps[1][0] <= now - seconds:
+        while len(self.steps) > 1 and self.steps[1][0] + seconds <= now:
             self.steps.popleft()
         return self.steps[0][1]
