@@ -71,9 +71,7 @@ class Acquirer:
         self._directory = directory
         self._changed = changed
         self._decided = decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence))
-        self._condition = (
-            threading.Condition()
-        )  # Reentrant. Guards what other threads touch.
+        self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
         self._look = False
         self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
