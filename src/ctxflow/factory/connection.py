@@ -83,7 +83,10 @@ def _live_runs() -> Iterator[Run]:
 
 
 def _started(pid: int) -> float:
-    return psutil.Process(pid).create_time()
+    process = psutil.Process(pid)
+    if process.status() == psutil.STATUS_ZOMBIE:  # It was killed, and nobody has asked how it ended.
+        raise psutil.ZombieProcess(pid)
+    return process.create_time()
 
 
 class Connection:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange
 
 _PATIENCE_SECONDS = 1.0  # How long the batch system may take to say so.
+_FACTORY_SECONDS = 1.0  # And how much longer where its word comes by way of a factory.
 
 
 class Losses:
@@ -20,8 +22,9 @@ class Losses:
     :param clock: seconds.
     """
 
-    def __init__(self, acquirer: Acquirer, clock: Callable[[], float]) -> None:
+    def __init__(self, acquirer: Acquirer | FactoryClient, clock: Callable[[], float]) -> None:
         self._acquirer = acquirer
+        self._patience = _PATIENCE_SECONDS + (_FACTORY_SECONDS if isinstance(acquirer, FactoryClient) else 0.0)
         self._clock = clock
         self._waiting: list[tuple[float, Worker]] = []
         self._explained: list[tuple[Worker, bool]] = []
@@ -40,7 +43,7 @@ class Losses:
             if told is not None and told[0] > worker.since:
                 self._explained.append((worker, told[1]))
             else:
-                self._waiting.append((self._clock() + _PATIENCE_SECONDS, worker))
+                self._waiting.append((self._clock() + self._patience, worker))
                 self._acquirer.look()
 
     def heard(self, tier: str, change: JobChange) -> None:
