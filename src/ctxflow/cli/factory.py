@@ -22,6 +22,7 @@ from rich.table import Table
 
 from ctxflow.factory.connection import live_runs
 from ctxflow.factory.leftovers import Leftovers, find_leftovers, remove_leftovers
+from ctxflow.factory.metrics import place_of, serve_metrics
 from ctxflow.factory.rehearsal import rehearse
 from ctxflow.factory.service import Service, only_factory
 from ctxflow.sites import Site, load_site
@@ -108,6 +109,10 @@ class _Warnings(logging.Handler):
 
 def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     """Serve, and give the exit status."""
+    try:
+        place = None if metrics is None else place_of(metrics)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--metrics") from None
     path = os.path.abspath(path) if os.path.exists(path) else path  # Whatever the working directory becomes.
     lines = Lines(as_json)
     logger = logging.getLogger("ctxflow")
@@ -116,12 +121,9 @@ def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     summaries = _SUMMARY_SECONDS if sys.stderr.isatty() else None
     service = Service(lambda: load_site(path), lines.say, summaries)
     with only_factory(service.site.name):
-        if metrics is not None:
-            from ctxflow.factory.metrics import place_of, serve_metrics
-
-            address, port = place_of(metrics)
-            port = serve_metrics(service, address, port)
-            lines.say("", "", f"metrics are at http://{address}:{port}/metrics")
+        if place is not None:
+            port = serve_metrics(service, *place)
+            lines.say("", "", f"metrics are at http://{place[0]}:{port}/metrics")
         ended_by = _obey_signals(service)
         service.run()
     return 130 if signal.SIGINT in ended_by else 0

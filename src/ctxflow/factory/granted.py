@@ -50,14 +50,12 @@ class GrantedProvider:
         self._clock = clock
         self._jobs: set[str] = set()  # Those that the batch system has, and was not told to end.
         self._asking = 0  # How many more are being asked for.
-        self._taken: dict[str, bool] = {}  # Jobs taken over -> whether the batch system was seen to have them.
+        self._taken: dict[
+            str, JobState | None
+        ] = {}  # Jobs taken over -> their state, None if the queue has no such job.
         self._offered: list[str] = []  # Those of them that `submit` has still to return.
         self._news: list[JobChange] = []
         self._find_at = 0.0
-
-    def was_taken_over(self, job: str) -> bool:
-        """Whether an earlier factory asked for a job."""
-        return job in self._taken
 
     def held(self) -> int:
         """How many jobs there are, or will be; to be called with the lock."""
@@ -93,7 +91,7 @@ class GrantedProvider:
         with self._lock:
             self._jobs.difference_update(jobs)
         taken = [job for job in jobs if job in self._taken]
-        self._provider.discard([job for job in taken if self._taken[job]])
+        self._provider.discard([job for job in taken if self._taken[job] is not None])
         for job in taken:
             self._lose(job, "it was removed")
         self._provider.remove([job for job in jobs if job not in taken])
@@ -130,40 +128,45 @@ class GrantedProvider:
     def stop(self) -> None:
         """End all jobs, also those that were taken over."""
         try:
-            self._provider.discard([job for job, seen in self._taken.items() if seen])
+            self._provider.discard([job for job, state in self._taken.items() if state is not None])
         finally:
             self._provider.stop()
             with self._lock:
                 self._jobs.clear()
 
     def _find(self) -> None:
-        """See what an earlier factory left, or whether it is still there."""
+        """See what an earlier factory left, or what has become of it."""
         if self.settled and not any(self._taken.values()):
             return
         found = {each.job: each for each in self._provider.find() if each.run == self._run}
         if self.settled:
-            for job, seen in list(self._taken.items()):
-                if seen and (job not in found or found[job].state != "running"):
-                    self._provider.discard([job] if job in found else [])
-                    self._lose(job, "it left its machine", "evicted" if job in found else "ended")
+            self._compare(found)
             return
         waiting = [job for job, each in found.items() if each.state != "running" and job not in self._word]
         self._provider.discard(waiting)
-        self._taken = {job: True for job in found if job not in waiting} | {
-            job: False for job in self._word if job not in found
-        }
+        self._taken = {**dict.fromkeys(self._word), **{job: "running" for job in found if job not in waiting}}
         self._offered = list(self._taken)
         with self._lock:
             self._jobs.update(self._taken)
         self.settled = True
         self._found(len(self._taken), len(waiting))
 
-    def _lose(self, job: str, reason: str, state: JobState = "ended") -> None:
+    def _compare(self, found: dict[str, FoundJob]) -> None:
+        for job, state in list(self._taken.items()):
+            if state is not None and job not in found:
+                self._lose(job, "it left the queue")
+            elif state == "running" and found[job].state != "running":
+                self._taken[job] = "evicted"
+                self._news.append(JobChange(job, "evicted", "it left its machine"))
+            elif state == "evicted" and found[job].state == "running":
+                self._taken[job] = "running"
+                self._news.append(JobChange(job, "running", host=found[job].host))
+
+    def _lose(self, job: str, reason: str) -> None:
+        """A job that was taken over has ended."""
         self._taken.pop(job)
         if job in self._offered:
             self._offered.remove(job)
         with self._lock:
             self._jobs.discard(job)
-        if state == "evicted":
-            self._news.append(JobChange(job, "evicted", reason))
         self._news.append(JobChange(job, "ended", reason))

@@ -59,7 +59,8 @@ class ServedRun:
         self._say = say
         self._changed = changed
         self._lent: dict[str, _Lent] = {}
-        self._joins: dict[tuple[str, str], int] = {}
+        self._joins: dict[tuple[str, str], int] = {}  # Those that were passed on.
+        self._past: dict[tuple[str, str], int | None] = {}  # Those of workers that are gone.
         self._gone: set[tuple[str, str]] = set()
         self._looks = wishes.looks
         self._failure: str | None = None
@@ -197,14 +198,18 @@ class ServedRun:
             lent.running[job] = True
 
     def _note(self, tier: str, lent: _Lent, change: JobChange) -> None:
+        key, number = (tier, change.job), self.wishes.joined.get(tier, {}).get(change.job)
         if change.state == "running":
             lent.running[change.job] = False
-            if lent.granted.was_taken_over(change.job) and change.job in self.wishes.joined.get(tier, {}):
+            # It joined before the batch system told that it runs, or before this factory began.
+            if number is not None and number != self._past.get(key):
                 self._join(tier, change.job)
         else:
             lent.running.pop(change.job, None)
+            self._past[key] = number
             if change.state == "ended":
-                self._joins.pop((tier, change.job), None)
+                self._joins.pop(key, None)
+                self._past.pop(key, None)
 
     # --- for others
 
