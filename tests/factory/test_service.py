@@ -343,8 +343,8 @@ def test_lines_as_json_and_metrics(site, start, live):
     found = figures()
     assert place.startswith("127.0.0.1:")
     assert found["ctxflow_factory_runs",] == 1
-    assert found["ctxflow_factory_jobs", "a10", "joined"] == 2
-    assert found["ctxflow_factory_jobs", "a10", "queued"] == 0
+    assert found["ctxflow_factory_jobs", "joined", "a10"] == 2
+    assert found["ctxflow_factory_jobs", "queued", "a10"] == 0
     assert found["ctxflow_factory_workers_wanted", "a10"] == 5
     assert found["ctxflow_factory_workers_granted", "a10"] == 2
     assert found["ctxflow_factory_workers_maximum", "a10"] == 2
