@@ -173,3 +173,20 @@ def test_the_site_chooses(tmp_path):
         chosen.provider("gpu")
     chosen.stop()
     assert not os.path.exists(wanted_file("abc"))
+
+
+def test_news_wait_while_the_disk_is_full(client, monkeypatch):
+    files, real = RunFiles("abc"), os.write
+
+    def full(file, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, data: real(file, data[:7]))  # A little room is left.
+        files.tell("a10", JobChange("1.0", "running"))
+        patched.setattr(os, "write", full)
+        files.tell("a10", JobChange("1.0", "evicted"))
+    files.retry()
+    news = []
+    eventually(lambda: news.extend(client.take()) or len(news) == 2)
+    assert [change.state for _, change in news] == ["running", "evicted"]

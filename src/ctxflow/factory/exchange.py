@@ -288,6 +288,7 @@ class RunFiles:
     def __init__(self, run: str) -> None:
         self._run = run
         self._seen: tuple[int, int] | None = None
+        self._untold = b""
 
     def read(self) -> Wishes | None:
         """What the run wants, if that has changed since the last call."""
@@ -310,10 +311,25 @@ class RunFiles:
         self._add({"failure": reason})
 
     def _add(self, line: dict[str, Any]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # The run is over.
-            descriptor = os.open(news_file(self._run), os.O_WRONLY | os.O_APPEND)
-            with open(descriptor, "a") as file:
-                file.write(json.dumps(line) + "\n")
+        self._untold += json.dumps(line).encode() + b"\n"
+        self.retry()
+
+    def retry(self) -> None:
+        """Tell what could not be told yet, since the disk was full, say."""
+        if not self._untold:
+            return
+        try:
+            news = os.open(news_file(self._run), os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:  # The run is over.
+            self._untold = b""
+            return
+        except OSError:
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self._untold = self._untold[os.write(news, self._untold) :]
+        finally:
+            os.close(news)
 
     def discard(self) -> None:
         """Remove what a run left that could not do so itself."""

@@ -126,13 +126,16 @@ class GrantedProvider:
         self._provider.discard(jobs)
 
     def stop(self) -> None:
-        """End all jobs, also those that were taken over."""
+        """End all jobs, also those that were taken over.
+
+        :raises ProviderError: if that cannot be; `held` then still counts them.
+        """
         try:
             self._provider.discard([job for job, state in self._taken.items() if state is not None])
         finally:
             self._provider.stop()
-            with self._lock:
-                self._jobs.clear()
+        with self._lock:
+            self._jobs.clear()
 
     def _find(self) -> None:
         """See what an earlier factory left, or what has become of it."""

@@ -157,6 +157,7 @@ class ServedRun:
 
     def hear(self) -> None:
         """Pass on what the run says, and what its acquirers tell."""
+        self._files.retry()
         wishes = self._files.read()
         if wishes is not None:
             self.wishes = wishes

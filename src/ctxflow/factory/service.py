@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import Run, live_runs, runs_directory
+from ctxflow.factory.connection import Run, is_over, live_runs, runs_directory
 from ctxflow.factory.exchange import RunFiles, factory_file, factory_pid
 from ctxflow.factory.provider import ProviderError
 from ctxflow.factory.providers import provider_of
@@ -202,7 +202,7 @@ class Service:
 
     def _find_runs(self) -> None:
         alive = {run.id: run for run in live_runs() if run.acquire == "factory"}
-        for name in [name for name in self._serving if name not in alive]:
+        for name in [name for name, its in self._serving.items() if name not in alive and is_over(its.run)]:
             self._leave(name)
         for name, (served, thread) in list(self._ending.items()):
             if not thread.is_alive():
@@ -296,17 +296,24 @@ class Service:
                 keep = {key: value for key, value in counts.items() if key not in (*_STATES, "wanted", "granted")}
                 self._books.setdefault(tier, _Books()).totals.update(keep)
         RunFiles(name).discard()
-        self._say("", name, "nothing of it is left")
+        self._say("", name, self._what_is_left([served]) or "nothing of it is left")
 
     def _end(self) -> None:
-        jobs = sum(counts[state] for counts in self.counts().values() for state in _STATES)
+        with self._lock:
+            jobs = sum(run.held(tier) for run in self._serving.values() for tier in run.offers())
         self._say("", "", f"ends: {jobs} jobs of {len(self._serving)} runs are given back")
         threads = [threading.Thread(target=run.end, daemon=True) for run in self._serving.values()]
         for thread in threads:
             thread.start()
         for thread in [*threads, *(thread for _, thread in self._ending.values())]:
             thread.join()
-        self._say("", "", "nothing is left")
+        ended = [*self._serving.values(), *(run for run, _ in self._ending.values())]
+        self._say("", "", self._what_is_left(ended) or "nothing is left")
+
+    def _what_is_left(self, ended: list[ServedRun]) -> str:
+        with self._lock:
+            left = sum(run.held(tier) for run in ended for tier in run.offers())
+        return f"{left} jobs may be left: call `ctxflow factory` with --clean later" if left else ""
 
     def _summarise(self) -> None:
         if self._summaries is not None and time.monotonic() > self._said_at + self._summaries:
