@@ -164,7 +164,9 @@ def clean_up_after_a_killed_program(last: contextlib.ExitStack) -> dict[str, obj
     killed = program("killed", "run")
     last.callback(killed.kill)
     eventually(lambda: len(jobs()) == 3, "3 jobs wait")
-    alive = json.loads(subprocess.run([*FACTORY, "run.toml", "--clean", "--json"], capture_output=True).stdout)
+    alive = json.loads(
+        subprocess.run([*FACTORY, "run.toml", "--clean", "--json"], capture_output=True, check=False).stdout
+    )
     killed.kill()
     killed.wait()
     told = subprocess.run([*FACTORY, "run.toml", "--clean", "--yes", "--json"], capture_output=True, check=False)
