@@ -24,7 +24,7 @@ def test_systemd_takes_it(tmp_path):
         env={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )  # fmt: skip
     complaints = [line for line in done.stderr.splitlines() if instance.name in line or str(instance) in line]
-    assert complaints == []
+    assert done.returncode == 0 and complaints == []
 
 
 def test_it_calls_commands_that_there_are():
