@@ -28,9 +28,8 @@ class Losses:
         self._clock = clock
         self._waiting: list[tuple[float, Worker]] = []
         self._explained: list[tuple[Worker, bool]] = []
-        self._told: dict[
-            tuple[str, str], tuple[float, bool]
-        ] = {}  # Of a job: when something ended it, and whether it was evicted.
+        # Of a job: when something ended it, whether it was evicted, and whether it began again since.
+        self._told: dict[tuple[str, str], tuple[float, bool, bool]] = {}
 
     def add(self, worker: Worker) -> None:
         """A worker is gone."""
@@ -48,14 +47,18 @@ class Losses:
 
     def heard(self, tier: str, change: JobChange) -> None:
         """News of a job."""
+        before, was_evicted, again = self._told.get((tier, change.job), (0.0, False, False))
+        if change.state == "running" and was_evicted:
+            self._told[tier, change.job] = before, True, True
         if change.state not in ("evicted", "ended", "held"):
             return
-        evicted = change.state == "evicted"
+        # A job that is evicted may be held, or end, without having begun again: it is evicted all the same.
+        evicted = change.state == "evicted" or (was_evicted and not again)
         for entry in [entry for entry in self._waiting if (entry[1].tier, entry[1].job) == (tier, change.job)]:
             self._waiting.remove(entry)
             self._explained.append((entry[1], evicted))
             return
-        self._told[tier, change.job] = self._clock(), evicted
+        self._told[tier, change.job] = self._clock(), evicted, False
 
     def due(self) -> float:
         """Seconds until the next is told without an explanation."""
