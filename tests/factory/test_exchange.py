@@ -72,6 +72,7 @@ def test_a_factory_reads_what_a_run_wants(client):
     assert wishes.refused == {"a10": {"1.2": "no libcuda"}}
     client.hold_none()
     assert until(files, lambda wishes: True).wanted == {"a10": 0}
+    assert client.counts() == {"a10": {"wanted": 0, "joined": 1}}
 
 
 def test_a_run_hears_of_its_jobs(client, told):

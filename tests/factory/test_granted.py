@@ -117,7 +117,9 @@ def test_what_runs_is_taken_over_and_what_waits_is_asked_for_anew():
     assert granted.held() == 2  # They count before anybody has asked for them.
     jobs = granted.provider.submit(JOB, 4)
     assert jobs[:2] == ["1.0", "1.3"] and len(jobs) == 4 and granted.held() == 4
-    assert granted.provider.changes() == [JobChange("1.0", "running"), JobChange("1.3", "running")]
+    told = granted.provider.changes()
+    assert told == [JobChange("1.0", "running"), JobChange("1.3", "running")]
+    assert [granted.provider.is_old_news(told[0]) for _ in range(2)] == [True, False]  # Only once.
     granted.provider.remove(["1.0"])
     assert granted.provider.changes() == [JobChange("1.0", "ended", "it was removed")]
     assert "1.0" not in queue.jobs

@@ -182,6 +182,14 @@ class FactoryClient:
         """
         raise CtxflowError(f"the workers of tier {tier} are lent to the factory of {self._site}: ask there")
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Tier -> how many workers are wanted, and have joined; the rest only the factory counts."""
+        with self._condition:
+            return {
+                tier: {"wanted": wanted, "joined": len(self._joined.get(tier, ()))}
+                for tier, wanted in self._wanted.items()
+            }
+
     def stop(self) -> None:
         """Take leave: the factory then ends all jobs of the run."""
         with self._telling():

@@ -55,7 +55,15 @@ class GrantedProvider:
         ] = {}  # Jobs taken over -> their state, None if the queue has no such job.
         self._offered: list[str] = []  # Those of them that `submit` has still to return.
         self._news: list[JobChange] = []
+        self._old_news: set[str] = set()  # Jobs taken over that are only now said to run.
         self._find_at = 0.0
+
+    def is_old_news(self, change: JobChange) -> bool:
+        """Whether the run heard that from an earlier factory; to be asked once."""
+        if change.state != "running" or change.job not in self._old_news:
+            return False
+        self._old_news.remove(change.job)
+        return True
 
     def held(self) -> int:
         """How many jobs there are, or will be; to be called with the lock."""
@@ -74,6 +82,7 @@ class GrantedProvider:
             return []
         given, self._offered = self._offered[:count], self._offered[count:]
         self._news += [JobChange(each, "running") for each in given]
+        self._old_news.update(given)
         with self._lock:
             more = max(0, min(count - len(given), self.allowed - self.held()))
             self._asking = more

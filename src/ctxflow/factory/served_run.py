@@ -165,7 +165,8 @@ class ServedRun:
         for tier, lent in self._lent.items():
             for _, change in lent.acquirer.take():
                 self._note(tier, lent, change)
-                self._files.tell(tier, change)
+                if not lent.granted.is_old_news(change):
+                    self._files.tell(tier, change)
             failure = lent.acquirer.failure
             if failure is not None and failure != self._failure:
                 self._failure = failure
