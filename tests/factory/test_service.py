@@ -196,9 +196,11 @@ def test_runs_share_and_nothing_is_left(site, start, live):
     assert two.has(3) > both
     factory.says("run one: nothing of it is left")
     assert one.jobs() == {}
+    left = set(two.jobs())
     assert factory.end() == 0
     assert two.jobs() == {}
     assert "nothing is left" in factory.lines[-1]
+    eventually(lambda: {change.job for change in two.heard("evicted")} == left)
 
 
 def test_a_run_is_obeyed(site, start, live):

@@ -224,6 +224,12 @@ class ServedRun:
             found[tier] = counts
         return found
 
+    def take_leave(self) -> None:
+        """Tell a run that goes on that its workers are taken: nobody in it is to blame."""
+        for tier, lent in self._lent.items():
+            for job in lent.running:
+                self._files.tell(tier, JobChange(job, "evicted", "the factory ends"))
+
     def end(self) -> None:
         """End all jobs of the run; takes as long as the batch systems do."""
         threads = [threading.Thread(target=lent.acquirer.stop) for lent in self._lent.values()]

@@ -302,6 +302,8 @@ class Service:
         with self._lock:
             jobs = sum(run.held(tier) for run in self._serving.values() for tier in run.offers())
         self._say("", "", f"ends: {jobs} jobs of {len(self._serving)} runs are given back")
+        for run in self._serving.values():
+            run.take_leave()
         threads = [threading.Thread(target=run.end, daemon=True) for run in self._serving.values()]
         for thread in threads:
             thread.start()
