@@ -18,8 +18,9 @@ TIER_KEYS = {
 }  # fmt: skip
 # What people set in `submit`, and look for at the tier's level.
 SUBMIT_EXAMPLES = frozenset({
-    "accounting_group", "accounting_group_user", "concurrency_limits", "rank", "nice_user", "periodic_hold",
-    "periodic_release", "periodic_remove", "max_retries", "job_max_vacate_time", "job_lease_duration",
-    "gpus_minimum_memory", "gpus_minimum_capability", "gpus_maximum_capability", "gpus_minimum_runtime",
-    "cuda_version", "notify_user", "hold", "use_oauth_services", "x509userproxy", "want_graceful_removal", "undesired_sites", "projectname",
+    "accounting_group", "accounting_group_user", "concurrency_limits", "cuda_version", "gpus_maximum_capability",
+    "gpus_minimum_capability", "gpus_minimum_memory", "gpus_minimum_runtime", "hold", "job_lease_duration",
+    "job_max_vacate_time", "max_retries", "nice_user", "notify_user", "periodic_hold", "periodic_release",
+    "periodic_remove", "projectname", "rank", "undesired_sites", "use_oauth_services", "want_graceful_removal",
+    "x509userproxy",
 })  # fmt: skip
