@@ -97,3 +97,26 @@ def conditions(expression: str) -> list[str]:
             found.append(expression[begin : token.start()].strip())
             begin = token.end()
     return [*found, expression[begin:].strip()]
+
+
+_WORDS = {"true", "false", "undefined", "error", "is", "isnt", "my", "target"}
+
+
+def attributes(expression: str) -> list[str]:
+    """The attributes that an expression looks at, each once, without MY. and TARGET.
+
+    >>> attributes('TARGET.Arch == "Cpus" && regexp("x", Machine) && AvailableGPUs[0].Capability > 7 && true')
+    ['Arch', 'Machine', 'AvailableGPUs']
+    """
+    found: dict[str, str] = {}
+    before = ""
+    for token in _TOKEN.finditer(expression):
+        word = token[0]
+        if token.lastgroup == "word" and before != ".":
+            name = re.sub(r"^(?:MY|TARGET)\.", "", word, flags=re.IGNORECASE).partition(".")[0]
+            is_function = expression[token.end() :].lstrip().startswith("(")
+            if name.lower() not in _WORDS and not is_function:
+                found.setdefault(name.lower(), name)
+        if token.lastgroup:
+            before = word
+    return list(found.values())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,21 +38,39 @@ class SiteError(ValueError):
         super().__init__("\n".join(self.lines))
 
 
+def toml_value(value: Any) -> str:
+    """A value as TOML has it, on one line; text with double quotes inside stands in single ones.
+
+    >>> print(toml_value({"a b": [1, True], "expression": 'Arch == "X86_64"'}))
+    {"a b" = [1, true], expression = 'Arch == "X86_64"'}
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, str):
+        plain = '"' in value and "'" not in value and value.isprintable()
+        # TOML allows all that JSON does, but for the character DEL.
+        return f"'{value}'" if plain else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def toml_key(key: object) -> str:
+    """A key as TOML has it.
+
+    >>> toml_key("partition"), toml_key("+ProjectName")
+    ('partition', '"+ProjectName"')
+    """
+    return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else json.dumps(str(key), ensure_ascii=False)
+
+
 def shown(value: Any) -> str:
     """A value as TOML has it, short.
 
-    >>> shown("10 GB"), shown(True), shown({"a": [1, 2]})
-    ('"10 GB"', 'true', '{a = [1, 2]}')
+    >>> shown("10 GB"), shown("x" * 200)[-6:]
+    ('"10 GB"', 'xxx...')
     """
-    if isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{key} = {shown(inner)}" for key, inner in value.items()) + "}"
-    elif isinstance(value, (list, tuple)):
-        text = "[" + ", ".join(map(shown, value)) + "]"
-    elif isinstance(value, str):
-        plain = '"' in value and "'" not in value and "\n" not in value
-        text = f"'{value}'" if plain else json.dumps(value, ensure_ascii=False)
-    else:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = toml_value(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
