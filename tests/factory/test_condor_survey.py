@@ -114,7 +114,7 @@ def test_a_machine_whose_owner_refuses_is_not_free():
     [
         (job(gpus=4), "no machine has 4 GPUs: the most is 3; write gpus = 3 or less"),
         (job(cores=7), "no machine has 7 cores: the most is 6; write cores = 6 or less"),
-        (job(memory=99 * GB), "no machine has 99 GB of memory: the most is 32.2; write memory_gb = 32.2 or less"),
+        (job(memory=99 * GB), "has 99 GB of memory: the most is 32.2; write memory_gb = 32.2 or less"),
         (job(disk=99 * GB), "no machine has 99 GB of disk: the most is 61.4; write disk_gb = 61.4 or less"),
         (job(require_gpus='DeviceName == "B2"'), "no GPU is an 'B2': the pool has 3 A8, 2 P6, 1 H9"),
         (job(require_gpus="Capability > 10"), "meets Capability > 10 in require_gpus: Capability is from 6.5 to 9.5"),
@@ -125,8 +125,8 @@ def test_a_machine_whose_owner_refuses_is_not_free():
         (job(requirements="Sandbox > 3"), "nothing is said of Sandbox: see condor_status -long"),
         (job(image="docker://debian"), "no machine runs such containers (HasDockerURL): leave image out"),
         (job(requirements='Machine == "h3"', require_gpus='DeviceName == "H9"'),
-         'no machine meets all that is asked: of 4, Machine == "h3" by 1, 1 GPU by 3, 1 GPU with DeviceName == "H9" by 1; '
-         'without Machine == "h3" there would be 1'),
+         'meets all that is asked: of 4, Machine == "h3" by 1, 1 GPU by 3, 1 GPU with DeviceName == "H9" by 1'
+         '; without Machine == "h3" there would be 1'),
     ],
 )  # fmt: skip
 def test_the_requirement_that_excludes_all_machines_is_named(asked, advice):
