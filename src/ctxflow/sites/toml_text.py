@@ -135,7 +135,7 @@ _VALUES = (
     (r"(?i:true|yes|on)$", "{key} cannot be {value}: write {key} = true"),
     (r"(?i:false|no|off)$", "{key} cannot be {value}: write {key} = false"),
     (r"(?i:none|null|nil)$", "TOML has no {value}: leave {key} out"),
-    (r"(?P<number>[\d.]+)\s*[A-Za-z%]+$", "{key} is a number without a unit: write {key} = {number}"),
+    (r"(?P<number>[\d.]+)\s*[A-Za-z]+$", "{key} is a number without a unit: write {key} = {number}"),
     (r"(?P<whole>\d+),(?P<part>\d+)$", "{key} has a decimal comma: write {key} = {whole}.{part}"),
     (r"0+(?P<rest>\d+)$", "{key} begins with 0: write {key} = {rest}"),
     (r"\.\d+$", "{key} begins with a point: write {key} = 0{value}"),
@@ -151,6 +151,8 @@ def _advice_on_value(what: str, key: str, value: str) -> str:
         return f'the key {key} has characters that want quotes: write "{key}" = {value or "VALUE"}'
     if value[:1] in ('"', "'"):
         return _advice_on_text(key, value)
+    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value):
+        return f"TOML has no percent: write {key} = {float(percent[1]) / 100:g}"
     for pattern, advice in _VALUES:
         if match := re.match(pattern, value):
             return advice.format(key=key, value=value, **match.groupdict())
