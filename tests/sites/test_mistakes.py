@@ -23,7 +23,7 @@ TOML = {
     "a backslash": (HEAD + r'requirements = "regexp(\"\d\", Name)"', 3, "requirements", "single quotes"),
     "no value": ("slots =", 1, "slots", "leave the line out"),
     "a unit": (HEAD + "memory_gb = 10 GB", 3, "memory_gb", "write memory_gb = 10"),
-    "percent": ("start_when = 95%", 1, "start_when", "write start_when = 95"),
+    "percent": ("start_when = 95%", 1, "start_when", "write start_when = 0.95"),
     "a decimal comma": (HEAD + "price = 0,5", 3, "price", "write price = 0.5"),
     "null": ("scratch = null", 1, "scratch", "leave scratch out"),
     "an open header": ('name = "lab"\n[[tiers]\nname = "a"', 2, "header", "write [[tiers]]"),

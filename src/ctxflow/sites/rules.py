@@ -120,9 +120,8 @@ def environment_mistake(environment: str) -> str | None:
         return f"environment {environment} is no packed environment: {advice}"
     path = PurePath(environment)
     if not path.is_absolute():
-        return (
-            f'environment {environment!r} means nothing elsewhere: write its whole path, such as "/shared/{path.name}"'
-        )
+        whole = os.path.abspath(environment) if os.path.isdir(environment) else f"/shared/{path.name}"
+        return f'environment {environment!r} means nothing elsewhere: write its whole path, such as "{whole}"'
     if os.path.isdir(environment) and not os.path.exists(path / "bin" / "python"):
         return f"environment {environment} has no bin/python: write the folder of a virtual or conda environment"
     return None
