@@ -94,7 +94,13 @@ TOGETHER = {
         SLURM + "[tiers.options]\npartition = 'gpu'\nwall = '1'", 6, "wall", "did you mean 'walltime'?"),
     "an option of ours": (SLURM + "options = {max_blocks = 3}", 4, "max_blocks", "write workers"),
     "a walltime in seconds": (SLURM + "options = {walltime = 3600}", 4, "walltime", 'walltime = "04:00:00"'),
-    "Kubernetes without image": (HEAD + "provider = 'kubernetes'", 3, "image", 'write image = "'),
+    "Kubernetes without image": (
+        HEAD + "provider = 'kubernetes'\noptions = {persistent_volumes = [['c', '/p']]}", 3, "image", 'write image = "'),
+    "Kubernetes without volume": (
+        HEAD + "provider = 'kubernetes'\nimage = 'x'", 3, "volume", "options = {persistent_volumes = "),
+    "a volume without path": (
+        HEAD + "provider = 'kubernetes'\nimage = 'x'\noptions = {persistent_volumes = ['c']}", 5, "volume", "[["),
+    "a walltime without seconds": (SLURM + "options = {walltime = '4:00'}", 4, "walltime", 'walltime = "04:00:00"'),
     "ctxflow's submit key": (HEAD + "submit = {Log = '/tmp/log'}", 3, "Log", "leave it out"),
     "a size in submit": (HEAD + "submit = {request_memory = 9000}", 3, "request_memory", "write memory_gb ="),
     "an impossible submit key": (HEAD + "submit = {'my key' = 1}", 3, "my key", "write letters"),

@@ -19,22 +19,20 @@ _CLASSES = {
     "grid-engine": "parsl.providers.grid_engine.grid_engine:GridEngineProvider",
     "kubernetes": "parsl.providers.kubernetes.kube:KubernetesProvider",
 }
-# Every worker is a job of its own, and the factory counts them; its size is the tier's.
+# Options that ctxflow has besides Parsl's.
+_MORE = {"slurm": ("grace",), "grid-engine": ("parallel_environment",)}
+# Every worker is a job of its own, and the factory counts them.
 _OURS = {
     "nodes_per_block": "leave it out, since every worker is a job of its own",
-    "init_blocks": "write minimum",
-    "min_blocks": "write minimum",
-    "max_blocks": "write workers",
+    "init_blocks": "write minimum, at the tier's level",
+    "min_blocks": "write minimum, at the tier's level",
+    "max_blocks": "write workers, at the tier's level",
     "parallelism": "leave it out, since the scaling policy decides",
-    "cores_per_node": "write cores",
-    "cpus_per_node": "write cores",
-    "mem_per_node": "write memory_gb",
-    "gpus_per_node": "write gpus",
-    "max_cpu": "write cores",
-    "init_cpu": "write cores",
-    "max_mem": "write memory_gb",
-    "init_mem": "write memory_gb",
+    "launcher": "leave it out, since every worker is a job of its own",
+    "regex_job_id": "leave it out",
+    "pod_name": "leave it out",
 }
+_VOLUMES = 'persistent_volumes = [["CLAIM", "/shared/runs"]]'
 
 
 def takes(provider: str) -> list[str] | None:
@@ -50,7 +48,7 @@ def takes(provider: str) -> list[str] | None:
         maker = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return None
-    return [each for each in inspect.signature(maker).parameters if each != "self"]
+    return [*inspect.signature(maker).parameters, *_MORE.get(provider, ())]
 
 
 def option_problems(tier: Tier) -> Iterator[Problem]:
@@ -59,24 +57,35 @@ def option_problems(tier: Tier) -> Iterator[Problem]:
     >>> [problem.text for problem in option_problems(Tier(provider="slurm", options={"partion": "gpu"}))]
     ["options of tier gpu have no 'partion' for slurm: did you mean 'partition'?"]
     """
-    if tier.provider == "kubernetes" and not (tier.image or tier.options.get("image")):
-        yield Problem(("provider",), f'tier {tier.name} needs a container image: write image = "HOST/NAME:TAG"')
+    if tier.provider == "kubernetes":
+        yield from _kubernetes_problems(tier)
     known = takes(tier.provider)
     if known is None:
         return
     for key, value in tier.options.items():
         path = ("options", key)
         if key in _OURS:
-            yield Problem(
-                path, f"options of tier {tier.name} set {key!r}, for which a tier has its own keys: {_OURS[key]}"
-            )
+            yield Problem(path, f"options of tier {tier.name} set {key!r}, which ctxflow does itself: {_OURS[key]}")
         elif key not in known:
             offered = [each for each in known if each not in _OURS]
             hint = suggestion(key, offered, f"it takes {', '.join(offered)}")
             yield Problem(path, f"options of tier {tier.name} have no {key!r} for {tier.provider}: {hint}")
-        elif key == "walltime" and not re.fullmatch(r"(\d+-)?\d+:\d\d(:\d\d)?", str(value)):
+        elif key == "walltime" and not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", str(value)):
             yield Problem(
                 path,
                 f"walltime in options of tier {tier.name} cannot be {shown(value)}: write hours, minutes and seconds, "
                 'such as walltime = "04:00:00"',
             )
+
+
+def _kubernetes_problems(tier: Tier) -> Iterator[Problem]:
+    if not (tier.image or tier.options.get("image")):
+        yield Problem(("provider",), f'tier {tier.name} needs a container image: write image = "HOST/NAME:TAG"')
+    volumes = tier.options.get("persistent_volumes")
+    pairs = isinstance(volumes, (list, tuple)) and all(isinstance(v, (list, tuple)) and len(v) == 2 for v in volumes)
+    if not (volumes and pairs):
+        yield Problem(
+            ("options", "persistent_volumes") if volumes else ("provider",),
+            f"tier {tier.name} needs a volume that pods and this machine both mount, and the run's directory on it: "
+            f"write options = {{{_VOLUMES}}}",
+        )
