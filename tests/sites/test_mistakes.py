@@ -95,7 +95,7 @@ TOGETHER = {
     "an option of ours": (SLURM + "options = {max_blocks = 3}", 4, "max_blocks", "write workers"),
     "a walltime in seconds": (SLURM + "options = {walltime = 3600}", 4, "walltime", 'walltime = "04:00:00"'),
     "Kubernetes without image": (
-        HEAD + "provider = 'kubernetes'\noptions = {persistent_volumes = [['c', '/p']]}", 3, "image", 'write image = "'),
+        HEAD + "provider = 'kubernetes'\noptions = {persistent_volumes = [['c', '/p']]}", 3, "image", "write image ="),
     "Kubernetes without volume": (
         HEAD + "provider = 'kubernetes'\nimage = 'x'", 3, "volume", "options = {persistent_volumes = "),
     "a volume without path": (

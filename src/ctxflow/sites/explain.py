@@ -13,6 +13,7 @@ import pydantic
 
 from ctxflow.sites.condor_keys import SUBMIT_EXAMPLES
 from ctxflow.sites.model import Site
+from ctxflow.sites.parsl_options import takes
 from ctxflow.sites.problem import Path, Problem, shown, suggestion
 from ctxflow.sites.tier import Tier
 
@@ -123,7 +124,7 @@ def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: st
     if key.startswith("+") or (provider == "condor" and key.lower() in SUBMIT_EXAMPLES):
         quoted = key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
         return f"{begin}: it goes to HTCondor in submit, so write submit = {{{quoted} = {shown(value)}}}"
-    if provider in PARSL_OPTIONS and key in PARSL_OPTIONS[provider]:
+    if key in (takes(provider) or ()):
         return f"{begin}: it is an option of {provider}, so write options = {{{key} = {shown(value)}}}"
     return f"{begin}: {suggestion(key, Tier.model_fields, _all_keys('a tier', Tier))}"
 
@@ -133,13 +134,6 @@ def _all_keys(what: str, model: type[pydantic.BaseModel]) -> str:
 
 
 _FAMILIES = ("routing", "batching", "placement", "preemption", "scaling")
-# What people write most often; the rest is in the signatures of Parsl's providers (rules.py).
-PARSL_OPTIONS = {
-    "slurm": ("partition", "account", "qos", "constraint", "clusters", "walltime", "scheduler_options", "worker_init"),
-    "pbs": ("queue", "account", "walltime", "scheduler_options", "select_options", "worker_init"),
-    "grid-engine": ("queue", "walltime", "scheduler_options", "worker_init"),
-    "kubernetes": ("namespace", "persistent_volumes", "secret", "service_account_name", "annotations"),
-}
 
 
 def _advice(key: str, error: dict[str, Any], in_tier: bool) -> str:
