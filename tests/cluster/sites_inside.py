@@ -19,8 +19,36 @@ from ctxflow.sites.tier import Tier
 
 SITES = Path(__file__).resolve().parents[2] / "site-configs"
 SMALL = {"cores": 1, "memory_gb": 4, "disk_gb": 10}
-# What a job of 1 core, 4 GB and 10 GB asks of a machine, as condor_status is asked.
-WHOLE = "DynamicSlot =!= true && TotalSlotCpus >= 1 && TotalSlotMemory >= 3815 && TotalSlotDisk >= 9765625"
+# What a job of 1 core, 4 GB and 10 GB asks of a machine, as condor_status is asked: as a whole, and of what is free.
+SIZES = "DynamicSlot =!= true && {}Cpus >= 1 && {}Memory >= 3815 && {}Disk >= 9765625"
+A10 = 'DeviceName == "NVIDIA A10"'
+HOST2 = 'Machine == "host2.testbed"'
+# Keys of a tier, what that asks of a machine, and of each of so many of its GPUs.
+CASES = [
+    ({"gpus": 0}, "true", "true", 0),
+    ({}, "true", "true", 1),
+    ({"gpus": 2}, "true", "true", 2),
+    ({"gpus": 4}, "true", "true", 4),
+    ({"cores": 6}, "{}Cpus >= 6", "true", 1),
+    ({"cores": 7}, "{}Cpus >= 7", "true", 1),
+    ({"memory_gb": 31, "gpus": 0}, "{}Memory >= 29564", "true", 0),
+    ({"memory_gb": 40}, "{}Memory >= 38147", "true", 1),
+    ({"requirements": HOST2}, HOST2, "true", 1),
+    ({"requirements": 'regexp("host[13]", Machine) && HasFileTransfer'}, 'regexp("host[13]", Machine)', "true", 1),
+    ({"requirements": "NoSuchAttribute > 3"}, "NoSuchAttribute > 3", "true", 1),
+    ({"requirements": "TARGET.Memory >= MY.RequestMemory"}, "true", "true", 1),
+    ({"require_gpus": A10}, "true", A10, 1),
+    ({"require_gpus": A10, "requirements": HOST2}, HOST2, A10, 1),
+    ({"require_gpus": "Capability >= 7"}, "true", "Capability >= 7", 1),
+    ({"require_gpus": "Capability >= 7", "gpus": 2}, "true", "Capability >= 7", 2),
+    (
+        {"require_gpus": "Capability < 7 && GlobalMemoryMb > 12000"},
+        "true",
+        "Capability < 7 && GlobalMemoryMb > 12000",
+        1,
+    ),
+    ({"require_gpus": 'DeviceName == "NVIDIA B200"'}, "true", 'DeviceName == "NVIDIA B200"', 1),
+]
 
 
 def survey(**keys) -> Survey:
@@ -33,37 +61,22 @@ def condor_status(constraint: str) -> int:
     return len(subprocess.run(words, capture_output=True, check=True, text=True).stdout.split())
 
 
-def gpus_like(condition: str, number: int) -> str:
-    """HTCondor's own way to count GPUs in the negotiation; it sees those that nobody uses."""
-    return f"countMatches({condition}, AvailableGPUs) >= {number}"
+def free(machine: str, gpu: str, gpus: int) -> int:
+    """How many machines will do now; GPUs are counted as HTCondor's negotiation counts them."""
+    return condor_status(f"{SIZES} && {machine} && countMatches({gpu}, AvailableGPUs) >= {gpus}".replace("{}", ""))
 
 
-@pytest.mark.parametrize(
-    ("keys", "constraint"),
-    [
-        ({"gpus": 0}, WHOLE),
-        ({}, f"{WHOLE} && TotalSlotGPUs >= 1"),
-        ({"gpus": 2}, f"{WHOLE} && TotalSlotGPUs >= 2"),
-        ({"gpus": 4}, f"{WHOLE} && TotalSlotGPUs >= 4"),
-        ({"cores": 6}, f"{WHOLE} && TotalSlotGPUs >= 1 && TotalSlotCpus >= 6"),
-        ({"cores": 7}, f"{WHOLE} && TotalSlotGPUs >= 1 && TotalSlotCpus >= 7"),
-        ({"memory_gb": 40}, f"{WHOLE} && TotalSlotMemory >= 38147"),
-        ({"requirements": 'Machine == "host2.testbed"'}, f'{WHOLE} && Machine == "host2.testbed"'),
-        ({"requirements": 'regexp("host[13]", Machine)'}, f'{WHOLE} && regexp("host[13]", Machine)'),
-        ({"requirements": "NoSuchAttribute > 3"}, f"{WHOLE} && NoSuchAttribute > 3"),
-        ({"requirements": "TARGET.Memory >= MY.RequestMemory"}, f"{WHOLE} && TotalSlotGPUs >= 1"),
-        ({"require_gpus": 'DeviceName == "NVIDIA A10"'}, gpus_like('DeviceName == "NVIDIA A10"', 1)),
-        ({"require_gpus": "Capability >= 7"}, gpus_like("Capability >= 7", 1)),
-        ({"require_gpus": "Capability >= 7", "gpus": 2}, gpus_like("Capability >= 7", 2)),
-        ({"require_gpus": "Capability < 7 && GlobalMemoryMb > 12000"},
-         gpus_like("Capability < 7 && GlobalMemoryMb > 12000", 1)),
-        ({"require_gpus": 'DeviceName == "NVIDIA B200"'}, gpus_like('DeviceName == "NVIDIA B200"', 1)),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_the_survey_counts_what_condor_status_counts(keys, constraint):
+def whole(machine: str, gpus: int) -> int:
+    """How many machines will do, whoever uses them."""
+    return condor_status(f"{SIZES} && {machine} && {{}}GPUs >= {gpus}".replace("{}", "TotalSlot"))
+
+
+@pytest.mark.parametrize(("keys", "machine", "gpu", "gpus"), CASES, ids=str)
+def test_the_survey_counts_what_condor_status_counts(keys, machine, gpu, gpus):
     found = survey(**keys)
-    assert found.machines == found.free == condor_status(constraint)
+    assert found.machines == found.free == free(machine, gpu, gpus)
+    if gpu == "true":
+        assert found.machines == whole(machine, gpus)
     assert found.may_submit and bool(found.advice) == (found.machines == 0)
 
 
@@ -101,8 +114,8 @@ def test_what_excludes_all_machines_is_named(keys, advice):
 
 def test_a_busy_machine_counts_and_is_not_free(tmp_path):
     """And as many workers run as the survey says that the machines hold."""
-    a10 = 'DeviceName == "NVIDIA A10"'
-    before = survey(require_gpus=a10)
+    before = survey(require_gpus=A10)
+    idle = [survey(**keys) for keys, *_ in CASES]
     assert (before.machines, before.free, before.workers) == (2, 2, 2)
     provider = CondorProvider(run=f"sites-{os.getpid()}")
     folder = Path.home() / f"sites-{os.getpid()}"
@@ -110,19 +123,22 @@ def test_a_busy_machine_counts_and_is_not_free(tmp_path):
     provider.start(str(folder))
     try:
         small = {"memory": 10**8, "disk": 10**8, "gpus": 1}
-        job = WorkerJob("a10", ["sleep", "600"], options={"requirements": "true", "require_gpus": a10}, **small)
+        job = WorkerJob("a10", ["sleep", "600"], options={"requirements": "true", "require_gpus": A10}, **small)
         provider.submit(job, 4)
         deadline = time.monotonic() + 60
         running = 0
-        while running < 2 or survey(require_gpus=a10).free:
-            assert time.monotonic() < deadline, f"{running} run, {survey(require_gpus=a10)}"
+        while running < 2 or survey(require_gpus=A10).free:
+            assert time.monotonic() < deadline, f"{running} run, {survey(require_gpus=A10)}"
             running += sum(change.state == "running" for change in provider.changes())
             time.sleep(0.5)
-        busy = survey(require_gpus=a10)
+        busy = survey(require_gpus=A10)
         assert (running, busy.machines, busy.free, busy.workers) == (2, 2, 0, 2)
         assert busy.gpu_models == {"NVIDIA A10": 2}
         assert busy.advice == ("all 2 machines that will do are busy now: workers wait until others end",)
-        assert survey(require_gpus="Capability < 8.6").free == before.machines + 2 - 1
+        for (keys, machine, gpu, gpus), then in zip(CASES, idle, strict=True):
+            now = survey(**keys)
+            assert now.free == free(machine, gpu, gpus), keys
+            assert (now.machines, now.workers, now.gpu_models) == (then.machines, then.workers, then.gpu_models), keys
     finally:
         provider.stop()
         for path in folder.iterdir():

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pydantic
 
+from ctxflow.policies.registry import FAMILIES
 from ctxflow.sites.condor_keys import SUBMIT_EXAMPLES
 from ctxflow.sites.model import Site
 from ctxflow.sites.parsl_options import takes
@@ -112,7 +113,7 @@ def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: st
             what = "is a tier's key" if key != "tier" else "is not a key"
             return f"a site has no key {key!r}, which {what}: put it under a header [[tiers]]"
         if key in ("policy", "policies"):
-            return f"a site has no key {key!r}: each family has its own, {', '.join(_FAMILIES)}"
+            return f"a site has no key {key!r}: each family has its own, {', '.join(FAMILIES)}"
         return f"a site has no key {key!r}: {suggestion(key, Site.model_fields, _all_keys('a site', Site))}"
     begin = f"a tier has no key {key!r}"
     if key in _MEANT:
@@ -131,9 +132,6 @@ def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: st
 
 def _all_keys(what: str, model: type[pydantic.BaseModel]) -> str:
     return f"{what}'s keys are {', '.join(model.model_fields)}"
-
-
-_FAMILIES = ("routing", "batching", "placement", "preemption", "scaling")
 
 
 def _advice(key: str, error: dict[str, Any], in_tier: bool) -> str:
