@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.factory.condor_survey import refusal_of, survey_of
+from ctxflow.factory.condor_survey import ask, refusal_of, survey_of
 from ctxflow.factory.provider import WorkerJob
 
 classad2 = pytest.importorskip("classad2", reason="HTCondor's Python bindings are not installed")
@@ -37,7 +37,7 @@ def pslot(host: str, models: str, used: int = 0, **more: str) -> list[Any]:
     }  # fmt: skip
     # The collector sends, of a projection, only the GPUs that AvailableGPUs refers to.
     parent |= dict(list(gpus.items())[used:])
-    ads = [parent]
+    ads = [{**parent, "Name": f'"slot1@{host}"'}]
     for name, text in list(gpus.items())[:used]:
         ads.append(
             {**common, "DynamicSlot": "true", "State": '"Claimed"', "AvailableGPUs": f"{{ {name} }}", name: text}
@@ -220,3 +220,23 @@ def test_whether_the_user_may_submit(ad, answer, told):
     assert (refusal is None) == (told is None)
     if told is not None:
         assert re.search(told, refusal)
+
+
+def test_a_gpu_that_is_in_nobody_s_list_is_asked_for():
+    """As for a moment after a job, when its dynamic slot is gone and its GPU is not yet available again."""
+    parent, _ = pslot("h1", "A8 H9", used=1)
+    full = pslot("h1", "A8 H9")[0]
+    queries = []
+
+    def query(kind, constraint=None, projection=()):
+        queries.append(projection)
+        if len(queries) == 1:
+            return [classad2.ClassAd(str(parent))]
+        return [ad_of({name: str(full.lookup(name)) for name in projection})]
+
+    module = htcondor({"Name": "s"}, {"AuthorizationSucceeded": True, "MyRemoteUserName": "alice@x"})
+    module.Collector().query = query
+    module.AdType, module.param = SimpleNamespace(Slot="slot"), {"ARCH": "X86_64"}
+    found = ask(job(requirements='Arch =!= "x" && OpSys == "LINUX" && HasFileTransfer =!= false'), module, None, None)
+    assert (found.machines, found.free, found.gpu_models) == (1, 1, {"A8": 1, "H9": 1})
+    assert len(queries) == 2 and queries[1] == ["Name", "GPUs_GPU_h10"]

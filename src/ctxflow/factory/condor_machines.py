@@ -123,14 +123,34 @@ class Need:
 
 def machines_of(ads: Sequence[Any]) -> list[Machine]:
     """The machines that slot ads are of."""
-    known: dict[tuple[str, str], Any] = {}  # The ads of GPUs, by the machine's address and their names.
+    known = _known_gpus(ads)
+    return [_machine(ad, known) for ad in ads if ad.get("DynamicSlot") is not True]
+
+
+def untold_gpus(ads: Sequence[Any]) -> list[str]:
+    """The attributes that are the ads of GPUs, of those that no ad at hand tells of.
+
+    A GPU's ad comes with the list of what is available in some slot, and for a moment after a job no slot has it there.
+    """
+    known = _known_gpus(ads)
+    of_machines = [ad for ad in ads if ad.get("DynamicSlot") is not True and "AvailableGPUs" in ad]
+    return sorted({name for ad in of_machines for name in _gpu_names(ad) if (_address(ad), name.lower()) not in known})
+
+
+def _known_gpus(ads: Sequence[Any]) -> dict[tuple[str, str], Any]:
+    """The ads of GPUs, by the machine's address and their names."""
+    known: dict[tuple[str, str], Any] = {}
     for ad in ads:
         for name in ad:
-            if name.lower().startswith("gpus_gpu"):
-                value = ad[name]
-                if isinstance(value, Mapping):
-                    known.setdefault((_address(ad), name.lower()), value)
-    return [_machine(ad, known) for ad in ads if ad.get("DynamicSlot") is not True]
+            if name.lower().startswith("gpus_") and isinstance(value := ad[name], Mapping):
+                known.setdefault((_address(ad), name.lower()), value)
+    return known
+
+
+def _gpu_names(ad: Any) -> list[str]:
+    """The attributes that are the ads of a slot's GPUs."""
+    assigned = [each.strip() for each in str(ad.get("AssignedGPUs") or "").split(",")]
+    return [f"GPUs_{each.replace('-', '_')}" for each in assigned if each]
 
 
 def _machine(ad: Any, known: Mapping[tuple[str, str], Any]) -> Machine:
@@ -147,8 +167,7 @@ def _machine(ad: Any, known: Mapping[tuple[str, str], Any]) -> Machine:
 def _gpus(ad: Any, whole: Any, known: Mapping[tuple[str, str], Any], is_open: bool) -> list[Gpu]:
     """A slot's GPUs, by its list of devices; by their number and what they have in common, where there is no list."""
     free = _names_in(ad.lookup("AvailableGPUs")) if "AvailableGPUs" in ad else None
-    assigned = [each.strip() for each in str(ad.get("AssignedGPUs") or "").split(",") if each.strip()]
-    names = [f"GPUs_{each.replace('-', '_')}".lower() for each in assigned]
+    names = [name.lower() for name in _gpu_names(ad)]
     amount = whole.get("GPUs", 0)
     amount = int(amount) if isinstance(amount, (int, float)) else 0
     common = _common(ad)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.factory.condor_advice import why_none
-from ctxflow.factory.condor_machines import Criterion, Need, machines_of
+from ctxflow.factory.condor_machines import Criterion, Need, machines_of, untold_gpus
 from ctxflow.factory.provider import Survey, WorkerJob
 from ctxflow.sites.classad_text import attributes, conditions
 
@@ -107,7 +107,7 @@ def _job_ad(job: WorkerJob) -> Any:
 
 
 def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> Survey:
-    """Survey a pool: one query for machines, and one word with the schedd.
+    """Survey a pool: one query for machines, another if a GPU is in no list just then, and a word with the schedd.
 
     :param htcondor: the module htcondor2.
     :raises Exception: the bindings' own, if the pool does not answer.
@@ -117,6 +117,12 @@ def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> 
     need = need_of(job, implied)
     wanted = {name.lower(): name for each in need.criteria for name in attributes(each.expression)}
     ads = collector.query(htcondor.AdType.Slot, projection=[*_PROJECTION, *wanted.values()])
+    if untold := untold_gpus(ads):
+        theirs = collector.query(htcondor.AdType.Slot, "DynamicSlot =!= true", ["Name", *untold])
+        by_name = {ad["Name"]: ad for ad in theirs}
+        for ad in ads:
+            if ad.get("Name") in by_name:
+                ad.update(by_name[ad["Name"]])
     found = survey_of(ads, job, implied)
     refusal = refusal_of(htcondor, collector, schedd, pool)
     if refusal is None:
