@@ -51,7 +51,7 @@ class CondorProvider:
     >>> provider.submit(WorkerJob("a10", ["vine_worker", "submit", "9123"], gpus=1), 2)  # doctest: +SKIP
     ['12.0', '12.1']
     >>> provider.changes()  # doctest: +SKIP
-    [JobChange(job='12.0', state='running', reason='', host='host1.testbed')]
+    [JobChange(job='12.0', state='running', reason='', host='host1.testbed', waited=None)]
     """
 
     def __init__(
