@@ -27,4 +27,4 @@ def test_what_the_check_says_of_a_real_pool(testbed: Testbed) -> None:
 def test_root_may_not_submit(testbed: Testbed) -> None:
     site = "/checkout/site-configs/testbed.toml"
     done = testbed.command("run", "--user", "root", "ctxflow", "site", "check", site, "--live", check=False)
-    assert done.returncode == 1 and "tier gpu: HTCondor takes no jobs of root: be another user" in done.stdout
+    assert done.returncode == 1 and "tier gpu: HTCondor takes no jobs of root, nor of its own user" in done.stdout

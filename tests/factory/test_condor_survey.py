@@ -205,7 +205,8 @@ def htcondor(ad: Any, answer: Any) -> Any:
             {"AuthorizationSucceeded": True, "MyRemoteUserName": "unauthenticated@unmapped"},
             "takes no jobs",
         ),
-        ({"Name": "s"}, {"AuthorizationSucceeded": True, "MyRemoteUserName": "root@x"}, "no jobs of root: be another"),
+        ({"Name": "s"}, {"AuthorizationSucceeded": True, "MyRemoteUserName": "root@x"}, "no jobs of root, nor"),
+        ({"Name": "s"}, {"AuthorizationSucceeded": True, "MyRemoteUserName": "condor@x"}, "be another user"),
         (
             {"Name": "s"},
             HTCondorException("Failed to\nconnect."),

@@ -155,4 +155,6 @@ def refusal_of(htcondor: Any, collector: Any, schedd: str | None, pool: str | No
             f"the schedd {ad.get('Name')} takes no jobs of {user or 'yours'}: ask its administrator, or run this on a "
             "machine where you may call condor_submit"
         )
-    return "HTCondor takes no jobs of root: be another user" if name == "root" else None
+    if name in ("root", "condor"):  # Root is told to be HTCondor's own user.
+        return "HTCondor takes no jobs of root, nor of its own user condor: be another user"
+    return None
