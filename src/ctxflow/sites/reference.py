@@ -29,6 +29,7 @@ of each tier.
 name = "my-campus"
 engine = "taskvine"                      # a cluster; "embedded" is this machine
 environment = "/shared/envs/ctxflow"     # the workers' Python (environments.md)
+scaling = "queue-proportional"           # workers follow the load
 
 [[tiers]]                                # one kind of worker
 name = "a10"
