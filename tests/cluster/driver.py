@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conftest import Testbed
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTBED = ROOT / "testbed"
 INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(ROOT)
 HOSTS = ["host1", "host2", "host3", "host4"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driver import HOSTS, INSIDE, Driver, left, processes_left
+from driver import HOSTS, INSIDE, TESTBED, Driver, left, processes_left
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -59,8 +59,6 @@ class Bench:
 
     def run(self, text: str | None, *options: str, path: str = "") -> tuple[Driver, dict[str, Any]]:
         """Start it with a site file, and wait until it tells where it is."""
-        from conftest import TESTBED
-
         if text is not None:
             path = f"{self.inside}/site.toml"
             (self.folder / "site.toml").write_text(text)
@@ -213,21 +211,14 @@ def test_by_hand_it_works_the_same_way(testbed: Testbed, make: Callable[[Testbed
     bench = make(testbed)
     driver, about = bench.run(site(tier(workers=0)), "--items", "60", "--seconds", "0.05")
     command = json.loads(testbed.run("ctxflow", "worker-command", "--json", about["run"]))["command"]
-    worker = Driver_of(command)
+    worker = Driver(TESTBED / "run", command)
     try:
         result = driver.result()
     finally:
         worker.close()
     all_right(result)
-    assert result["joined"] == 1 and result["hosts"] == {"submit.testbed": 60}, result
+    assert result["joined"] == 1 and result["hosts"] == {"submit": 60}, result
     nothing_left(testbed)
-
-
-def Driver_of(command: list[str]) -> Driver:
-    """A worker that is started by hand, on the submit host."""
-    from conftest import TESTBED
-
-    return Driver(TESTBED / "run", command)
 
 
 @pytest.mark.cluster
