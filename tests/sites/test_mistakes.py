@@ -30,7 +30,7 @@ TOML = {
     "one header twice": ('[tiers]\nname = "a"\n[tiers]\nname = "b"', 3, "tier", "write [[tiers]] before each"),
     "an open list": ("port = [9000, 9100", 1, "port", "end it with ]"),
     "a key with a plus": (HEAD + 'submit = {+Project = "x"}', 3, "+Project", 'write "+Project" = '),
-    "a table on two lines": (HEAD + 'submit = {rank = "Cpus",\n hold = true}', 3, "submit", "on one line"),
+    "colons in a table": (HEAD + 'submit = {rank: "Cpus"}', 3, "submit", "write submit = {key = value, key = value}"),
     "JSON": ('{"name": "lab"}', 1, "line", "KEY = VALUE"),
     "a hidden character": ('name = "a\x01b"', 1, "name", "take it out"),
 }
