@@ -19,6 +19,7 @@ from ctxflow.factory.tier_jobs import TierJobs
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
+_OFTEN, _OFTEN_SECONDS = 0.2, 4.0
 _STUCK_SECONDS = 15.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
 _REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is told again.
@@ -75,6 +76,7 @@ class Acquirer:
         self._troubled = decided or (lambda tier, sentence: logger.warning("tier %s: %s", tier, sentence))
         self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
         self._look = False
+        self._look_until = 0.0
         self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
         self.failure: str | None = None
@@ -136,9 +138,10 @@ class Acquirer:
                 self._notify()
 
     def look(self) -> None:
-        """Ask the batch systems for news at once."""
+        """Ask the batch systems for news at once, and often for a moment: a worker is gone, and nobody knows why."""
         with self._condition:
             self._look = True
+            self._look_until = time.monotonic() + _OFTEN_SECONDS
             self._notify()
 
     def take(self) -> list[tuple[str, JobChange]]:
@@ -187,7 +190,8 @@ class Acquirer:
         while True:
             with self._condition:
                 if not (self._stopped or self._look or self._due()):
-                    self._condition.wait(_LOOK_SECONDS)
+                    often = time.monotonic() < self._look_until
+                    self._condition.wait(_OFTEN if often else _LOOK_SECONDS)
                 if self._stopped:
                     return
                 self._look = False
