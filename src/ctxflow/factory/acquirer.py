@@ -20,7 +20,7 @@ from ctxflow.factory.tier_jobs import TierJobs
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
 _OFTEN, _OFTEN_SECONDS = 0.2, 4.0
-_STUCK_SECONDS = 15.0  # How long jobs may wait before the batch system is asked whether any machine will do.
+_STUCK_SECONDS = 10.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
 _REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is told again.
 _REMIND_SECONDS = 300.0  # The same trouble is told again only after so long.
@@ -125,6 +125,7 @@ class Acquirer:
         with self._condition:
             if tier in self._tiers:
                 self._tiers[tier].jobs.joined(job)
+                self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """The worker of a job joined, and cannot be used: no better than one that never joins."""
