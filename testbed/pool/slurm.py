@@ -45,9 +45,10 @@ SlurmdTimeout=60
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=3,requeue_delay=1
 
-# The owner takes machines back, as with HTCondor: jobs of others get SIGTERM, and 10 s until they are queued again
+# The owner takes machines back, as with HTCondor: jobs of others get their signal, and 10 s until they are queued again
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+PreemptParameters=send_user_signal
 JobRequeue=1
 """
 
@@ -65,7 +66,7 @@ install -d -m 755 -o munge -g munge /run/munge
 install -m 400 -o munge -g munge /etc/slurm/munge.key /run/munge/munge.key
 install -d -m 755 -o slurm -g slurm /run/slurm /var/log/slurm /var/spool/slurmctld
 install -d -m 755 /var/spool/slurmd
-sed -n "s/^NodeName=$(hostname) .*File=//p" /etc/slurm/gres.conf | xargs -r touch
+sed -n "s/^NodeName=$(hostname) .*File=//p" /etc/slurm/gres.conf | xargs -r -n 1 ln -s /dev/null
 setpriv --reuid munge --regid munge --clear-groups munged --key-file=/run/munge/munge.key --num-threads=2 \\
     --pid-file=/run/munge/munged.pid --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed
 exec $0
