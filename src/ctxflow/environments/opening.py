@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,7 @@ def _is_open(target: Path, manifest: dict[str, Any]) -> bool:
 def _unpack(archive: str | os.PathLike[str], new: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            if hasattr(tarfile, "tar_filter"):  # Lets nothing out of the folder, where this Python has it.
-                tar.extraction_filter = tarfile.tar_filter
-            tar.extractall(new)
+            extract_inside(tar, new)
     except _DAMAGED as error:
         raise UnusableEnvironment(f"{archive} is damaged ({error}): copy or pack it again") from None
 
@@ -150,6 +149,31 @@ def _run(new: Path, *arguments: str) -> None:
         problem = f"{error.strerror}; is that file system mounted noexec?"
     if problem:
         raise UnusableEnvironment(f"the environment in {new.parent} does not start on {platform.node()}: {problem}")
+
+
+def extract_inside(tar: tarfile.TarFile, directory: str | Path) -> None:
+    """Extract an archive, nothing of which may come to lie outside the directory.
+
+    :raises tarfile.TarError: at a member that reaches out of it.
+    """
+    if hasattr(tarfile, "tar_filter"):
+        tar.extraction_filter = tarfile.tar_filter
+        tar.extractall(directory)
+    else:  # Python 3.10 and 3.11 before their last releases.
+        tar.extractall(directory, members=_staying_inside(tar, os.path.realpath(directory)))
+
+
+def _staying_inside(tar: tarfile.TarFile, directory: str) -> Iterator[tarfile.TarInfo]:
+    """The members, each only once those before it, which may be links, are extracted.
+
+    :raises tarfile.ExtractError: at one that reaches out of the directory.
+    """
+    for member in tar:
+        names = [member.name, member.linkname] if member.islnk() else [member.name]
+        places = [os.path.realpath(os.path.join(directory, name)) for name in names]
+        if os.path.commonpath([directory, *places]) != directory:
+            raise tarfile.ExtractError(f"{member.name!r} reaches out of the folder that the archive holds")
+        yield member
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Holds as many worker jobs of each tier as are wanted, on a thread of its own: batch systems take their time.
 
-What does not live here: how many workers to want (policies), and the batch systems (local.py, condor.py).
+What does not live here: how many workers to want (policies), how many to ask for at a time (tier_jobs.py), and the
+batch systems (local.py, condor.py, ...).
 """
 
 from __future__ import annotations
@@ -10,44 +11,64 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
+from ctxflow.factory.tier_jobs import TierJobs
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
-_PATIENCE = 5  # Jobs in a row that may end before their worker joined, or submissions that may fail.
-_LONGEST_PAUSE = 60.0
+_STUCK_SECONDS = 15.0  # How long jobs may wait before the batch system is asked whether any machine will do.
+_SURVEY_SECONDS = 300.0
+_REMIND_SECONDS = 300.0  # The same trouble is told again only after so long.
 
 
 @dataclasses.dataclass
 class _Held:
-    """One tier's jobs."""
+    """One tier: who lends its workers, what one of them is, and the jobs there are."""
 
     provider: Provider
     job: WorkerJob
-    wanted: int = 0
-    jobs: dict[str, str] = dataclasses.field(default_factory=dict)  # Job -> its state.
-    joined: set[str] = dataclasses.field(default_factory=set)  # Jobs whose present worker has joined.
-    failures: int = 0  # In a row.
-    again_at: float = 0.0
+    jobs: TierJobs
+    survey_at: float = 0.0
+    told: dict[str, float] = dataclasses.field(default_factory=dict)  # Trouble -> when it was told.
+    totals: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 class Acquirer:
     """The worker jobs of a run.
 
+    What goes wrong is told once, in a sentence, and tried again after a pause: a batch system that is down, a
+    requirement that no machine meets, or jobs that end before their workers join, never end a run.
+
     :param tiers: tier -> who lends its workers, and what one of them is.
     :param directory: where providers keep their files.
     :param changed: called, on this thread, when `take` or `failure` has something.
+    :param decided: called, on this thread, with a tier and a sentence for each decision.
+    :param waiting: tier -> how many jobs may wait in the queue at first.
+    :param join_timeout: seconds that a job may run before its worker has joined.
+    :ivar failure: why no worker can ever be used, once that is clear.
     """
 
     def __init__(
-        self, tiers: Mapping[str, tuple[Provider, WorkerJob]], directory: str, changed: Callable[[], None]
+        self,
+        tiers: Mapping[str, tuple[Provider, WorkerJob]],
+        directory: str,
+        changed: Callable[[], None],
+        decided: Callable[[str, str], None] | None = None,
+        waiting: Mapping[str, int] | None = None,
+        join_timeout: float = 300.0,
     ) -> None:
-        self._tiers = {name: _Held(provider, job) for name, (provider, job) in tiers.items()}
+        first = waiting or {}
+        self._tiers = {
+            name: _Held(provider, job, TierJobs(first.get(name, 20), join_timeout))
+            for name, (provider, job) in tiers.items()
+        }
         self._directory = directory
         self._changed = changed
-        self._condition = threading.Condition()
+        self._decided = decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence))
+        self._condition = threading.Condition()  # Guards all that other threads touch, `TierJobs` among it.
         self._look = False
         self._stopped = False
         self._removals: list[tuple[str, str]] = []
@@ -70,14 +91,20 @@ class Acquirer:
         """Hold so many jobs of a tier from now on. Fewer: those that wait are taken back, those that run go
         by `remove`, one by one, as their workers are released."""
         with self._condition:
-            self._tiers[tier].wanted = count
+            self._tiers[tier].jobs.wanted = count
             self._notify()
+
+    def change(self, tier: str, job: WorkerJob, waiting: int) -> None:
+        """Ask for other workers from now on; those that are there stay as they are."""
+        with self._condition:
+            self._tiers[tier].job = job
+            self._tiers[tier].jobs.first = waiting
 
     def hold_none(self) -> None:
         """Ask for nothing more: the end is near."""
         with self._condition:
             for held in self._tiers.values():
-                held.wanted = 0
+                held.jobs.wanted = 0
             self._notify()
 
     def remove(self, tier: str, job: str) -> None:
@@ -90,15 +117,17 @@ class Acquirer:
         """The worker of a job has joined."""
         with self._condition:
             if tier in self._tiers:
-                self._tiers[tier].joined.add(job)
-                self._tiers[tier].failures = 0
+                self._tiers[tier].jobs.joined(job)
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """The worker of a job joined, and cannot be used: no better than one that never joins."""
         with self._condition:
             if tier in self._tiers:
                 self._removals.append((tier, job))
-                self._failed(self._tiers[tier], reason, said=True)
+                jobs = self._tiers[tier].jobs
+                jobs.failed(time.monotonic(), refused=True)
+                if jobs.hopeless:
+                    self.failure = f"no worker of tier {tier} can be used: {reason}"
                 self._notify()
 
     def look(self) -> None:
@@ -116,6 +145,20 @@ class Acquirer:
     def provider(self, tier: str) -> Provider:
         """Who lends a tier's workers."""
         return self._tiers[tier].provider
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Tier -> how many jobs are queued, running (and not joined), joined, evicted and held now, how many are
+        wanted, and totals: submissions, submitted, removed, evictions, holds, failures, queries."""
+        with self._condition:
+            return {
+                name: {
+                    **held.jobs.counts(),
+                    "wanted": held.jobs.wanted,
+                    **{total: held.totals[total] for total in _TOTALS},
+                    "queries": held.provider.queries,
+                }
+                for name, held in self._tiers.items()
+            }
 
     def stop(self) -> None:
         """End all jobs."""
@@ -138,7 +181,7 @@ class Acquirer:
     def _run(self) -> None:
         while True:
             with self._condition:
-                if not (self._stopped or self._look or self._removals or self._lacks()):
+                if not (self._stopped or self._look or self._removals or self._due()):
                     self._condition.wait(_LOOK_SECONDS)
                 if self._stopped:
                     return
@@ -148,61 +191,102 @@ class Acquirer:
                 try:
                     self._hear(name, held)
                     self._remove(held, [job for tier, job in removals if tier == name])
-                    self._balance(held)
+                    self._balance(name, held)
+                    self._explain(name, held)
                 except ProviderError as error:
-                    self._failed(held, str(error))
-                except Exception:
+                    self._failed(name, held, str(error))
+                except Exception as error:
                     logger.exception("the acquirer of workers met an error")
-                    held.again_at = time.monotonic() + _LONGEST_PAUSE
+                    self._failed(name, held, f"{type(error).__name__}: {error}")
 
-    def _lacks(self) -> bool:
+    def _due(self) -> bool:
         now = time.monotonic()
-        return any(held.wanted > len(held.jobs) and held.again_at <= now for held in self._tiers.values())
+        return any(held.jobs.due(now) for held in self._tiers.values())
 
     def _hear(self, name: str, held: _Held) -> None:
-        changes = held.provider.changes()
-        for change in changes:
-            if change.state == "ended":
-                self._ended(held, change)
-            elif change.job in held.jobs:
-                held.jobs[change.job] = change.state
-                if change.state != "running":
-                    held.joined.discard(change.job)
-        if changes:
+        news = []
+        for change in held.provider.changes():
+            now = time.monotonic()
             with self._condition:
-                self._news += [(name, change) for change in changes]
+                before = held.jobs.changed(change, now)
+            waited = now - before.asked if before is not None and change.state == "running" else None
+            news.append((name, dataclasses.replace(change, waited=waited)))
+            if before is None:  # It was removed.
+                continue
+            if change.state == "evicted":
+                held.totals["evictions"] += 1
+                self._decided(name, f"job {change.job} was evicted: {change.reason or 'no reason given'}")
+            elif change.state == "held":
+                held.totals["holds"] += 1
+                self._remove(held, [change.job])
+                self._failed(name, held, f"job {change.job} was put on hold, and is given up: {change.reason}")
+            elif change.state == "ended" and not before.joined:
+                words = _last_line(held.provider, change.job)
+                self._failed(name, held, f"workers end before they join ({change.reason}): {words}")
+        if news:
+            with self._condition:
+                self._news += news
             self._changed()
 
-    def _ended(self, held: _Held, change: JobChange) -> None:
-        if held.jobs.pop(change.job, None) is None:  # It was removed.
-            return
-        if change.job in held.joined:
-            held.joined.discard(change.job)
-            return
-        words = held.provider.last_words(change.job).splitlines()
-        self._failed(held, f"workers end before they join ({change.reason}): {words[-1] if words else 'no output'}")
-
-    def _failed(self, held: _Held, reason: str, said: bool = False) -> None:
-        held.failures += 1
-        if not said:
-            logger.warning("tier %s: %s", held.job.tier, reason)
-        held.again_at = time.monotonic() + min(_LONGEST_PAUSE, 0.5 * 2**held.failures)
-        if held.failures >= _PATIENCE and not any(each.joined for each in self._tiers.values()):
-            self.failure = f"no worker of tier {held.job.tier} can be had: {reason}"
-            self._changed()
+    def _failed(self, name: str, held: _Held, trouble: str) -> None:
+        """Tell of a trouble, unless it was told a while ago, and pause."""
+        held.totals["failures"] += 1
+        now = time.monotonic()
+        with self._condition:
+            pause = held.jobs.failed(now)
+        # Jobs' numbers differ where the trouble is the same.
+        kind = "".join(" " if letter.isdigit() else letter for letter in trouble)
+        if now >= held.told.get(kind, now):
+            held.told[kind] = now + _REMIND_SECONDS
+            logger.warning("tier %s: %s", name, trouble)
+            self._decided(name, f"nothing more is asked for in the next {pause:.0f} s, since {trouble}")
 
     def _remove(self, held: _Held, jobs: list[str]) -> None:
-        for job in jobs:
-            held.jobs.pop(job, None)
-            held.joined.discard(job)
+        with self._condition:
+            held.jobs.removed(jobs)
         if jobs:
+            held.totals["removed"] += len(jobs)
             held.provider.remove(jobs)
 
-    def _balance(self, held: _Held) -> None:
-        surplus = len(held.jobs) - held.wanted
-        if surplus > 0:
-            waiting = [job for job, state in held.jobs.items() if state != "running"]
-            self._remove(held, waiting[-surplus:])
-        elif surplus < 0 and held.again_at <= time.monotonic():
-            for job in held.provider.submit(held.job, -surplus):
-                held.jobs[job] = "queued"
+    def _balance(self, name: str, held: _Held) -> None:
+        with self._condition:
+            plan = held.jobs.plan(time.monotonic())
+            wanted, held_now = held.jobs.wanted, len(held.jobs.jobs)
+        for job in plan.absent:
+            words = _last_line(held.provider, job)
+            self._remove(held, [job])
+            self._failed(name, held, f"the worker of job {job} runs and does not join, so it is given up: {words}")
+        if plan.surplus:
+            self._remove(held, list(plan.surplus))
+            self._decided(name, f"gave up {len(plan.surplus)} jobs that wait: {wanted} wanted, {held_now} held")
+        if plan.submit:
+            jobs = held.provider.submit(held.job, plan.submit)
+            with self._condition:
+                held.jobs.submitted(jobs, time.monotonic())
+            held.totals["submissions"] += 1
+            held.totals["submitted"] += len(jobs)
+            self._decided(name, f"asked for {len(jobs)} workers: {wanted} wanted, {held_now} held")
+
+    def _explain(self, name: str, held: _Held) -> None:
+        """Where jobs only wait, find out whether any machine will do."""
+        now = time.monotonic()
+        with self._condition:
+            stuck = held.jobs.stuck(now, _STUCK_SECONDS)
+        if not stuck or now < held.survey_at:
+            return
+        held.survey_at = now + _SURVEY_SECONDS
+        survey = held.provider.survey(held.job)
+        if survey.machines == 0:
+            why = "; ".join(survey.advice) or "change the tier's requirements"
+            logger.warning("tier %s: its jobs wait in vain, since no machine will do: %s", name, why)
+            self._decided(name, f"no machine will do: {why}")
+        elif survey.machines is not None:
+            self._decided(name, f"its jobs wait: {survey.machines} machines would do, {survey.free} of them free")
+
+
+_TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")
+
+
+def _last_line(provider: Provider, job: str) -> str:
+    words = provider.last_words(job).splitlines()
+    return words[-1] if words else "no output"

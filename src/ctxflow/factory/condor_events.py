@@ -22,8 +22,9 @@ def change_of(event: Mapping[str, Any]) -> JobChange | None:
     A connection that HTCondor lost counts as an eviction, since to us the worker is lost with it, and `running` if it
     is found again.
 
-    >>> change_of({"EventTypeNumber": 4, "Cluster": 12, "Proc": 0, "Reason": "Job vacated by schedd"})
-    JobChange(job='12.0', state='evicted', reason='Job vacated by schedd', host=None)
+    >>> change = change_of({"EventTypeNumber": 4, "Cluster": 12, "Proc": 0, "Reason": "Job vacated by schedd"})
+    >>> change.job, change.state, change.reason
+    ('12.0', 'evicted', 'Job vacated by schedd')
     >>> change_of({"EventTypeNumber": 1, "Cluster": 12, "Proc": 0, "SlotName": "slot1_2@node7.site"}).host
     'node7.site'
     """

@@ -66,6 +66,7 @@ class JobChange:
     :param job: its id, as `submit` returned it.
     :param reason: what the batch system says, "" where there is nothing to say.
     :param host: the machine, for `running`; None where it is not known.
+    :param waited: seconds from asking for it (or its last eviction) to `running`; filled in by the acquirer.
 
     >>> JobChange("12.0", "held", "the disk is full").host is None
     True
@@ -75,6 +76,7 @@ class JobChange:
     state: JobState
     reason: str = ""
     host: str | None = None
+    waited: float | None = None
 
 
 @dataclass(frozen=True)

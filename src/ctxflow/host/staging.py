@@ -13,6 +13,8 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 
+from ctxflow.environments.opening import extract_inside
+
 
 def cached(digest: str, source: str, cache: str) -> str:
     """Where a file or folder of that digest is in the cache (it keeps its name, which loaders look at).
@@ -65,9 +67,7 @@ def unpack(archive: str, digest: str, source: str, cache: str) -> str:
     def make(copy: str) -> None:
         os.mkdir(copy)
         with tarfile.open(archive) as tar:
-            if hasattr(tarfile, "tar_filter"):
-                tar.extraction_filter = tarfile.tar_filter
-            tar.extractall(copy)
+            extract_inside(tar, copy)
 
     return _put(make, digest, source, cache)
 

@@ -26,6 +26,7 @@ from ctxflow.host.seal import key_of
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _END_SECONDS = 0.8  # How long a vine_worker may take to end by itself.
+_CONNECT_SECONDS = 20  # A job that begins after its run has ended must not stay for TaskVine's quarter of an hour.
 _KILL_SECONDS = 5.0  # A process that hangs in the kernel cannot be waited for for ever.
 _NOT_FOUND = 127
 
@@ -155,6 +156,7 @@ class Wrapper:
 
 def _vine_options(options: argparse.Namespace, name: str, workspace: str) -> list[str]:
     given = ["--single-shot", "--parent-death", "--from-factory", name, "--feature", name, "--workspace", workspace]
+    given += ["--connect-timeout", str(_CONNECT_SECONDS)]
     if options.password:
         given += ["--password", os.path.join(os.path.dirname(workspace), "password")]
     for resource in ("cores", "memory", "disk", "gpus"):

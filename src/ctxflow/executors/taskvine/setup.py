@@ -134,7 +134,8 @@ def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]
     """What holds a site's workers."""
     lead, run = setup.lead(port), setup.run.id
     tiers = {tier.name: (provider_of(tier, run), worker_job(tier, lead)) for tier in site.tiers}
-    return Acquirer(tiers, setup.path("jobs"), changed)
+    waiting = {tier.name: tier.waiting for tier in site.tiers}
+    return Acquirer(tiers, setup.path("jobs"), changed, waiting=waiting, join_timeout=site.join_timeout)
 
 
 def _packed(environment: str | None) -> Packed | None:

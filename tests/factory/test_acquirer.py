@@ -1,0 +1,192 @@
+"""The acquirer, with real processes on this machine, and with a batch system that can be made to fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob
+from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.provider import Survey
+
+
+class Moody(LocalProvider):
+    """A batch system that may be down, hold jobs, or have no machine that will do."""
+
+    def __init__(self) -> None:
+        super().__init__(pause=0.05)
+        self.down = False
+        self.calls: list[int] = []
+        self.news: list[JobChange] = []
+        self.found = Survey(machines=1, free=1)
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        self.calls.append(count)
+        if self.down:
+            raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
+        return super().submit(job, count)
+
+    def changes(self) -> list[JobChange]:
+        news, self.news = self.news, []
+        return [*super().changes(), *news]
+
+    def survey(self, job: WorkerJob) -> Survey:
+        self.queries += 1
+        return self.found
+
+
+class Bench:
+    """An acquirer of one tier, and what it decided and heard."""
+
+    def __init__(self, directory: Path, command: Sequence[str], **options: float) -> None:
+        self.provider = Moody()
+        self.decisions: list[str] = []
+        self.changes: list[JobChange] = []
+        self._heard = threading.Condition()
+        job = WorkerJob("a10", command, memory=10**7, disk=10**7)
+        self.acquirer = Acquirer({"a10": (self.provider, job)}, str(directory), self._changed, self._decided, **options)
+        self.acquirer.start()
+
+    def _changed(self) -> None:
+        with self._heard:
+            self.changes += [change for _, change in self.acquirer.take()]
+            self._heard.notify_all()
+
+    def _decided(self, tier: str, sentence: str) -> None:
+        with self._heard:
+            self.decisions.append(sentence)
+            self._heard.notify_all()
+
+    def until(self, condition: Callable[[], object], limit: float = 30) -> None:
+        with self._heard:
+            deadline = time.monotonic() + limit
+            while not condition():
+                assert time.monotonic() < deadline, f"it did not happen: {self.decisions} {self.changes}"
+                self.acquirer.look()
+                self._heard.wait(0.05)
+
+    def states(self) -> list[str]:
+        return [change.state for change in self.changes]
+
+    def counts(self) -> dict[str, int]:
+        return self.acquirer.counts()["a10"]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def bench(*command: str, **options: float) -> Bench:
+        made.append(Bench(tmp_path, command or ("sleep", "1000"), **options))
+        return made[-1]
+
+    yield bench
+    for each in made:
+        each.acquirer.stop()
+
+
+def test_it_holds_what_is_wanted_and_says_what_it_does(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 3)
+    bench.until(lambda: bench.states().count("running") == 3)
+    assert bench.decisions == ["asked for 3 workers: 3 wanted, 0 held"]
+    assert all(change.waited is not None and change.waited >= 0 for change in bench.changes)
+    for change in bench.changes:
+        bench.acquirer.joined("a10", change.job)
+    counts = bench.counts()
+    assert (counts["joined"], counts["running"], counts["submitted"], counts["submissions"]) == (3, 0, 3, 1)
+    bench.acquirer.hold("a10", 1)  # Those that run stay, until they are removed.
+    bench.acquirer.remove("a10", bench.changes[0].job)
+    bench.acquirer.remove("a10", bench.changes[1].job)
+    bench.until(lambda: bench.states().count("ended") == 2)
+    assert bench.counts()["joined"] == 1
+
+
+def test_a_batch_system_that_is_down_is_told_once_and_tried_again(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    bench.provider.down = True
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: len(bench.provider.calls) == 2)
+    assert bench.acquirer.failure is None
+    bench.provider.down = False
+    bench.until(lambda: bench.states().count("running") == 2)
+    assert [record.message for record in caplog.records] == [
+        "tier a10: the schedd does not answer: see whether condor_q works on this machine"
+    ]
+
+
+def test_a_job_on_hold_is_given_up_with_its_reason(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    bench.provider.news.append(JobChange(bench.changes[0].job, "held", "memory usage exceeded request_memory"))
+    bench.until(lambda: bench.states().count("running") == 2)
+    (warning,) = [record.message for record in caplog.records]
+    assert "was put on hold, and is given up: memory usage exceeded request_memory" in warning
+    assert bench.counts()["holds"] == bench.counts()["removed"] == 1
+
+
+def test_a_worker_that_never_joins_is_given_up_with_its_last_words(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make("sh", "-c", "echo no route to the manager; sleep 1000", join_timeout=0.2)
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states().count("running") == 2)
+    assert "runs and does not join, so it is given up: no route to the manager" in caplog.records[0].message
+
+
+def test_workers_that_end_at_once_do_not_end_the_run(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make("sh", "-c", "echo /shared/envs/ctxflow/bin/python: not found; exit 127")
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states().count("ended") >= 3)
+    assert [record.message for record in caplog.records] == [
+        "tier a10: workers end before they join (it ended with status 127): /shared/envs/ctxflow/bin/python: not found"
+    ]
+    assert bench.acquirer.failure is None
+
+
+def test_an_evicted_job_is_no_failure(make: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    bench.provider.evict(bench.changes[0].job)
+    bench.until(lambda: bench.states() == ["running", "evicted", "running"])
+    assert bench.counts()["evictions"] == 1 and not caplog.records
+    assert len(bench.provider.calls) == 1  # It came back by itself.
+
+
+def test_where_no_machine_will_do_it_says_why(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxflow.factory.acquirer._STUCK_SECONDS", 0.0)
+    bench = make()
+    bench.provider.found = Survey(machines=0, advice=("no machine has 9 GPUs: the most is 4",))
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    bench.provider.news.append(JobChange(bench.changes[0].job, "queued"))
+    bench.until(lambda: caplog.records)
+    assert caplog.records[0].message == (
+        "tier a10: its jobs wait in vain, since no machine will do: no machine has 9 GPUs: the most is 4"
+    )
+    assert bench.counts()["queries"] == 1
+
+
+def test_other_workers_from_now_on_and_none_of_those_there_is_lost(make: Callable[..., Bench], tmp_path: Path) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    bench.acquirer.change("a10", WorkerJob("a10", ["sh", "-c", "echo other; sleep 1000"]), waiting=5)
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: len(bench.changes) == 2)
+    assert bench.states() == ["running", "running"]
+    bench.until(lambda: bench.provider.last_words(bench.changes[1].job) == "other")
