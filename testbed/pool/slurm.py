@@ -45,6 +45,9 @@ SlurmdTimeout=60
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=3,requeue_delay=1
 
+# Refused when they are submitted, not left waiting for ever
+EnforcePartLimits=ALL
+
 # The owner takes machines back, as with HTCondor: jobs of others get their signal, and 10 s until they are queued again
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

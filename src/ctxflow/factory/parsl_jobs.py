@@ -6,7 +6,7 @@ besides (slurm.py), and making Parsl's provider of a tier (parsl_tiers.py).
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
 import re
 import secrets
@@ -23,11 +23,10 @@ from parsl.launchers import SimpleLauncher, SingleNodeLauncher
 from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory import slurm
+from ctxflow.factory.parsl_ear import Ear, OnePod, sentence
 from ctxflow.factory.parsl_script import Places, job_id, worker_script
 from ctxflow.factory.parsl_story import Story, Word
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
-
-logger = logging.getLogger("ctxflow")
 
 # In which variable a job finds its own id, by the label of Parsl's provider.
 _ID_VARIABLES = {
@@ -116,7 +115,7 @@ class ParslProvider:
         self._patience = patience
         self._clock = clock
         self._label = str(getattr(parsl, "label", "") or type(parsl).__name__)
-        self._ear = _Ear(parsl)
+        self._ear = Ear(parsl)
         self._directory = ""
         self._jobs: dict[str, _Job] = {}
         self._ended: dict[str, _Job] = {}
@@ -125,6 +124,8 @@ class ParslProvider:
         self._beat_at = self._asked_at = self._ask_at = 0.0
         self._pause = _FIRST_PAUSE
         parsl.nodes_per_block = 1
+        if self._label == "kubernetes":
+            parsl.kube_client = OnePod(parsl.kube_client)
         if isinstance(getattr(parsl, "launcher", None), SingleNodeLauncher):
             parsl.launcher = SimpleLauncher()
 
@@ -139,6 +140,11 @@ class ParslProvider:
             raise ProviderError(
                 f"pods cannot see the run's directory {self._directory}: start the run in a directory of a volume that "
                 "they mount at the same path, and name it in the tier's options.persistent_volumes, as [[CLAIM, PATH]]"
+            )
+        if re.search(r"[^\w@%+=:,./-]", self._directory):
+            raise ProviderError(
+                f"Parsl cannot submit from the directory {self._directory!r}: start the run in one whose path has "
+                "no spaces and no characters that a shell knows"
             )
         self._parsl.script_dir = self._directory
         self._beat()
@@ -173,10 +179,12 @@ class ParslProvider:
                 file.write(text)
         except OSError as error:
             raise ProviderError(f"a worker's script cannot be written: {error}; make room there") from None
-        native = self._called("did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job))
+        native = self._called(
+            "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
+        )
         if not native:
             os.unlink(places.script)
-            raise ProviderError(f"{self._label} did not take a worker of tier {job.tier}: {self._ear.complaint()}")
+            raise ProviderError(f"{self._label} did not take a worker: {self._ear.complaint() or 'it says no more'}")
         name = job_id(native) if variable else places.name
         self._jobs[name] = _Job(native, places, Story(name), f"{self._ear.script}.stderr")
         return name
@@ -230,7 +238,8 @@ class ParslProvider:
         with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
             parsl.script_dir = directory
             try:
-                trial = self._ear.trial(lambda: parsl.submit("true", 1, self._name(job)))
+                submit = functools.partial(parsl.submit, "true", 1, self._name(job))
+                trial = self._called("cannot be asked about such a job", self._ear.trial, submit)
             finally:
                 parsl.script_dir = before
         self.queries += 1
@@ -303,24 +312,26 @@ class ParslProvider:
             word = words.get(job.story.job)
             if word is not None:
                 self._tell(job, job.story.told(word))
-            self._bury(job)
-        self._pause = _FIRST_PAUSE if len(self._news) > told else min(_LONGEST_PAUSE, self._pause * _GROWTH)
+        self._bury()
+        settling = any(job.ended_at is not None or job.story.removed for job in self._jobs.values())
+        first = _SHORTEST_PAUSE if settling else _FIRST_PAUSE
+        self._pause = first if len(self._news) > told else min(_LONGEST_PAUSE, max(first, self._pause * _GROWTH))
         self._ask_at = self._asked_at + self._pause
 
-    def _bury(self, job: _Job) -> None:
-        """End a job whose script has ended, though the batch system does not see it."""
-        waits = 0.0 if self._label == "kubernetes" else _SETTLE_SECONDS  # It would start the script again.
-        over = job.ended_at is not None and self._clock() - job.ended_at >= waits
-        if over and job.story.state != "ended" and job.story.job in self._jobs:
-            self._cancel([job])
+    def _bury(self) -> None:
+        """End jobs whose script has ended long ago, though the batch system does not see it."""
+        wait = 0.0 if self._label == "kubernetes" else _SETTLE_SECONDS  # There, pods that ended stay.
+        limit = self._clock() - wait
+        over = [job for job in self._jobs.values() if job.ended_at is not None and job.ended_at <= limit]
+        if over:
+            self._cancel(over)
+        for job in over:
             self._tell(job, job.story.end("its script has ended"))
-        elif job.ended_at is not None:
-            self._hurry(_SHORTEST_PAUSE)
 
     def _tell(self, job: _Job, news: list[JobChange]) -> None:
         self._news += news
-        if job.story.state == "ended" and self._jobs.pop(job.story.job, None):
-            self._ended[job.story.job] = job
+        if job.story.state == "ended" and job.story.job in self._jobs:
+            self._ended[job.story.job] = self._jobs.pop(job.story.job)
 
     def _hurry(self, pause: float) -> None:
         """Ask soon, since something moves."""
@@ -330,9 +341,7 @@ class ParslProvider:
     def _slurm_words(self) -> Mapping[str, Word]:
         lines = self._squeue()
         unknown = Word("ended", "Slurm knows it no more")
-        return {
-            name: lines[job.native].word if job.native in lines else unknown for name, job in self._jobs.items()
-        }
+        return {name: lines[job.native].word if job.native in lines else unknown for name, job in self._jobs.items()}
 
     def _parsl_words(self) -> Mapping[str, Word]:
         self.queries += 1
@@ -350,7 +359,7 @@ class ParslProvider:
     def _cancel(self, jobs: Sequence[_Job]) -> None:
         done = self._called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
         if not all(done or ()) and not _GONE.search(said := self._ear.complaint()):
-            raise ProviderError(f"{self._label} did not cancel workers: {said}")
+            raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
 
     def _untold(self) -> list[str]:
         """Jobs of this provider that it never learnt of."""
@@ -379,7 +388,7 @@ class ParslProvider:
         """What a command of the batch system writes."""
         status, output, _ = self._called("does not answer", self._parsl.execute_wait, command)
         if status != 0:
-            raise ProviderError(f"{self._label} does not answer: {self._ear.complaint()}")
+            raise ProviderError(f"{self._label} does not answer: {self._ear.complaint() or f'status {status}'}")
         return str(output)
 
     def _called(self, what: str, call: Callable[..., Any], *words: Any) -> Any:
@@ -388,7 +397,7 @@ class ParslProvider:
         try:
             return call(*words)
         except Exception as error:  # Whatever a provider raises: each has errors of its own.
-            raise ProviderError(f"{self._label} {what}: {self._ear.complaint() or _sentence(str(error))}") from None
+            raise ProviderError(f"{self._label} {what}: {self._ear.complaint() or sentence(str(error))}") from None
 
     def _beat(self) -> None:
         """Tell jobs that begin that somebody looks after them."""
@@ -403,56 +412,6 @@ class ParslProvider:
         except OSError as error:
             raise ProviderError(f"{self._directory} cannot be written: {error}; make room there") from None
         self._beat_at = now + self._lease / 6
-
-
-class _Ear:
-    """Hears what Parsl tells the batch system, and what that answers: Parsl's own words leave it out.
-
-    :ivar script: the script that was submitted last.
-    """
-
-    def __init__(self, parsl: Any) -> None:
-        self.script = ""
-        self._answer: tuple[int, str, str] = (0, "", "")
-        self._trying = False
-        self._plain = getattr(parsl, "execute_wait", None)
-        if self._plain is not None:
-            parsl.execute_wait = self._heard
-
-    def _heard(self, command: str, timeout: float | None = None) -> tuple[int, str, str]:
-        if command.startswith(("sbatch ", "qsub ", "bsub ")):
-            self.script = command.split()[-1]
-        if self._trying:
-            command = command.replace("sbatch ", "sbatch --test-only ", 1)
-        assert self._plain is not None
-        self._answer = self._plain(command, timeout)
-        return self._answer
-
-    def forget(self) -> None:
-        """Nothing was heard yet."""
-        self._answer = (0, "", "")
-
-    def complaint(self) -> str:
-        """What the batch system complained of last."""
-        return _sentence(self._answer[2] or self._answer[1]) or "it says no more"
-
-    def trial(self, submit: Callable[[], object]) -> str:
-        """What Slurm has against a submission that is only tried, "" if nothing."""
-        self._trying = True
-        self.forget()
-        try:
-            submit()
-        except Exception:
-            if not self._answer[2]:  # Parsl itself has something against it: a walltime that is none, for example.
-                raise
-        finally:
-            self._trying = False
-        status, output, error = self._answer
-        return (error or output).strip() if status else ""
-
-
-def _sentence(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")[:500]
 
 
 def _lies_in(path: str, folder: str) -> bool:

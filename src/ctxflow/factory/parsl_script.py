@@ -29,8 +29,8 @@ worker= caught=
 for name in TERM USR1 USR2; do trap "notice $name" "$name"; done
 seen=$(cat {seen} 2>/dev/null)
 (( $(date +%s) - ${{seen:-0}} <= {lease} )) || fail "the run is over: nobody has looked after its workers for {lease} s"
-umask 077
-scratch=$(mktemp -d "${{TMPDIR:-/tmp}}/ctxflow-XXXXXXXX") || fail "there is no scratch space in ${{TMPDIR:-/tmp}}: set TMPDIR"
+base=${{TMPDIR:-/tmp}}
+scratch=$(mktemp -d "$base/ctxflow-XXXXXXXX") || fail "there is no room for a scratch directory in $base: set TMPDIR"
 trap 'cd /; rm -rf -- "$scratch"' EXIT
 {copies}
 cd "$scratch" || fail "the scratch directory is gone"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ctxflow.factory.condor import CondorProvider
 from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.factory.parsl_tiers import PARSL, parsl_provider
 from ctxflow.factory.provider import Provider, ProviderError
 from ctxflow.sites.tier import Tier
 
@@ -24,4 +26,7 @@ def provider_of(tier: Tier, run: str) -> Provider:
         return CondorProvider(run=run, schedd=tier.schedd, pool=tier.pool)
     if tier.provider == "local":
         return LocalProvider()
-    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write condor or local")
+    if tier.provider in PARSL or ":" in tier.provider:
+        return ParslProvider(parsl_provider(tier), run)
+    names = ", ".join(["condor", "local", *PARSL])
+    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write one of {names}, or MODULE:NAME")

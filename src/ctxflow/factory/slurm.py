@@ -22,7 +22,10 @@ _TAKEN = {"CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLI
 _FAILED = {"COMPLETED", "FAILED", "OUT_OF_MEMORY", "SPECIAL_EXIT", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 _SUSPENDED = {"SUSPENDED", "STOPPED"}
 # Reasons for which a job waits until somebody does something about it.
-_HOPELESS = re.compile(r"JobHeld|held|BadConstraints|PartitionTimeLimit|PartitionNodeLimit|InvalidAccount|InvalidQOS")
+_HOPELESS = re.compile(
+    r"JobHeld|held|BadConstraints|PartitionTimeLimit|PartitionNodeLimit|InvalidAccount|InvalidQOS|not in group permitted"
+    r"|Account.*NotAllowed|QOSNotAllowed"
+)
 _JOB_WIDTHS = {
     "JobID": 40,
     "Name": 200,
@@ -96,7 +99,7 @@ def word_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0"
     'it ended with status 3'
     """
     count, host = int(restarts) if restarts.isdigit() else None, nodes or None
-    state = state.split()[0].rstrip("+") if state else ""
+    state = state.split(maxsplit=1)[0].rstrip("+") if state else ""
     why = "" if reason in ("None", "") else f": {reason}"
     if state in _TAKEN:
         return Word("ended", f"Slurm says {state}{why}", True, host, count)
@@ -106,11 +109,15 @@ def word_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0"
         return Word("evicted", f"Slurm suspended it{why}", host=host, restarts=count)
     if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "RESV_DEL_HOLD"):
         hopeless = "HOLD" in state or _HOPELESS.search(reason)
-        return Word("held" if hopeless else "queued", f"Slurm does not run it{why}" if hopeless else reason, False, None, count)
+        return Word(
+            "held" if hopeless else "queued", f"Slurm does not run it{why}" if hopeless else reason, False, None, count
+        )
     return Word("running", "", False, host, count)
 
 
-def survey(ask: Ask, trial: str, job: WorkerJob, partition: str | None, gres: str | None, constraint: str | None) -> Survey:
+def survey(
+    ask: Ask, trial: str, job: WorkerJob, partition: str | None, gres: str | None, constraint: str | None
+) -> Survey:
     """What a partition has for such a worker.
 
     :param trial: what `sbatch --test-only` said of it, "" if it may be submitted.
@@ -130,11 +137,24 @@ def survey(ask: Ask, trial: str, job: WorkerJob, partition: str | None, gres: st
             models[model] = models.get(model, 0) + count
     free = sum(not wanted.lacks(node.unused()) for node in fitting)
     said = " ".join(trial.replace("sbatch: error: ", "").split()).removeprefix("allocation failure: ")
+    if not said and partition and _is_hidden(ask, partition):  # Slurm may take such jobs, and never run them.
+        said = f"partition {partition} is not for you"
     nobody_fits = "node configuration is not available" in said
     advice = [] if fitting else _what_excludes(wanted, nodes, partition)
     if said and not nobody_fits:
-        advice.append(f"Slurm takes no such jobs of yours ({said}): ask for another partition or account in the tier's options")
+        advice.append(
+            f"Slurm takes no such jobs of yours ({said}): ask for another partition or account in the tier's options"
+        )
     return Survey(len(fitting), free, models, not said or nobody_fits, tuple(advice))
+
+
+def _is_hidden(ask: Ask, partition: str) -> bool:
+    """Whether Slurm shows a partition that it has to others only."""
+    try:
+        ask(f"scontrol show partition {shlex.quote(partition)}")
+    except ProviderError as error:
+        return "not found" in str(error)
+    return False
 
 
 @dataclass(frozen=True)
@@ -201,8 +221,8 @@ def _what_excludes(wanted: _Need, nodes: Sequence[_Node], partition: str | None)
     if all(not node.up for node in nodes):
         return [f"no node of {where} is up: see `sinfo --list-reasons`"]
     most = (
-        f"the most are {max(node.cores for node in nodes)} cores, {max(node.memory for node in nodes)} MiB of memory and "
-        f"{max(sum(node.gpus.values()) for node in nodes)} GPUs"
+        f"the most are {max(node.cores for node in nodes)} cores, {max(node.memory for node in nodes)} MiB of memory "
+        f"and {max(sum(node.gpus.values()) for node in nodes)} GPUs"
     )
     models = sorted({model for node in nodes for model in node.gpus})
     lacking = sorted({wanted.lacks(node) for node in nodes if node.up})
