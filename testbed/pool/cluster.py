@@ -227,7 +227,9 @@ def _wait_until_ready(settings: Settings) -> None:
     until(lambda: answers(*factor), 30, f"HTCondor's negotiator did not answer (logs: {_kept_logs()})", 0.3)
 
     def usable() -> bool:
-        return [name for name, state in slurm.nodes(submit).items() if state in slurm.USABLE] == settings.execute_hosts
+        return [
+            name for name, state in slurm.nodes(submit).items() if not slurm.UNUSABLE.search(state)
+        ] == settings.execute_hosts
 
     until(usable, 60, f"Slurm did not list its {settings.hosts} nodes (logs: {_kept_logs()})", 0.3)
 

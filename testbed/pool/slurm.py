@@ -60,8 +60,8 @@ PartitionName=campus Nodes={nodes} Default=YES MaxTime=INFINITE DefaultTime=60 P
 PartitionName=owners Nodes={nodes} MaxTime=INFINITE DefaultTime=60 PriorityTier=10 PreemptMode=OFF AllowGroups=bob
 """
 
-USABLE = ("idle", "mix", "alloc", "comp")
-"""States of nodes, as `nodes` gives them, that take jobs or will when theirs have ended."""
+UNUSABLE = re.compile(r"down|drain|drng|fail|unk|\*")
+"""What the states of nodes, as `nodes` gives them, have in them that take no jobs."""
 
 START = """\
 set -e

@@ -1,4 +1,4 @@
-"""ParslProvider on a real Slurm. Run by test_slurm.py inside the testbed, as alice, in a directory that all hosts see."""
+"""ParslProvider on a real Slurm. test_slurm.py runs this in the testbed, in a directory that all hosts see."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _FAILED = {"COMPLETED", "FAILED", "OUT_OF_MEMORY", "SPECIAL_EXIT", "LAUNCH_FAILE
 _SUSPENDED = {"SUSPENDED", "STOPPED"}
 # Reasons for which a job waits until somebody does something about it.
 _HOPELESS = re.compile(
-    r"JobHeld|held|BadConstraints|PartitionTimeLimit|PartitionNodeLimit|InvalidAccount|InvalidQOS|not in group permitted"
-    r"|Account.*NotAllowed|QOSNotAllowed"
+    r"JobHeld|held|BadConstraints|PartitionTimeLimit|PartitionNodeLimit|InvalidAccount|InvalidQOS"
+    r"|not in group permitted|Account.*NotAllowed|QOSNotAllowed"
 )
 _JOB_WIDTHS = {
     "JobID": 40,
