@@ -285,22 +285,25 @@ class ParslProvider:
 
     def _read_events(self) -> None:
         for job in list(self._jobs.values()):
-            try:
-                with open(job.places.events, "rb") as file:
-                    file.seek(job.read)
-                    text = file.read()
-            except OSError:
-                continue
-            whole = text[: text.rfind(b"\n") + 1]
-            job.read += len(whole)
-            for line in whole.decode(errors="replace").splitlines():
-                self._tell(job, job.story.heard(line))
-            if whole and job.story.status is not None:
-                job.ended_at = self._clock()
-            elif whole:
-                job.ended_at = None
-            if whole and not whole.startswith(b"began"):
-                self._hurry(_SHORTEST_PAUSE)  # The batch system knows why.
+            self._read(job)
+
+    def _read(self, job: _Job) -> None:
+        """Hear what a job told of itself since the last time."""
+        try:
+            with open(job.places.events, "rb") as file:
+                file.seek(job.read)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        if not whole:
+            return
+        job.read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            self._tell(job, job.story.heard(line))
+        job.ended_at = self._clock() if job.story.status is not None else None
+        if not whole.startswith(b"began"):
+            self._hurry(_SHORTEST_PAUSE)  # The batch system knows why.
 
     def _ask(self) -> None:
         """Ask the batch system about all jobs."""
@@ -310,6 +313,8 @@ class ParslProvider:
         words = self._slurm_words() if self._label == "slurm" else self._parsl_words()
         for job in list(self._jobs.values()):
             word = words.get(job.story.job)
+            if word is not None and word.state == "ended":
+                self._read(job)  # What it told last.
             if word is not None:
                 self._tell(job, job.story.told(word))
         self._bury()

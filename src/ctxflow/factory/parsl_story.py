@@ -56,6 +56,7 @@ class Story:
     _begun: int = 0
     _restarts: int = 0
     _ahead: bool = False  # The batch system said that it runs before the script did.
+    _unheard: bool = False  # It was said to run, and its script has not begun.
     _doubted: bool = False
 
     def heard(self, line: str) -> list[JobChange]:
@@ -64,7 +65,7 @@ class Story:
         if kind == "began":
             news = [] if self._ahead else self._evicted("it began anew")
             self._begun += 1
-            self.status, self._noticed, self._ahead = None, "", False
+            self.status, self._noticed, self._ahead, self._unheard = None, "", False, False
             return [*news, *self._become("running", host=rest)]
         if kind == "notice":
             self._noticed = rest
@@ -85,8 +86,10 @@ class Story:
             return [*self._evicted(word.reason), *self._become("held", word.reason)]
         news = self._evicted(word.reason or "it was queued again") if self._has_restarted(word) else []
         if word.state == "running" and self.state != "running" and self.status is None and not self._noticed:
-            news += self._become("running", host=word.host)
-            self._ahead = True
+            if word.host is not None or self._unheard:  # Else the script will say where.
+                news += self._become("running", host=word.host)
+                self._ahead = True
+            self._unheard = True
         if word.state == "queued" and self.state == "held":
             return self._become("queued", word.reason)
         return news
