@@ -134,6 +134,15 @@ def test_a_small_window_keeps_all_workers_busy(executor):
     results.close()
 
 
+@pytest.mark.parametrize("order", ["input", "completed"])
+def test_inputs_that_come_slowly_are_not_waited_for(executor, order):
+    source = Counted()
+    results = add.map((time.sleep(0.1) or n for n in source), order=order)
+    assert next(results) in (100, (0, 100))
+    assert source.taken < 50, "far less than a window"
+    results.close()
+
+
 def test_an_error_is_raised_in_its_place(executor):
     results = picky.map(range(20))
     assert [next(results) for _ in range(3)] == [0, -1, -2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ctxflow.executors.run import Run
 
 _FEED = 1000
+_FEED_SECONDS = 0.05
 _LEAST_WINDOW = 20_000
 
 
@@ -113,6 +115,7 @@ class _Mapping:
         self._waiting = 0  # Items submitted and not answered.
         self._buffered = 0  # Answered (or in the file), but not yet yielded.
         self._exhausted = False
+        self._slow = False  # Whether inputs came so slowly that the window was not filled.
         self._ended = False
         self._spans: list[_Span] = []  # In the order of their numbers.
         self._answered = 0  # Spans that are answered, but not yet forgotten.
@@ -131,18 +134,34 @@ class _Mapping:
     # --- feeding
 
     def _feed(self) -> None:
-        """Submit inputs until the window is full."""
-        while not self._exhausted and self._waiting + self._buffered < self._window:
-            count = min(self._chunk, self._window - self._waiting - self._buffered)
-            inputs = list(itertools.islice(self._items, count))
-            if len(inputs) < count:
-                self._exhausted = True
+        """Submit inputs until the window is full; where they come slowly, those that have come."""
+        deadline = time.monotonic() + _FEED_SECONDS
+        self._slow = False
+        while not self._exhausted and not self._slow and self._waiting + self._buffered < self._window:
+            inputs = self._pull(min(self._chunk, self._window - self._waiting - self._buffered), deadline)
+            self._slow = time.monotonic() > deadline
             first = self._pulled
             self._pulled += len(inputs)
             if self._file is None:
                 self._submit(inputs, first)
             else:
                 self._submit_missing(inputs, first, self._file)
+
+    def _pull(self, count: int, deadline: float) -> list[tuple[Any, ...]]:
+        """Up to so many inputs, fewer if time is up. The clock is looked at ever more seldom while they come fast."""
+        inputs: list[tuple[Any, ...]] = []
+        step = 1
+        while len(inputs) < count:
+            wanted = min(step, count - len(inputs))
+            more = list(itertools.islice(self._items, wanted))
+            inputs += more
+            if len(more) < wanted:
+                self._exhausted = True
+                break
+            if time.monotonic() > deadline:
+                break
+            step *= 2
+        return inputs
 
     def _submit(self, inputs: Sequence[Any], first: int) -> None:
         if inputs:
@@ -207,7 +226,7 @@ class _Mapping:
             ready: dict[int, Any] = {}
             index = 0
             while True:
-                if self._waiting + self._buffered <= self._window - self._chunk:
+                if self._slow or self._waiting + self._buffered <= self._window - self._chunk:
                     self._feed()
                 while index < self._pulled:
                     if index in ready:
@@ -226,7 +245,7 @@ class _Mapping:
                     self._feed()
                     continue
                 before = len(ready)
-                ready.update(self._arrived())
+                ready.update(self._arrived(0 if self._slow else None))
                 self._buffered += len(ready) - before
         finally:
             self.end()
@@ -246,7 +265,7 @@ class _Mapping:
                 if self._exhausted and not self._waiting:
                     return
                 if self._waiting:
-                    for index, result in self._arrived():
+                    for index, result in self._arrived(0 if self._slow else None):
                         yield index, self._value(index, result)
         finally:
             self.end()

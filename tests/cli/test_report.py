@@ -26,9 +26,10 @@ def test_text_and_pictures_beside_the_run(run_directory, tmp_path):
     done = command(cwd=tmp_path)  # The latest below ./runinfo.
     assert (done.returncode, done.stderr) == (0, "")
     assert "Items     600 of 600 done; 50 ran again after an eviction or a failure" in done.stdout
-    assert "22 joined on 1 host, 20 lost (20 evicted)" in done.stdout
+    assert "22 joined on 1 host, 20 evicted\n" in done.stdout
     assert "└─ 11.0.w1a (host1)  1.62-2.42 s, 100.0 MB at 125.0 MB/s" in done.stdout
-    for name in ("transfers", "workers_and_items", "call_times"):
+    assert "Evicted after  count  a worker-hour     p10     p50     p90  longest\nlocal             20" in done.stdout
+    for name in ("transfers", "workers_and_items", "call_times", "lifetimes"):
         assert (run_directory / f"{name}.png").stat().st_size > 5000
 
 
@@ -41,10 +42,12 @@ def test_json_draws_only_when_told_where(run_directory, tmp_path):
     assert app["call_seconds"]["p50"] > 0
     assert [tree["copies"] for tree in data["trees"]] == [5, 4, 3]
     assert len(data["transfers"]) == 21
+    tier = data["history"]["tiers"]["local"]
+    assert (tier["evicted"], tier["unexplained"], tier["lifetimes"]["count"], len(tier["survival"])) == (20, 0, 20, 20)
     assert not list(run_directory.glob("*.png"))
     done = command(run_directory, "--json", "--output", tmp_path / "out", "--format", "svg")
     assert json.loads(done.stdout) == data | {"run": str(run_directory)}
-    assert len(list((tmp_path / "out").glob("*.svg"))) == 3
+    assert len(list((tmp_path / "out").glob("*.svg"))) == 4
 
 
 def test_without_matplotlib_the_text_is_there(run_directory):
@@ -102,5 +105,5 @@ def test_errors_are_one_sentence(run_directory, tmp_path):
 def test_help_teaches():
     done = command("--help")
     assert done.returncode == 0
-    for word in ("runinfo", "--json", "--format", "workers_and_items", "call_times"):
+    for word in ("runinfo", "--json", "--format", "workers_and_items", "call_times", "lifetimes"):
         assert word in done.stdout

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import random
 import statistics
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from driver import HOSTS, INSIDE, WORKERS, Driver, left
 
 if TYPE_CHECKING:
     from conftest import Testbed
 
-ROOT = Path(__file__).resolve().parents[2]
-INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(ROOT)
 COMMAND = ["python", "-u", str(INSIDE / "chaos_inside.py"), "--site", "/checkout/site-configs/testbed.toml"]
-HOSTS = ["host1", "host2", "host3", "host4"]
 ONE_WORKER = ["vacate", "vacate -fast", "tree", "pid", "stop"]
 WHOLE_HOST = ["cut", "kill"]
 WAYS = {*ONE_WORKER, *WHOLE_HOST}
@@ -35,55 +30,6 @@ HOST_SECONDS = (4.0, 8.0)
 BROKEN_SECONDS = {"cut": (7.0, 12.0), "kill": (1.0, 6.0)}  # A cut that is shorter costs no worker.
 LOSSES = 60
 LIMIT = 700
-
-# What runs on a host as root. A worker's processes, and only they, have the job's name in their environment.
-ON_HOST = """
-import json, os, signal, sys, time
-
-def read(pid, what):
-    try:
-        with open(f"/proc/{pid}/{what}", "rb") as file:
-            return file.read().decode(errors="replace").split("\\0")
-    except OSError:
-        return []
-
-def variable(pid, name):
-    return next((each.partition("=")[2] for each in read(pid, "environ") if each.startswith(name + "=")), None)
-
-processes = {int(name): read(name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
-processes = {pid: words for pid, words in processes.items() if words and words[0]}
-"""
-# Those of vine_workers whose parent is none: a worker's transfer server has the same words.
-WORKERS = (
-    ON_HOST
-    + """
-how, port, luck = sys.argv[1], sys.argv[2], float(sys.argv[3])
-ours = [pid for pid, words in processes.items()
-        if words[0].endswith("vine_worker") and words[-2].endswith(":" + port) and os.getsid(pid) == pid]
-if how != "list":
-    ours = ours[int(luck * len(ours)):][:1]
-told = [{"worker": variable(pid, "CTXFLOW_WORKER_NAME"), "job": variable(pid, "CTXFLOW_JOB")} for pid in ours]
-now = time.time()
-for pid, each in zip(ours, told):
-    tree = [other for other in processes if variable(other, "CTXFLOW_JOB") == each["job"]]
-    now = time.time()
-    for victim in {"list": [], "pid": [pid], "tree": tree, "stop": tree}[how]:
-        try:
-            os.kill(victim, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-print(json.dumps([now, told]))
-"""
-)
-LEFT = (
-    ON_HOST
-    + """
-marks = ("vine_worker", "ctxflow.pyz", "ctxflow.host")
-left = {pid: " ".join(words) for pid, words in processes.items() if pid != os.getpid()
-        and (variable(pid, "CTXFLOW_JOB") or any(mark in word for word in words[:3] for mark in marks))}
-print(json.dumps(left))
-"""
-)
 
 
 def shuffled_again_and_again(ways: list[str], luck: random.Random) -> Iterator[str]:
@@ -172,59 +118,6 @@ class Chaos:
         return now, [each for each in told if each["worker"]]
 
 
-class Driver:
-    """The run, and what it tells."""
-
-    def __init__(self, testbed_run: Path, command: list[str]) -> None:
-        words = [sys.executable, str(testbed_run), *command]
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self._process = subprocess.Popen(words, cwd="/", text=True, **pipes)  # type: ignore[call-overload]
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.errors: list[str] = []
-        self.last: dict[str, Any] = {}
-        self._readers = [
-            threading.Thread(target=self._read, args=each, daemon=True)
-            for each in ((self._process.stdout, self._lines.put), (self._process.stderr, self.errors.append))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    @staticmethod
-    def _read(pipe: IO[str], put: Callable[[str], None]) -> None:
-        with pipe:
-            for line in pipe:
-                put(line)
-        put("")
-
-    def line(self) -> dict[str, Any] | None:
-        """The next, None at the end of its output."""
-        try:
-            text = self._lines.get(timeout=120)
-        except queue.Empty:
-            raise AssertionError(f"the run says nothing more; last {self.last}; {self.said()}") from None
-        if text:
-            self.last = json.loads(text)
-        return self.last if text else None
-
-    def status(self) -> int:
-        """Its exit status."""
-        return self._process.wait(60)
-
-    def said(self) -> str:
-        """What it logged."""
-        return "".join(self.errors)[-6000:]
-
-    def close(self) -> None:
-        """End it, if it has not ended."""
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(60)
-        self._process.kill()
-        self._process.wait()
-        for reader in self._readers:
-            reader.join(10)
-
-
 def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True) -> dict[str, Any]:
     """Have a run go through chaos to its end; gives its last line, with `acts`, `status_code` and `said` added."""
     from conftest import TESTBED
@@ -245,13 +138,6 @@ def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True)
             chaos.stop()
         driver.close()
     return {**result, "acts": chaos.acts, "errors": chaos.errors} if chaos else result
-
-
-def left(testbed: Testbed) -> dict[str, Any]:
-    """What there still is of workers: processes on each host, and jobs."""
-    found = {host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *HOSTS]}
-    jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
-    return {name: those for name, those in {**found, "jobs": jobs}.items() if those}
 
 
 def check(result: dict[str, Any], items: int) -> None:

@@ -30,6 +30,11 @@ class Moody(LocalProvider):
             raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
         return super().submit(job, count)
 
+    def remove(self, jobs: Sequence[str]) -> None:
+        if self.down:
+            raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
+        super().remove(jobs)
+
     def changes(self) -> list[JobChange]:
         news, self.news = self.news, []
         return [*super().changes(), *news]
@@ -190,3 +195,21 @@ def test_other_workers_from_now_on_and_none_of_those_there_is_lost(make: Callabl
     bench.until(lambda: len(bench.changes) == 2)
     assert bench.states() == ["running", "running"]
     bench.until(lambda: bench.provider.last_words(bench.changes[1].job) == "other")
+
+
+def test_what_could_not_be_removed_is_removed_later(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxflow.factory.acquirer._REMOVE_SECONDS", 0.2)
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    job = bench.changes[0].job
+    bench.acquirer.joined("a10", job)
+    bench.provider.down = True
+    bench.acquirer.hold_none()
+    bench.acquirer.remove("a10", job)
+    bench.until(lambda: bench.counts()["failures"] >= 2)
+    bench.provider.down = False
+    bench.until(lambda: bench.states() == ["running", "ended"])
+    assert bench.counts()["removed"] == 1

@@ -127,3 +127,14 @@ def test_refusals_are_hopeless_only_while_nobody_joins() -> None:
     for _ in range(9):
         jobs.failed(0.0)  # A batch system that is down is no worker that cannot be used.
     assert not jobs.hopeless
+
+
+def test_a_worker_may_join_before_its_job_is_said_to_run() -> None:
+    jobs = TierJobs(join_timeout=10)
+    jobs.submitted(["1.0"], 0)
+    jobs.joined("1.0")
+    jobs.changed(JobChange("1.0", "running"), 1)
+    assert jobs.counts()["joined"] == 1 and not jobs.plan(100).absent
+    jobs.changed(JobChange("1.0", "evicted"), 101)
+    jobs.changed(JobChange("1.0", "running"), 102)
+    assert jobs.counts()["running"] == 1 and jobs.plan(200).absent == ("1.0",)

@@ -1,12 +1,20 @@
 """The history of real runs, against what the runs themselves counted."""
 
 import json
+import statistics
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from observe_data import EVENTS
+from played_run import RELIEF, SQUEEZE, Played
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.observe.history import read_history
+from ctxflow.observe.history import Tier, read_history
+from ctxflow.observe.report import Report, as_data
+from ctxflow.observe.text import as_text
+from ctxflow.observe.transfers import Transfers
 
 
 @context()
@@ -94,3 +102,96 @@ def test_items_of_a_duplicate_count_once():
     )
     assert (history.items.done, history.items.run_again, history.items.cancelled, history.items.open) == (3, 3, 0, 0)
     assert history.apps["a"].calls == 2
+
+
+# --- tiers
+
+
+@pytest.fixture(scope="module")
+def squeezed():
+    """The history of a run on three tiers, and the state in which its scheduler ended."""
+    lines = []
+    state = Played(lines).play()
+    return read_history(lines), state
+
+
+def test_tiers_are_told_as_the_scheduler_counted_them(squeezed):
+    history, state = squeezed
+    assert history.tiers.keys() == state.tiers.keys()
+    for name, tier in history.tiers.items():
+        of = state.tiers[name]
+        assert tier.lifetimes == (of.lifetimes or [])
+        assert (tier.jobs_started, tier.jobs_evicted, tier.held) == (of.jobs_started, of.jobs_evicted, of.held)
+        assert (tier.waits.count, tier.unexplained, tier.returned) == (tier.jobs_started, 0, 0)
+        there = sum(state.now - worker.joined for worker in state.workers.values() if worker.tier == name)
+        assert tier.worker_seconds == pytest.approx(of.worker_seconds + there)
+        assert tier.eviction_rate == pytest.approx(3600 * len(tier.lifetimes) / tier.worker_seconds)
+        assert len(tier.lifetimes) + len(tier.stays) == tier.joined
+    assert history.workers.held == {"the job's memory usage exceeded its request": 1}
+    assert history.workers.items_done == sum(tier.items_done for tier in history.tiers.values()) == 40_000
+    assert history.mean_workers == pytest.approx(history.workers.worker_seconds / state.now)
+
+
+def test_the_squeeze_is_seen(squeezed):
+    history, _ = squeezed
+    counts = dict(history.workers.counts)
+    assert history.peak_workers == 8
+    assert counts[SQUEEZE] == 2
+    assert all(count == 2 for time, count in counts.items() if SQUEEZE < time < RELIEF)
+    assert max(count for time, count in counts.items() if time > RELIEF) == 8
+
+
+def test_tiers_as_text_and_data(squeezed, tmp_path):
+    history, _ = squeezed
+    report = Report(tmp_path, history, Transfers(), [])
+    text = as_text(report)
+    for name, tier in history.tiers.items():
+        [counts, ages] = [row.split() for row in text.splitlines() if row.startswith(name)]
+        assert counts[1:6] == [f"{n:,}" for n in (tier.items_done, tier.joined, tier.evicted, 0, 0)]
+        assert ages[1:3] == [str(tier.evicted), f"{tier.eviction_rate:.3g}"]
+        data = json.loads(json.dumps(as_data(report)))["history"]["tiers"][name]
+        assert data["lifetimes"]["p50"] == pytest.approx(statistics.median(tier.lifetimes))
+        assert data["evictions_per_worker_hour"] == pytest.approx(tier.eviction_rate)
+        assert (data["queue_seconds"]["count"], data["held"]) == (tier.jobs_started, tier.held)
+    assert "  held: the job's memory usage exceeded its request\n" in text
+
+
+def test_why_workers_went():
+    """Given back is not taken, lost without notice is not evicted, and lost after a notice is."""
+
+    def line(kind, time, *commands, **fields):
+        return json.dumps({"event": {"is": kind, "time": time, **fields}, "commands": commands}) + "\n"
+
+    names = ("given back", "noticed", "evicted", "lost", "stays")
+    joins = [line("WorkerJoined", 0.0, worker={"id": name, "host": "h", "tier": "t"}) for name in names]
+    history = read_history([
+        *joins,
+        line("Tick", 1.0, {"is": "Release", "worker": "given back"}),
+        line("EvictionNotice", 2.0, worker="noticed"),
+        line("WorkerLost", 3.0, worker="given back", evicted=True),
+        line("WorkerLost", 4.0, worker="noticed", evicted=False),
+        line("WorkerLost", 5.0, worker="evicted", evicted=True),
+        line("WorkerLost", 6.0, worker="lost", evicted=False),
+        line("Tick", 9.0),
+    ])  # fmt: skip
+    tier = history.tiers["t"]
+    assert (tier.lost, tier.returned, tier.evicted, tier.unexplained) == (4, 1, 2, 1)
+    assert (tier.lifetimes, tier.stays) == ([4.0, 5.0], [3.0, 6.0, 9.0])
+    assert tier.worker_seconds == 3 + 4 + 5 + 6 + 9
+    assert history.losses == [(4.0, True), (5.0, True), (6.0, False)]
+    assert "5 joined on 1 host, 2 evicted, 1 lost, 1 given back" in as_text(Report(Path(), history, Transfers(), []))
+
+
+AGES = st.lists(st.floats(0.1, 1e4), max_size=30)
+
+
+@given(AGES, AGES)
+def test_the_share_evicted_by_an_age(lifetimes, stays):
+    shares = [share for _, share in Tier(lifetimes=lifetimes, stays=stays).survival()]
+    assert len(shares) == len(lifetimes)
+    assert shares == sorted(shares)
+    assert all(0 < share <= 1 for share in shares)
+    if lifetimes:
+        assert shares[-1] >= len(lifetimes) / (len(lifetimes) + len(stays)) - 1e-9, "who stays hides no eviction"
+    if lifetimes and not stays:
+        assert shares[-1] == pytest.approx(1.0)

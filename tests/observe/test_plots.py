@@ -1,5 +1,7 @@
 """Pictures: they are drawn from real runs and from odd ones, in every form."""
 
+import json
+
 import pytest
 from observe_data import EVENTS, RUN
 
@@ -7,18 +9,19 @@ from ctxflow.observe.history import History, read_history
 from ctxflow.observe.plots import draw
 from ctxflow.observe.report import read_report
 from ctxflow.observe.staging import Peer
+from ctxflow.observe.tier_plots import workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import file_trees
 
-pytest.importorskip("matplotlib")
+Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 @pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_all_three(tmp_path, form, begins):
+def test_all_four(tmp_path, form, begins):
     report = read_report(RUN)
     written = draw(tmp_path / "new", report.history, report.transfers, report.trees, form)
     assert [path.name for path in written] == [
-        f"{name}.{form}" for name in ("transfers", "workers_and_items", "call_times")
+        f"{name}.{form}" for name in ("transfers", "workers_and_items", "call_times", "lifetimes")
     ]
     for path in written:
         assert path.read_bytes().startswith(begins)
@@ -46,4 +49,26 @@ def test_a_run_of_one_call(tmp_path):
         lines = file.readlines()
     end = next(n for n, line in enumerate(lines) if "BatchFinished" in line)
     history = read_history(lines[: end + 1])
-    assert [path.stem for path in draw(tmp_path, history, Transfers(), [])] == ["workers_and_items", "call_times"]
+    assert [path.stem for path in draw(tmp_path, history, Transfers(), [])] == [
+        "workers_and_items",
+        "call_times",
+        "lifetimes",
+    ]
+
+
+def test_more_tiers_than_colours(tmp_path):
+    """The largest have a colour of their own; the others are one area, and all are counted."""
+
+    def line(kind, time, **fields):
+        return json.dumps({"event": {"is": kind, "time": time, **fields}, "commands": []}) + "\n"
+
+    workers = [{"id": f"w{n}", "host": "h", "tier": f"tier-{n}"} for n in range(8)]
+    joins = [line("WorkerJoined", 1.0 + n, worker=worker) for n, worker in enumerate(workers)]
+    losses = [line("WorkerLost", 20.0 + n, worker=f"w{n}", evicted=True) for n in range(8)]
+    history = read_history([*joins, *losses])
+    figure = workers_and_items(Figure, history)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [f"tier-{n}" for n in range(5)] + ["other tiers", "eviction"]
+    [total] = [line for line in figure.axes[0].lines if line.get_zorder() == 3]
+    assert max(total.get_ydata()) == 8
+    assert [path.stem for path in draw(tmp_path, history, Transfers(), [])] == ["workers_and_items", "lifetimes"]

@@ -9,7 +9,7 @@ from ctxflow.scheduler import events as ev
 class Bench:
     """A scheduler with its clock; each event is followed by a check of all invariants."""
 
-    def __init__(self, limits=None, **policies):
+    def __init__(self, limits=None, start_when=0.0, **policies):
         defaults = {
             "routing": "context-affinity",
             "batching": {"policy": "fixed", "size": 4},
@@ -18,7 +18,7 @@ class Bench:
             "scaling": "fixed",
         }
         chosen = {family: make(family, choice) for family, choice in {**defaults, **policies}.items()}
-        self.scheduler = Scheduler(Policies(**chosen), limits)
+        self.scheduler = Scheduler(Policies(**chosen), limits, start_when=start_when)
         self.now = 0.0
         self.next_item = 0
 

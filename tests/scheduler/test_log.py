@@ -28,6 +28,9 @@ EVENTS = [
     ev.BatchFinished(0.9, "w", 1, 0.125, results=object()),
     ev.BatchFailed(1.0, "w", 2, FAILURE, lost_context=True, exception=object()),
     ev.EvictionNotice(1.1, "w"),
+    ev.JobStarted(1.2, "local", "7.0", waited=12.5),
+    ev.JobEvicted(1.2, "local", "7.0", "preempted by another's job"),
+    ev.JobHeld(1.2, "local", "7.0", 'the disk is "full"'),
     ev.WorkerLost(1.2, "w", evicted=True),
     ev.Tick(1e-9),
 ]

@@ -51,18 +51,21 @@ class Pool(RuleBasedStateMachine):
         routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin"]),
         size=st.integers(1, 7),
         seed=st.integers(0, 9),
+        start_when=st.sampled_from([0.0, 0.3, 0.5]),
+        scaling=st.sampled_from(["fixed", {"policy": "queue-proportional", "calls_per_worker": 1, "linger": 0.05}]),
     )
-    def begin(self, routing, size, seed):
+    def begin(self, routing, size, seed, start_when, scaling):
         self.now = 0.0
         policies = Policies(
             make("routing", routing),
             Duplicating(size),
             make("placement", "everywhere"),
             make("preemption", "none"),
-            make("scaling", "fixed"),
+            make("scaling", scaling),
         )
-        self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0), seed=seed)
+        self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0), seed, start_when)
         self.workers: dict[str, FakeWorker] = {}
+        self.released: set[str] = set()
         self.spawned = 0
         self.fates: Counter[int] = Counter()
         self.dead: dict[int, str | None] = {}
@@ -72,7 +75,7 @@ class Pool(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.next_item = 0
         self.stale: list[ev.Event] = []
-        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8))
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8, gpus=1))
         for context in CONTEXTS:
             gpus, files = (1 if context == "large" else 0), context in FILES
             memory = 60 if context == "large" else 50
@@ -102,7 +105,10 @@ class Pool(RuleBasedStateMachine):
             self.fates.update(command.items)
             self.dead.update(dict.fromkeys(command.items, command.context))
         elif isinstance(command, cmd.Acquire):
-            pass
+            assert 0 <= command.workers <= 8
+        elif isinstance(command, cmd.Release):
+            assert not self.workers[command.worker].runs and not self.workers[command.worker].loads
+            self.released.add(command.worker)
         else:
             worker = self.workers[command.worker]
             if isinstance(command, cmd.Stage):
@@ -177,6 +183,16 @@ class Pool(RuleBasedStateMachine):
         for attempt in worker.runs:
             self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
         self.tell(ev.WorkerLost, name, evicted=evicted)
+
+    @precondition(lambda self: self.released & self.workers.keys())
+    @rule(data=st.data())
+    def go(self, data):
+        self.lose_released(self.pick(data, self.released & self.workers.keys()))
+
+    def lose_released(self, name):
+        assert not self.workers[name].runs and not self.workers[name].loads, "it was given back with work"
+        del self.workers[name]
+        self.tell(ev.WorkerLost, name, evicted=True)
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -268,10 +284,7 @@ class Pool(RuleBasedStateMachine):
             self.workers.pop(name)
             self.tell(ev.WorkerLost, name, evicted=True)
         for _ in range(4):
-            self.spawned += 1 + ((self.spawned + 1) % BAD_WORKER == 0)
-            name = f"w{self.spawned}"
-            self.workers[name] = FakeWorker(self.spawned, bad=False)
-            self.tell(ev.WorkerJoined, ev.WorkerSpec(name, gpus=1, memory=100))
+            self.join_healthy()
         for _ in range(20_000):
             name, worker = next(((n, w) for n, w in self.workers.items() if w.loads or w.runs), ("", None))
             if worker is None and not self.scheduler.state.open:
@@ -279,6 +292,10 @@ class Pool(RuleBasedStateMachine):
             if worker is None:
                 self.now += 100
                 self.tell(ev.Tick)
+                for released in self.released & self.workers.keys():
+                    self.lose_released(released)
+                if len(self.workers) < self.scheduler.state.tiers["default"].asked:
+                    self.join_healthy()
             elif worker.loads:
                 self.finish_load(name, next(iter(worker.loads)))
             else:
@@ -288,6 +305,12 @@ class Pool(RuleBasedStateMachine):
         for item, context in self.dead.items():
             bad = {"broken", *HARD, *self.blamed}
             assert context in bad or item in self.poison | self.killers | self.suspects()
+
+    def join_healthy(self):
+        self.spawned += 1 + ((self.spawned + 1) % BAD_WORKER == 0)
+        name = f"w{self.spawned}"
+        self.workers[name] = FakeWorker(self.spawned, bad=False)
+        self.tell(ev.WorkerJoined, ev.WorkerSpec(name, gpus=1, memory=100))
 
     def suspects(self):
         """Items whose workers were lost too often without a reason are given up too."""

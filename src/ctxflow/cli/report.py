@@ -59,11 +59,14 @@ def report(
 
     \b
     - a summary: items, workers, evictions, context loads
+    - what each tier gave: workers, evictions, lifetimes, time in the queue,
+      why jobs were held
     - how long calls and context loads took
     - who sent which context file to whom: a line for each transfer, below
       the one that brought the file to its sender
-    - three pictures: transfers (an arrow for each), workers_and_items (over
-      time) and call_times (a histogram)
+    - four pictures: transfers (an arrow for each), workers_and_items (over
+      time, by tier), call_times (a histogram) and lifetimes (of each tier's
+      workers until they were evicted)
 
     \b
     Programs write their runs to ./runs/TIME-PID/LABEL, Parsl those that it

@@ -139,6 +139,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             self.limits,
             self.log_events,
             self.resolved_site.level,
+            self.resolved_site.start_when,
         )
         self._calls = Calls(self.run)
         self.run.start()

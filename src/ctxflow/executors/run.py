@@ -24,7 +24,7 @@ from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, Engine
 from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
 from ctxflow.executors.interrupts import uninterrupted
-from ctxflow.executors.status import Status, status_of
+from ctxflow.executors.status import Status, awaiting_text, status_of
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
@@ -32,6 +32,7 @@ from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
+_AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Run:
     :param directory: where the event log and the workers' output are kept.
     :param log_events: whether to keep the event log, `events.jsonl`.
     :param level: how much of a context workers keep from call to call, where an app does not say.
+    :param start_when: the share of the workers asked for that must be connected, once, before the first call.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Run:
         limits: Limits | None = None,
         log_events: bool = True,
         level: str = ev.PERVASIVE,
+        start_when: float = 0.0,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.directory = os.path.abspath(directory)
         self.engine = engine
         self._tiers = list(tiers)
-        self._scheduler = Scheduler(policies, limits)
+        self._scheduler = Scheduler(policies, limits, start_when=start_when)
+        self._say_awaiting_at: float | None = None
         self._lock = threading.Lock()
         self._origin = time.monotonic()
         self._next_item = 0
@@ -417,11 +421,21 @@ class Run:
     # --- what is going on
 
     def _sample(self, now: float) -> None:
-        counters = self._scheduler.state.counters
-        self.samples.append((now, len(self._scheduler.state.workers), counters.done))
+        state = self._scheduler.state
+        self.samples.append((now, len(state.workers), state.counters.done))
+        if state.awaiting and state.ready:
+            self._say_awaiting(now)
         if self._log is not None:
             with self._lock:
                 self._log.flush()
+
+    def _say_awaiting(self, now: float) -> None:
+        """Now and then, who waits for calls learns that they wait for workers: so many may never come."""
+        if self._say_awaiting_at is None:
+            self._say_awaiting_at = now + _AWAITING_SECONDS
+        elif now >= self._say_awaiting_at:
+            self._say_awaiting_at = now + _AWAITING_SECONDS
+            logger.warning("%s", awaiting_text(self._scheduler.state))
 
     def status(self) -> Status:
         """What is going on, at this moment."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.tiers import first_needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,16 @@ class Status:
     crashes: int
     loads: int
     contexts: Mapping[str, Mapping[str, int]]
+
+
+def awaiting_text(state: RunState) -> str:
+    """What a run says that waits for workers before its first call."""
+    asked = sum(tier.asked or 0 for tier in state.tiers.values())
+    return (
+        f"waiting for {first_needed(state):,} of {asked:,} workers before the first call "
+        f"(start_when = {state.start_when:g}), {len(state.workers):,} here: "
+        "lower start_when if so many do not come"
+    )
 
 
 def status_of(state: RunState, contexts: Mapping[str, ContextPayload], now: float) -> Status:

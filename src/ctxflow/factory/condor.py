@@ -50,7 +50,7 @@ class CondorProvider:
     >>> provider.submit(WorkerJob("a10", ["vine_worker", "submit", "9123"], gpus=1), 2)  # doctest: +SKIP
     ['12.0', '12.1']
     >>> provider.changes()  # doctest: +SKIP
-    [JobChange(job='12.0', state='running', reason='', host='host1.testbed')]
+    [JobChange(job='12.0', state='running', reason='', host='host1.testbed', waited=None)]
     """
 
     def __init__(
@@ -254,8 +254,20 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except (bindings().HTCondorException, OSError) as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        raise ProviderError(f"{what}: {why}; see whether condor_q works on this machine") from None
+        raise ProviderError(f"{what}: {_why(' '.join(str(error).split()).rstrip(',.'))}") from None
+
+
+def _why(complaint: str) -> str:
+    """HTCondor's complaint, and what to do about it.
+
+    >>> _why("Unable to commit transaction")
+    'its schedd cannot keep them: is the disk full that its SPOOL directory is on? (Unable to commit transaction)'
+    """
+    if "commit transaction" in complaint:
+        return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
+    if "connect to schedd" in complaint or "SECMAN" in complaint:
+        return f"its schedd does not answer: see whether condor_q works on this machine ({complaint})"
+    return f"{complaint}; see whether condor_q works on this machine"
 
 
 def _escaped(text: str) -> str:

@@ -96,7 +96,8 @@ class TierJobs:
         else:
             began = change.state == "running"
             job.asked = job.asked if began or job.state == "queued" else now
-            job.state, job.since, job.joined = change.state, now, False
+            # A worker may join before the batch system says that its job runs.
+            job.state, job.since, job.joined = change.state, now, job.joined and began
             if began:
                 self._moved = now
                 if not self._waiting():

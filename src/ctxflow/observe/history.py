@@ -31,12 +31,28 @@ class Items:
 
 @dataclasses.dataclass
 class Tier:
-    """What one tier gave. `counts`: (seconds, workers connected from then on); `loss_times` in seconds."""
+    """What one tier gave. Times in seconds.
+
+    :ivar lost: workers that went, for whatever reason.
+    :ivar evicted: those of them that were taken back; their times from joining until then are in `lifetimes`.
+    :ivar returned: those that ctxflow gave back.
+    :ivar stays: how long those were there that were not evicted, the ones that were there to the end included.
+    :ivar counts: (time, workers connected from then on).
+    :ivar jobs_started: jobs that began to run; where it is known, they had waited as long as in `waits`.
+    :ivar held: how often a job was held, by the reason.
+    """
 
     joined: int = 0
     lost: int = 0
     evicted: int = 0
+    returned: int = 0
     items_done: int = 0
+    lifetimes: list[float] = dataclasses.field(default_factory=list)
+    stays: list[float] = dataclasses.field(default_factory=list)
+    jobs_started: int = 0
+    jobs_evicted: int = 0
+    waits: Histogram = dataclasses.field(default_factory=Histogram)
+    held: dict[str, int] = dataclasses.field(default_factory=dict)
     worker_seconds: float = 0.0
     counts: list[tuple[float, int]] = dataclasses.field(default_factory=lambda: [(0.0, 0)])
     done: Timeline = dataclasses.field(default_factory=Timeline)
@@ -46,6 +62,33 @@ class Tier:
         since, before = self.counts[-1]
         self.worker_seconds += before * (time - since)
         self.counts.append((time, before + change))
+
+    @property
+    def unexplained(self) -> int:
+        """Workers that were lost without anybody knowing why."""
+        return self.lost - self.evicted - self.returned
+
+    @property
+    def eviction_rate(self) -> float | None:
+        """Evictions for each hour that a worker was connected; None if none ever was."""
+        return 3600 * self.evicted / self.worker_seconds if self.worker_seconds else None
+
+    def survival(self) -> list[tuple[float, float]]:
+        """(age, share of workers evicted by that age), for each age at which one was: Kaplan and Meier's estimate.
+
+        Workers that were not evicted count for as long as they were there; left out, as in a plain distribution of
+        lifetimes, they would make a tier look the worse the longer it lets workers live.
+
+        >>> Tier(lifetimes=[1.0, 2.0], stays=[1.5, 9.0]).survival()
+        [(1.0, 0.25), (2.0, 0.625)]
+        """
+        ends = sorted([(age, 0) for age in self.lifetimes] + [(age, 1) for age in self.stays])
+        points, left = [], 1.0
+        for n, (age, stayed) in enumerate(ends):
+            if not stayed:
+                left *= 1 - 1 / (len(ends) - n)
+                points.append((age, 1 - left))
+        return points
 
 
 @dataclasses.dataclass
@@ -75,7 +118,7 @@ class History:
     """What happened in a run. Times in seconds on the run's clock.
 
     :ivar duration: the time of the last event.
-    :ivar losses: (time, whether it was an eviction) of each worker that was lost.
+    :ivar losses: (time, whether it was an eviction) of each worker that was lost and had not been given back.
     :ivar apps: by id, as are `contexts`; `tiers` by name.
     """
 
@@ -93,9 +136,7 @@ class History:
     @property
     def mean_workers(self) -> float:
         """Workers connected, averaged over the run."""
-        since, now = self.workers.counts[-1]
-        held = self.workers.worker_seconds + now * (self.duration - since)
-        return held / self.duration if self.duration else float(now)
+        return self.workers.worker_seconds / self.duration if self.duration else float(self.workers.counts[-1][1])
 
     @property
     def peak_workers(self) -> int:
@@ -128,6 +169,7 @@ def read_history(lines: Iterable[str]) -> History:
             raise ValueError(
                 f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?"
             ) from None
+    reader.end()
     return reader.history
 
 
@@ -146,13 +188,20 @@ class _Reader:
 
     def __init__(self) -> None:
         self.history = History()
-        self._tier_of: dict[str, Tier] = {}
+        self._tier_of: dict[str, Tier] = {}  # By worker; also of those that are gone, whose answers may come late.
+        self._joined_at: dict[str, float] = {}
+        self._noticed_ones: set[str] = set()
+        self._released: set[str] = set()
         self._running: dict[str, dict[int, tuple[str, int]]] = {}  # Worker -> attempt -> its app, and how many items.
         self._ran, self._closed = Seen(), Seen()
         self._takes = {
             "WorkerJoined": self._joined,
             "WorkerLost": self._lost,
             "EvictionNotice": self._noticed,
+            "TierOffered": self._offered,
+            "JobStarted": self._job_started,
+            "JobEvicted": self._job_evicted,
+            "JobHeld": self._job_held,
             "ItemsSubmitted": self._submitted,
             "ItemsCancelled": self._cancelled,
             "BatchFinished": self._finished,
@@ -177,10 +226,22 @@ class _Reader:
                 self._run(command)
             elif kind == "Deliver":
                 self._deliver(time, event, command)
+            elif kind == "Release":
+                self._released.add(command["worker"])
             elif kind == "Bury":
                 history.items.dead += self._close(command["items"])
         history.events += 1
         history.duration = max(history.duration, time)
+
+    def end(self) -> None:
+        """The log has ended: those who are connected were so until then."""
+        end = self.history.duration
+        for worker, joined in self._joined_at.items():
+            for group in (self.history.workers, self._tier_of[worker]):
+                group.stays.append(end - joined)
+        for group in (self.history.workers, *self.history.tiers.values()):
+            since, now = group.counts[-1]
+            group.worker_seconds += now * (end - since)
 
     def _close(self, ranges: list[list[int]]) -> int:
         count = 0
@@ -211,25 +272,60 @@ class _Reader:
     def _joined(self, event: dict[str, Any]) -> None:
         worker = event["worker"]
         history = self.history
-        tier = self._tier_of[worker["id"]] = history.tiers.setdefault(worker["tier"], Tier())
+        tier = self._tier_of[worker["id"]] = self._tier(worker["tier"])
+        self._joined_at[worker["id"]] = event["time"]
         history.hosts.add(worker["host"])
         for group in (history.workers, tier):
             group.joined += 1
             group.connected(event["time"], 1)
 
     def _lost(self, event: dict[str, Any]) -> None:
-        self._running.pop(event["worker"], None)
-        tier = self._tier_of.get(event["worker"])
-        if tier is None:
+        worker, time = event["worker"], event["time"]
+        self._running.pop(worker, None)
+        joined = self._joined_at.pop(worker, None)
+        if joined is None:
             return
-        self.history.losses.append((event["time"], event["evicted"]))
-        for group in (self.history.workers, tier):
+        # As the scheduler counts: what was given back was not taken, whatever became of it then.
+        returned = worker in self._released
+        evicted = not returned and (event["evicted"] or worker in self._noticed_ones)
+        if not returned:
+            self.history.losses.append((time, evicted))
+        for group in (self.history.workers, self._tier_of[worker]):
             group.lost += 1
-            group.evicted += event["evicted"]
-            group.connected(event["time"], -1)
+            group.evicted += evicted
+            group.returned += returned
+            group.connected(time, -1)
+            (group.lifetimes if evicted else group.stays).append(time - joined)
 
     def _noticed(self, event: dict[str, Any]) -> None:
         self.history.notices += 1
+        self._noticed_ones.add(event["worker"])
+
+    # --- tiers and their jobs
+
+    def _tier(self, name: str) -> Tier:
+        known = self.history.tiers.get(name)
+        if known is None:
+            known = self.history.tiers[name] = Tier()
+        return known
+
+    def _offered(self, event: dict[str, Any]) -> None:
+        self._tier(event["tier"]["name"])
+
+    def _job_started(self, event: dict[str, Any]) -> None:
+        for group in (self.history.workers, self._tier(event["tier"])):
+            group.jobs_started += 1
+            if event["waited"] is not None:
+                group.waits.add(event["waited"])
+
+    def _job_evicted(self, event: dict[str, Any]) -> None:
+        for group in (self.history.workers, self._tier(event["tier"])):
+            group.jobs_evicted += 1
+
+    def _job_held(self, event: dict[str, Any]) -> None:
+        reason = event["reason"]
+        for group in (self.history.workers, self._tier(event["tier"])):
+            group.held[reason] = group.held.get(reason, 0) + 1
 
     # --- items and calls
 

@@ -1,4 +1,4 @@
-"""Measures in fixed memory: a histogram of durations, counts over time, and which items were seen before.
+"""Measures, most in fixed memory: a histogram of durations, counts over time, which items were seen before.
 
 What does not live here: what is measured (history.py).
 """
@@ -80,6 +80,16 @@ class Histogram:
             "count": self.count, "mean": self.mean, "deviation": self.deviation, "least": least, **percentiles,
             "most": self.most,
         }  # fmt: skip
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """The 10th, 50th and 90th percentile of some numbers, and the least and the most of them.
+
+    >>> percentiles([3.0, 1.0, 2.0])
+    {'least': 1.0, 'p10': 1.2, 'p50': 2.0, 'p90': 2.8, 'most': 3.0}
+    """
+    points = np.percentile(values, (0, 10, 50, 90, 100))
+    return dict(zip(("least", "p10", "p50", "p90", "most"), map(float, points), strict=True))
 
 
 class Timeline:

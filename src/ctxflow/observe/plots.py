@@ -1,7 +1,7 @@
-"""The pictures of a report: the transfer tree, workers and items over time, and the histogram of call times.
+"""The pictures of a report: all that there are; here the transfer tree and the histogram of call times.
 
 Needs matplotlib (the extra "report"), which is imported when a picture is drawn. What does not live here: what is
-shown, which is data by then.
+shown, which is data by then, and the pictures of tiers (tier_plots.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import numpy as np
 
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.history import App, History
+from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
 from ctxflow.observe.text import seconds
+from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
 
-# Okabe and Ito's colours, which people of every colour vision tell apart, without yellow, which is pale on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_GREY, _PALE, _DARK = "#7A7A7A", "#E4E4E4", "#222222"
-_WIDTH = 7.0  # Inches: a page's text.
 _LABELLED = 48  # More rows than this are labelled by host only.
 _ARROWS = 400  # More transfers than this are lines without heads.
 
@@ -44,22 +42,18 @@ def draw(
     if found.transfers:
         pictures.append(("transfers", lambda: _transfers(Figure, found, trees)))
     if history is not None and (history.workers.joined or history.items.done):
-        pictures.append(("workers_and_items", lambda: _over_time(Figure, history)))
+        pictures.append(("workers_and_items", lambda: workers_and_items(Figure, history)))
     if history is not None and any(app.calls for app in history.apps.values()):
         pictures.append(("call_times", lambda: _call_times(Figure, history)))
+    if history is not None and history.workers.lifetimes:
+        pictures.append(("lifetimes", lambda: lifetimes(Figure, history)))
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         for name, picture in pictures:
             written.append(directory / f"{name}.{form}")
             picture().savefig(written[-1], format=form, dpi=200)
     return written
-
-
-_STYLE = {
-    "font.size": 8.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "",
-    "axes.edgecolor": _GREY, "xtick.color": _DARK, "ytick.color": _DARK, "axes.axisbelow": True,
-}  # fmt: skip
 
 
 # --- the transfer tree
@@ -69,7 +63,7 @@ def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -
     """Time to the right, a row for the manager and each worker, an arrow from sender to receiver for each transfer."""
     rows, hosts = _rows(found)
     height = min(max(2.2, 0.9 + 0.2 * len(rows)), 9.5)
-    figure = figure_class(figsize=(_WIDTH, height), layout="constrained")
+    figure = figure_class(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     begin, end = _span(found.transfers)
     _stripes(axes, hosts, rows)
@@ -78,10 +72,10 @@ def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -
     many = len(found.transfers)
     scale = 1.0 if many <= _LABELLED else 0.6 if many <= _ARROWS else 0.0
     for transfer in found.transfers:
-        _arrow(axes, transfer, rows, colours.get(transfer.file, _GREY), scale)
+        _arrow(axes, transfer, rows, colours.get(transfer.file, GREY), scale)
     margin = 0.02 * (end - begin)
     axes.set(xlim=(begin - margin, end + margin), ylim=(len(rows) - 0.4, -0.6), xlabel="time in the run (s)")
-    axes.grid(axis="x", color=_PALE, linewidth=0.6)
+    axes.grid(axis="x", color=PALE, linewidth=0.6)
     _label_rows(axes, rows, hosts, found)
     _key(figure, found, trees, colours)
     return figure
@@ -127,7 +121,7 @@ def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, e
         gone = end if peer is None or peer.lost is None else peer.lost
         axes.plot([joined, gone], [row, row], color="#C8C8C8", linewidth=line, zorder=1)
         if peer is not None and peer.lost is not None and peer.lost <= end:
-            axes.plot([gone], [row], marker="|", markersize=8, markeredgewidth=1.6, color=_DARK, zorder=2)
+            axes.plot([gone], [row], marker="|", markersize=8, markeredgewidth=1.6, color=DARK, zorder=2)
 
 
 def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, scale: float) -> None:
@@ -162,7 +156,7 @@ def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int
             short = host.partition(".")[0]
             axes.annotate(
                 short, xy=(1.0, (first + last) / 2), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                textcoords="offset points", va="center", color=_GREY, annotation_clip=False,
+                textcoords="offset points", va="center", color=GREY, annotation_clip=False,
             )  # fmt: skip
     else:
         labels = [(row, name) for name, row in rows.items() if name == MANAGER]
@@ -179,8 +173,8 @@ def _colours(found: Transfers, trees: Sequence[FileTree]) -> dict[str, str]:
         file = found.files.get(tree.file)
         return (file.bytes or 0) if file else 0
 
-    largest = sorted(trees, key=size, reverse=True)[: len(_COLOURS)]
-    return {tree.file: colour for tree, colour in zip(largest, _COLOURS, strict=False)}
+    largest = sorted(trees, key=size, reverse=True)[: len(COLOURS)]
+    return {tree.file: colour for tree, colour in zip(largest, COLOURS, strict=False)}
 
 
 def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict[str, str]) -> None:
@@ -194,79 +188,21 @@ def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict
             label = _shortened(file_name(tree.file, found)) + size
             entries.append(Line2D([], [], color=colours[tree.file], label=label))
     if len(trees) > len(colours):
-        entries.append(Line2D([], [], color=_GREY, label=f"{len(trees) - len(colours)} smaller files"))
+        entries.append(Line2D([], [], color=GREY, label=f"{len(trees) - len(colours)} smaller files"))
     kinds = {transfer.kind for transfer in found.transfers if not transfer.error}
     if "linked" in kinds:
-        entries.append(Line2D([], [], color=_DARK, linestyle=(0, (3, 1.5)), label="hard link"))
+        entries.append(Line2D([], [], color=DARK, linestyle=(0, (3, 1.5)), label="hard link"))
     if "made" in kinds:
-        entries.append(Line2D([], [], color=_DARK, linewidth=2.2, label="written by a call"))
+        entries.append(Line2D([], [], color=DARK, linewidth=2.2, label="written by a call"))
     if any(transfer.error for transfer in found.transfers):
-        entries.append(Line2D([], [], color=_DARK, linestyle=(0, (1, 1.5)), marker="x", label="failed"))
+        entries.append(Line2D([], [], color=DARK, linestyle=(0, (1, 1.5)), marker="x", label="failed"))
     if any(peer.lost is not None for peer in found.peers.values()):
-        entries.append(Line2D([], [], color=_DARK, linestyle="", marker="|", markersize=8, label="worker lost"))
+        entries.append(Line2D([], [], color=DARK, linestyle="", marker="|", markersize=8, label="worker lost"))
     figure.legend(handles=entries, loc="outside upper left", ncols=3, frameon=False, handlelength=2.4)
 
 
 def _shortened(name: str) -> str:
     return name if len(name) <= 28 else f"{name[:24]}..."
-
-
-# --- workers and items over time
-
-
-def _over_time(figure_class: Any, history: History) -> Any:
-    """Workers connected, by tier, above; completed items over the same time, as the paper's Figures 6 and 7 have."""
-    figure = figure_class(figsize=(_WIDTH, 3.0), layout="constrained")
-    axes = figure.add_subplot()
-    end = max(history.duration, 1e-3)
-    names = sorted(history.tiers, key=lambda name: -history.tiers[name].worker_seconds)
-    times, stacked = _stacked({name: history.tiers[name].counts for name in names}, end, len(_COLOURS) - 1)
-    below = np.zeros(len(times))
-    shades = ("#9CC4DE", "#C9DFA8", "#E8C6D8", "#F3D9A4", "#CFCFCF", "#E4E4E4")
-    for (name, counts), shade in zip(stacked.items(), shades, strict=False):
-        label = "workers connected" if len(stacked) == 1 else f"workers of {name}"
-        axes.fill_between(times, below, below + counts, step="post", color=shade, linewidth=0, label=label)
-        below = below + counts
-    axes.step(times, below, where="post", color="#4F7F9E", linewidth=0.8)
-    axes.set(xlim=(0, end), ylim=(0, max(history.peak_workers * 1.12, 1)), xlabel="time in the run (s)")
-    axes.set_ylabel("workers connected")
-    _evictions(axes, history)
-    _done(axes.twinx(), history, end)
-    handles = [h for part in figure.axes for h in part.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    return figure
-
-
-def _stacked(series: dict[str, list[tuple[float, int]]], end: float, most: int) -> tuple[Any, dict[str, Any]]:
-    """Step series on one axis of times; those beyond the first `most` are added up as "other tiers"."""
-    times = np.unique([time for points in series.values() for time, _ in points] + [0.0, end])
-    stacked: dict[str, Any] = {}
-    for n, (name, points) in enumerate(series.items()):
-        at = np.array([time for time, _ in points])
-        counts = np.array([count for _, count in points])[np.searchsorted(at, times, side="right") - 1]
-        key = name if n < most else "other tiers"
-        stacked[key] = stacked.get(key, 0) + counts
-    return times, stacked
-
-
-def _evictions(axes: Any, history: History) -> None:
-    for evicted, label, colour in ((True, "eviction", "#D55E00"), (False, "worker lost", _DARK)):
-        times = [time for time, kind in history.losses if kind is evicted]
-        if times:
-            marks = {"marker": "|", "linestyle": "", "markersize": 6, "markeredgewidth": 0.9, "clip_on": False}
-            axes.plot(times, [0.0] * len(times), color=colour, label=label, zorder=5, **marks)
-
-
-def _done(axes: Any, history: History, end: float) -> None:
-    points = history.workers.done.cumulated()
-    times = [min(time, end) for time, _ in points] + [end]
-    counts = [count for _, count in points] + [points[-1][1]]
-    axes.plot(times, counts, color=_DARK, linewidth=1.6, label="completed items")
-    axes.set_ylim(0, max(1, counts[-1] * 1.06))
-    axes.set_ylabel("completed items")
-    axes.spines["right"].set_visible(True)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 # --- call times
@@ -281,7 +217,7 @@ def _call_times(figure_class: Any, history: History) -> Any:
         min(a.call_seconds.percentile(1) for a in apps), 1e-6
     )
     logarithmic = spread > 12
-    figure = figure_class(figsize=(_WIDTH, 1.0 + 1.7 * len(apps)), layout="constrained")
+    figure = figure_class(figsize=(WIDTH, 1.0 + 1.7 * len(apps)), layout="constrained")
     plots = figure.subplots(len(apps), sharex=True, squeeze=False)[:, 0]
     bins = int(np.clip(2 * np.sqrt(max(app.calls for app in apps)), 12, 48))
     if logarithmic:
@@ -289,7 +225,7 @@ def _call_times(figure_class: Any, history: History) -> Any:
     else:
         top = max(app.call_seconds.percentile(99.5) for app in apps)
         edges = np.append(np.linspace(0.0, top * 1.02, bins + 1), np.inf)
-    for axes, app, colour in zip(plots, apps, _COLOURS, strict=False):
+    for axes, app, colour in zip(plots, apps, COLOURS, strict=False):
         _one_histogram(axes, app, edges, colour, logarithmic)
     plots[-1].set_xlabel("duration of a call (s)" + (", logarithmic" if logarithmic else ""))
     return figure
@@ -314,7 +250,7 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
     axes.set_ylabel("calls")
     for percent, style in ((50, "-"), (99, "--")):
         at = app.call_seconds.percentile(percent)
-        axes.axvline(at, color=_DARK, linewidth=0.9, linestyle=style, label=f"p{percent} {seconds(at)}")
+        axes.axvline(at, color=DARK, linewidth=0.9, linestyle=style, label=f"p{percent} {seconds(at)}")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
     trimmed = f", {round(beyond):,} longer ones not shown" if round(beyond) else ""
     axes.set_title(f"{app.name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left")

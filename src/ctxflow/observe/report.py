@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ctxflow.errors import CtxflowError
-from ctxflow.observe.history import History, read_history
+from ctxflow.observe.history import History, Tier, read_history
+from ctxflow.observe.measures import percentiles
 from ctxflow.observe.staging import Staging, read_staging
 from ctxflow.observe.transfers import Transfers, read_transfers, with_notes
 from ctxflow.observe.tree import FileTree, file_trees
@@ -149,20 +150,14 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def _history_data(history: History) -> dict[str, Any]:
-    def tier(name: str) -> dict[str, Any]:
-        of = history.tiers[name] if name else history.workers
-        return {
-            "joined": of.joined, "lost": of.lost, "evicted": of.evicted, "items_done": of.items_done,
-            "workers": of.counts, "completed": of.done.cumulated(),
-        }  # fmt: skip
-
     return {
         "duration": history.duration,
         "events": history.events,
         "items": {**dataclasses.asdict(history.items), "open": history.items.open},
-        "workers": {"mean": history.mean_workers, "peak": history.peak_workers, "notices": history.notices, **tier("")},
+        "workers": {"mean": history.mean_workers, "peak": history.peak_workers, "notices": history.notices,
+                    **_tier_data(history.workers)},
         "hosts": sorted(history.hosts),
-        "tiers": {name: tier(name) for name in history.tiers},
+        "tiers": {name: _tier_data(tier) for name, tier in history.tiers.items()},
         "losses": [{"time": time, "evicted": evicted} for time, evicted in history.losses],
         "apps": {
             id: {
@@ -178,4 +173,15 @@ def _history_data(history: History) -> dict[str, Any]:
             }
             for id, context in history.contexts.items()
         },
+    }  # fmt: skip
+
+
+def _tier_data(tier: Tier) -> dict[str, Any]:
+    lifetimes = {"count": len(tier.lifetimes), **(percentiles(tier.lifetimes) if tier.lifetimes else {})}
+    return {
+        "joined": tier.joined, "lost": tier.lost, "evicted": tier.evicted, "unexplained": tier.unexplained,
+        "returned": tier.returned, "items_done": tier.items_done, "worker_seconds": tier.worker_seconds,
+        "evictions_per_worker_hour": tier.eviction_rate, "lifetimes": lifetimes, "survival": tier.survival(),
+        "jobs_started": tier.jobs_started, "jobs_evicted": tier.jobs_evicted, "queue_seconds": tier.waits.summary(),
+        "held": tier.held, "workers": tier.counts, "completed": tier.done.cumulated(),
     }  # fmt: skip

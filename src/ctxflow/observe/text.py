@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxflow.observe.history import App, History
-from ctxflow.observe.measures import Histogram
+from ctxflow.observe.history import App, History, Tier
+from ctxflow.observe.measures import Histogram, percentiles
 from ctxflow.observe.report import Report
 from ctxflow.observe.tree import tree_lines
 
@@ -48,7 +48,8 @@ def _summary(history: History) -> str:
     rest = {"dead": items.dead, "cancelled": items.cancelled, "without an answer": items.open}
     left = [f"{count:,} {what}" for what, count in rest.items() if count]
     again = f"; {items.run_again:,} ran again after an eviction or a failure" if items.run_again else ""
-    lost = f", {workers.lost:,} lost ({workers.evicted:,} evicted)" if workers.lost else ", none lost"
+    gone = {"evicted": workers.evicted, "lost": workers.unexplained, "given back": workers.returned}
+    lost = "".join(f", {count:,} {how}" for how, count in gone.items() if count) or ", none lost"
     notices = f", {history.notices:,} eviction notices" if history.notices else ""
     hosts = f" on {len(history.hosts):,} host{'s' * (len(history.hosts) != 1)}"
     loads = sum(context.load_seconds.count for context in history.contexts.values())
@@ -73,13 +74,29 @@ def _tables(history: History) -> list[str]:
     loads = [[c.name, *_cells(c.load_seconds)] for c in history.contexts.values() if c.load_seconds.count]
     if loads:
         tables.append(_table(["Context loads", *heads], loads))
-    if len(history.tiers) > 1:
-        rows = [
-            [name, f"{tier.items_done:,}", f"{tier.joined:,}", f"{tier.lost:,}", f"{tier.evicted:,}"]
-            for name, tier in history.tiers.items()
-        ]
-        tables.append(_table(["Tiers", "items done", "joined", "lost", "evicted"], rows))
+    if len(history.tiers) > 1 or history.workers.jobs_started or history.workers.held:
+        rows = [row for name, tier in history.tiers.items() for row in _tier_rows(name, tier)]
+        tables.append(_table(["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
+    lived = [_lifetime_row(name, tier) for name, tier in history.tiers.items() if tier.lifetimes]
+    if lived:
+        tables.append(_table(["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
     return tables
+
+
+def _tier_rows(name: str, tier: Tier) -> list[list[str]]:
+    counts = [tier.items_done, tier.joined, tier.evicted, tier.unexplained, tier.returned]
+    waited = seconds(tier.waits.percentile(50)) if tier.waits.count else "-"
+    rows = [[name, *(f"{count:,}" for count in counts), waited]]
+    for reason, count in sorted(tier.held.items(), key=lambda item: -item[1]):
+        rows.append([f"  held{f' {count:,} times' if count > 1 else ''}: {reason or 'nobody says why'}"])
+    return rows
+
+
+def _lifetime_row(name: str, tier: Tier) -> list[str]:
+    rate = tier.eviction_rate or 0.0
+    ages = percentiles(tier.lifetimes)
+    shown = [seconds(ages[part]) for part in ("p10", "p50", "p90", "most")]
+    return [name, f"{tier.evicted:,}", f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", *shown]
 
 
 def _app_rows(app: App) -> list[list[str]]:

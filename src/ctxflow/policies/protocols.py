@@ -112,6 +112,14 @@ class WorkerView(Protocol):
     def noticed(self) -> float | None:
         """When it was told that it will be evicted."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether it was given back, and is about to go."""
+
+    @property
+    def acquired(self) -> bool:
+        """Whether it was asked for: one that was started by hand is not given back, and not asked for."""
+
     def seconds_per_item(self, app: str) -> float | None:
         """Measured on this worker for this app."""
 
@@ -196,7 +204,7 @@ class TierView(Protocol):
 
     @property
     def match_rate(self) -> float | None:
-        """Workers that the batch system gives an hour, measured."""
+        """Workers that the batch system gives an hour while some are lacking, measured."""
 
     @property
     def eviction_rate(self) -> float | None:
@@ -275,6 +283,9 @@ class View(Protocol):
         Not if the plan, its GPUs or its memory forbid it, if it failed to build the context before (while
         there are others), or if other workers are loading the context for all that waits.
         """
+
+    def permits(self, app: AppView, tier: TierView) -> bool:
+        """Whether workers of the tier could run the app at all: they have the GPUs, and the plan allows it."""
 
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""

@@ -24,7 +24,10 @@ _OWN = {
     "batching": {"fixed": "ctxflow.policies.batching:Fixed"},
     "placement": {"everywhere": "ctxflow.policies.placement:Everywhere"},
     "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
-    "scaling": {"fixed": "ctxflow.policies.scaling:FixedWorkers"},
+    "scaling": {
+        "fixed": "ctxflow.policies.scaling:FixedWorkers",
+        "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
+    },
 }
 _METHODS = {
     "routing": ("assign",),

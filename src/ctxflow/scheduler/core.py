@@ -12,13 +12,14 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, residency
-from ctxflow.scheduler.commands import Abandon, Acquire, Command, Release, Run
+from ctxflow.scheduler import items, residency, tiers
+from ctxflow.scheduler.commands import Abandon, Command, Run
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Tier, Worker
+from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
 
 HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
+SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
 
 
 class Scheduler:
@@ -27,6 +28,10 @@ class Scheduler:
     :param policies: who decides what is open to choice.
     :param limits: how much is borne before an item or a context is given up.
     :param seed: of the generator that policies may use.
+    :param start_when: the share of the workers asked for that must be connected, once, before the first call is
+        given; those started by hand count as connected. Until then each worker builds one context at most: a second
+        one could take the first one's place before it was of any use.
+    :raises ValueError: for a share below 0 or above 1.
 
     >>> from ctxflow.policies.registry import make
     >>> scheduler = Scheduler(Policies(make("routing", "context-affinity"), make("batching", "fixed"),
@@ -45,8 +50,10 @@ class Scheduler:
     [Deliver(attempt=1, items=(0, 1), positions=None)]
     """
 
-    def __init__(self, policies: Policies, limits: Limits | None = None, seed: int = 0) -> None:
-        self.state = RunState(policies, limits or Limits(), seed)
+    def __init__(
+        self, policies: Policies, limits: Limits | None = None, seed: int = 0, start_when: float = 0.0
+    ) -> None:
+        self.state = RunState(policies, limits or Limits(), seed, start_when)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
@@ -56,6 +63,9 @@ class Scheduler:
             ev.WorkerJoined: self._worker_joined,
             ev.WorkerLost: self._worker_lost,
             ev.EvictionNotice: self._eviction_notice,
+            ev.JobStarted: self._job_changed,
+            ev.JobEvicted: self._job_changed,
+            ev.JobHeld: self._job_changed,
             ev.ContextStaged: self._context_staged,
             ev.ContextReady: self._context_ready,
             ev.ContextFailed: self._context_failed,
@@ -105,7 +115,7 @@ class Scheduler:
             given = [self._give(a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
             if not any(given):
                 break
-        if state.ready and not state.free:
+        if state.ready and not state.free and not state.awaiting:
             self._preempt(out)
 
     def _give(self, worker_id: str, app_id: str, out: list[Command]) -> bool:
@@ -197,14 +207,26 @@ class Scheduler:
             held.last_used = self.state.now
         self.state.update_free(worker)
 
+    def _scale(self, out: list[Command]) -> None:
+        tiers.scale(self.state, out)
+        if self.state.awaiting and tiers.enough(self.state):
+            self._begin(out)
+
+    def _begin(self, out: list[Command]) -> None:
+        """The first calls: each worker runs what it has built its context for."""
+        state = self.state
+        state.awaiting = False
+        for worker in state.workers.values():
+            state.update_free(worker)
+            built = [held.context for held in worker.contexts.values() if held.state == "ready"]
+            apps = [app for app in state.ready.values() if app.context in built]
+            if apps and worker.id in state.free:
+                self._give(worker.id, min(apps, key=urgency).id, out)
+
     # --- declarations
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
-        known = self.state.tiers.get(event.tier.name)
-        if known is None:
-            self.state.tiers[event.tier.name] = Tier(event.tier)
-        else:
-            known.spec = event.tier
+        tiers.offered(self.state, event.tier)
         self._plan()
         self._scale(out)
 
@@ -222,7 +244,11 @@ class Scheduler:
     # --- items
 
     def _items_submitted(self, event: ev.ItemsSubmitted, out: list[Command]) -> None:
-        items.submit(self.state, self.state.apps[event.app], event.items, out)
+        state = self.state
+        first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
+        items.submit(state, state.apps[event.app], event.items, out)
+        if first and state.ready:
+            self._scale(out)
 
     def _items_cancelled(self, event: ev.ItemsCancelled, out: list[Command]) -> None:
         items.cancel(self.state, event.items)
@@ -256,7 +282,7 @@ class Scheduler:
         taken = evicted and not worker.draining  # One that was given back was not taken.
         state.counters.lost += 1
         state.counters.evicted += taken
-        self._note_lifetime(worker, taken)
+        tiers.note_lifetime(state, worker, taken)
         if evicted:
             for context in list(worker.contexts):
                 residency.drop(state, worker, context)
@@ -280,20 +306,14 @@ class Scheduler:
                 )
                 items.lost(state, attempt, left, failure, out)
 
-    def _note_lifetime(self, worker: Worker, evicted: bool) -> None:
-        tier = self.state.tiers.get(worker.tier)
-        if tier is not None:
-            tier.worker_seconds += self.state.now - worker.joined
-            if evicted:
-                if tier.lifetimes is None:
-                    tier.lifetimes = []
-                tier.lifetimes.append(self.state.now - worker.joined)
-
     def _eviction_notice(self, event: ev.EvictionNotice, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
         if worker is not None and worker.noticed is None:
             worker.noticed = self.state.now
             self.state.update_free(worker)
+
+    def _job_changed(self, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:
+        tiers.job_changed(self.state, event)
 
     # --- contexts
 
@@ -366,29 +386,3 @@ class Scheduler:
     def _plan(self) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""
         self.state.plan = self.state.policies.placement.plan(self.state)
-
-    def _scale(self, out: list[Command]) -> None:
-        state = self.state
-        for name, wanted in state.policies.scaling.target(state).items():
-            tier = state.tiers.get(name)
-            if tier is None:
-                continue
-            low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
-            target = max(low, min(high, wanted))
-            if tier.asked != target:
-                tier.asked = target
-                out.append(Acquire(name, target))
-            self._release(name, target, out)
-
-    def _release(self, tier: str, target: int, out: list[Command]) -> None:
-        """Give back idle workers beyond the target; busy ones are looked at again on the next tick.
-
-        Those that were started by hand are nobody's to give back, and do not count.
-        """
-        workers = self.state.workers.values()
-        held = [w for w in workers if w.tier == tier and w.spec.acquired and not w.draining]
-        idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
-        for worker in idle[: max(0, len(held) - target)]:
-            worker.draining = True
-            self.state.update_free(worker)
-            out.append(Release(worker.id))

@@ -183,6 +183,36 @@ class EvictionNotice(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class JobStarted(Event):
+    """A worker's job runs; its worker is about to join.
+
+    :ivar waited: seconds from asking for it, or from its last eviction, to running; None where nobody knows.
+    """
+
+    tier: str
+    job: str
+    waited: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobEvicted(Event):
+    """The batch system took a job's machine. If its worker had joined, a `WorkerLost` comes besides."""
+
+    tier: str
+    job: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobHeld(Event):
+    """A job will not run before somebody sees to the reason."""
+
+    tier: str
+    job: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ContextStaged(Event):
     """A context's files are in the worker's cache."""
 

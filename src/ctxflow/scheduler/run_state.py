@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from ctxflow.policies.protocols import AppView, Plan, RegionView, WorkerView
+from ctxflow.policies.protocols import AppView, Plan, RegionView, TierView, WorkerView
 from ctxflow.scheduler import residency
 from ctxflow.scheduler.state import (
     App,
@@ -26,7 +26,9 @@ from ctxflow.scheduler.state import (
 class RunState:
     """Everything that the scheduler knows; `ctxflow.policies.protocols.View` is its read-only face."""
 
-    def __init__(self, policies: Policies, limits: Limits, seed: int) -> None:
+    def __init__(self, policies: Policies, limits: Limits, seed: int, start_when: float = 0.0) -> None:
+        if not 0 <= start_when <= 1:
+            raise ValueError("start_when is a share of the workers asked for: give 0 to 1")
         self.policies = policies
         self.limits = limits
         self.random = random.Random(seed)
@@ -54,6 +56,10 @@ class RunState:
         self.raised: dict[int, int] = {}
         self.next_attempt = 1
         self.wake_at: float | None = None
+        # No call is given before this share of the workers asked for is connected; kept by tiers.py, as is the next.
+        self.start_when = start_when
+        self.awaiting = start_when > 0
+        self.scaled_at = 0.0
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """What the batching policy would give this worker's next batch of the app."""
@@ -68,10 +74,23 @@ class RunState:
         state = self.contexts.get(context)
         return state.holders if state else 0
 
+    def permits(self, app: AppView, tier: TierView) -> bool:
+        """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""
+        spec = self.contexts[app.context].spec
+        return spec.gpus <= self.tiers[tier.name].spec.gpus and self.plan.permits(spec.id, tier.name)
+
+    def usable(self, worker: Worker) -> bool:
+        """Whether a worker takes something new: a call, or a context to build.
+
+        While workers are awaited before the first call, one that has built a context waits with it.
+        """
+        if worker.free_slots <= 0 or worker.noticed is not None or worker.draining:
+            return False
+        return not (self.awaiting and any(held.state == "ready" for held in worker.contexts.values()))
+
     def update_free(self, worker: Worker) -> None:
         """Put a worker where it belongs after its slots changed."""
-        usable = worker.free_slots > 0 and worker.noticed is None and not worker.draining
-        if usable and worker.id in self.workers:
+        if self.usable(worker) and worker.id in self.workers:
             self.free.setdefault(worker.id, worker)
         else:
             self.free.pop(worker.id, None)

@@ -124,6 +124,11 @@ class Worker:
         return self.spec.tier
 
     @property
+    def acquired(self) -> bool:
+        """Whether it was asked for, and not started by hand."""
+        return self.spec.acquired
+
+    @property
     def region(self) -> str:
         """The group of workers close to it."""
         return self.spec.region
@@ -231,12 +236,23 @@ class ContextState:
 
 @dataclasses.dataclass(slots=True)
 class Tier:
-    """A tier of the site, and what was measured of it."""
+    """A tier of the site, and what was measured of it; only tiers.py changes it.
+
+    :ivar asked: workers asked for last.
+    :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
+    :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
+    :ivar held: how often a job was held, by the reason that the batch system gave.
+    """
 
     spec: TierSpec
     asked: int | None = None
     worker_seconds: float = 0.0
     lifetimes: list[float] | None = None
+    lacking_seconds: float = 0.0
+    lacking_since: float | None = None
+    jobs_started: int = 0
+    jobs_evicted: int = 0
+    held: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -265,8 +281,9 @@ class Tier:
 
     @property
     def match_rate(self) -> float | None:
-        """Not measured yet by any factory."""
-        return None
+        """Workers that the batch system gives an hour: jobs begun, by the time in which workers were lacking."""
+        known = self.jobs_started and self.lacking_seconds
+        return 3600 * self.jobs_started / self.lacking_seconds if known else None
 
     @property
     def eviction_rate(self) -> float | None:

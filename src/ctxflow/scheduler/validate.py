@@ -47,12 +47,12 @@ def _check_workers(state: RunState) -> None:
         assert worker.free_slots >= 0, f"{worker.id} has fewer slots than calls"
         loading = sum(held.building for held in worker.contexts.values())
         assert worker.loading == loading, f"{worker.id}: loads are miscounted"
-        usable = worker.free_slots > 0 and worker.noticed is None and not worker.draining
-        assert (worker.id in state.free) == usable, f"{worker.id}: wrongly (not) free"
+        assert (worker.id in state.free) == state.usable(worker), f"{worker.id}: wrongly (not) free"
         for number, attempt in worker.running.items():
             assert state.attempts.get(number) is attempt, f"{worker.id} runs an attempt that is not known"
             held = worker.contexts.get(attempt.context)
             assert held is not None and not held.building, f"{worker.id} runs a call without its context"
+    assert not (state.awaiting and state.attempts), "a call was given before enough workers were there"
     for attempt in state.attempts.values():
         assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"
 

@@ -18,7 +18,7 @@ from ctxflow.executors.engine import EngineFailed, RunServices
 from ctxflow.executors.taskvine.calls import Calls, Reports, Then
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses
-from ctxflow.executors.taskvine.reports import events_of
+from ctxflow.executors.taskvine.reports import events_of, events_of_job
 from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.worker import Worker, refusal
@@ -233,6 +233,7 @@ class TaskVineEngine:
         self._stagings.serve()
         for tier, change in self._acquirer.take():
             self._losses.heard(tier, change)
+            self._events += events_of_job(self._run.clock(), tier, change)
         for worker, evicted in self._losses.explained():
             self._lost_for_good(worker, evicted)
         if self._acquirer.failure is not None and not any(w.joined for w in self._workers.values()):
@@ -401,6 +402,10 @@ class TaskVineEngine:
     def provider(self, tier: str) -> Provider:
         """Who lends a tier's workers."""
         return self._acquirer.provider(tier)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Each tier's jobs by state, and what was done to have them (see `Acquirer.counts`)."""
+        return self._acquirer.counts()
 
     def __repr__(self) -> str:
         return f"TaskVineEngine(site={self._site.name!r})"

@@ -1,4 +1,4 @@
-"""What the reports of a context host mean to the scheduler.
+"""What the reports of a context host, and the changes of a worker's job, mean to the scheduler.
 
 What does not live here: reports about the worker itself and about files (engine.py, stagings.py).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.factory.provider import JobChange
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import events as ev
 
@@ -22,6 +23,21 @@ def events_of(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Ev
     if translate is None or ("key" in head and worker.keys.get(head["context"]) != head["key"]):
         return []
     return translate(now, worker, head, body)
+
+
+def events_of_job(now: float, tier: str, change: JobChange) -> list[ev.Event]:
+    """The events that a change of a worker's job stands for; none if it only waits, or has ended.
+
+    >>> events_of_job(2.0, "a10", JobChange("7.0", "held", "the disk is full"))
+    [JobHeld(time=2.0, tier='a10', job='7.0', reason='the disk is full')]
+    """
+    if change.state == "running":
+        return [ev.JobStarted(now, tier, change.job, change.waited)]
+    if change.state == "evicted":
+        return [ev.JobEvicted(now, tier, change.job, change.reason)]
+    if change.state == "held":
+        return [ev.JobHeld(now, tier, change.job, change.reason)]
+    return []
 
 
 def _finished(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:

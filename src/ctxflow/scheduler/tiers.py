@@ -1,0 +1,108 @@
+"""Tiers: how many workers of each are asked for and given back, and what is measured of those who lend them.
+
+What does not live here: how many to want (policies/scaling), and what the loss of a worker means for its items.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.commands import Acquire, Command, Release
+from ctxflow.scheduler.state import Tier, Worker
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
+
+
+def offered(state: RunState, spec: ev.TierSpec) -> None:
+    """The site offers a tier, or changes its bounds."""
+    known = state.tiers.get(spec.name)
+    if known is None:
+        state.tiers[spec.name] = Tier(spec)
+    else:
+        known.spec = spec
+
+
+def scale(state: RunState, out: list[Command]) -> None:
+    """Ask for as many workers as the scaling policy wants, within the bounds, and give back those beyond."""
+    state.scaled_at = state.now
+    for name, wanted in state.policies.scaling.target(state).items():
+        tier = state.tiers.get(name)
+        if tier is None:
+            continue
+        low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
+        target = max(low, min(high, wanted))
+        if tier.asked != target:
+            tier.asked = target
+            out.append(Acquire(name, target))
+        _release(state, name, target, out)
+    _measure(state)
+
+
+def _release(state: RunState, tier: str, target: int, out: list[Command]) -> None:
+    """Give back idle workers beyond the target; busy ones are looked at again on the next tick.
+
+    Those that were started by hand are nobody's to give back, and do not count.
+    """
+    held = [w for w in state.workers.values() if w.tier == tier and w.acquired and not w.draining]
+    idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
+    for worker in idle[: max(0, len(held) - target)]:
+        worker.draining = True
+        state.update_free(worker)
+        out.append(Release(worker.id))
+
+
+# --- waiting for workers before the first call
+
+
+def first_needed(state: RunState) -> int:
+    """How many workers must be connected before the first call: the share of all that were asked for, at least one."""
+    asked = sum(tier.asked or 0 for tier in state.tiers.values())
+    return max(1, math.ceil(state.start_when * asked - 1e-9))  # 0.07 * 100 is a little more than 7.
+
+
+def enough(state: RunState) -> bool:
+    """Whether the workers that the first call waits for are there."""
+    return len(state.workers) >= first_needed(state)
+
+
+# --- what is measured
+
+
+def _measure(state: RunState) -> None:
+    """Count the time since the last look, if workers were lacking then: the batch system could have given more."""
+    connected: dict[str, int] = {}
+    for worker in state.workers.values():
+        connected[worker.tier] = connected.get(worker.tier, 0) + worker.acquired
+    for name, tier in state.tiers.items():
+        if tier.lacking_since is not None:
+            tier.lacking_seconds += state.now - tier.lacking_since
+        lacks = connected.get(name, 0) < (tier.asked or 0)
+        tier.lacking_since = state.now if lacks else None
+
+
+def note_lifetime(state: RunState, worker: Worker, evicted: bool) -> None:
+    """A worker is gone, after it was there for a time."""
+    tier = state.tiers.get(worker.tier)
+    if tier is None:
+        return
+    tier.worker_seconds += state.now - worker.joined
+    if evicted:
+        if tier.lifetimes is None:
+            tier.lifetimes = []
+        tier.lifetimes.append(state.now - worker.joined)
+
+
+def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld) -> None:
+    """Something became of a worker's job. What it means for a worker that had joined, `WorkerLost` tells."""
+    tier = state.tiers.get(event.tier)
+    if tier is None:
+        return
+    if isinstance(event, ev.JobStarted):
+        tier.jobs_started += 1
+    elif isinstance(event, ev.JobEvicted):
+        tier.jobs_evicted += 1
+    else:
+        tier.held[event.reason] = tier.held.get(event.reason, 0) + 1

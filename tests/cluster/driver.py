@@ -1,0 +1,161 @@
+"""What tests of whole runs share: a driver program in the testbed that tells what goes on, and what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conftest import Testbed
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTBED = ROOT / "testbed"
+INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(ROOT)
+HOSTS = ["host1", "host2", "host3", "host4"]
+
+# What runs on a host as root. A worker's processes, and only they, have the job's name in their environment.
+ON_HOST = """
+import json, os, signal, sys, time
+
+def read(pid, what):
+    try:
+        with open(f"/proc/{pid}/{what}", "rb") as file:
+            return file.read().decode(errors="replace").split("\\0")
+    except OSError:
+        return []
+
+def variable(pid, name):
+    return next((each.partition("=")[2] for each in read(pid, "environ") if each.startswith(name + "=")), None)
+
+processes = {int(name): read(name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
+processes = {pid: words for pid, words in processes.items() if words and words[0]}
+"""
+# Those of vine_workers whose parent is none: a worker's transfer server has the same words.
+WORKERS = (
+    ON_HOST
+    + """
+how, port, luck = sys.argv[1], sys.argv[2], float(sys.argv[3])
+ours = [pid for pid, words in processes.items()
+        if words[0].endswith("vine_worker") and words[-2].endswith(":" + port) and os.getsid(pid) == pid]
+if how != "list":
+    ours = ours[int(luck * len(ours)):][:1]
+told = [{"worker": variable(pid, "CTXFLOW_WORKER_NAME"), "job": variable(pid, "CTXFLOW_JOB")} for pid in ours]
+now = time.time()
+for pid, each in zip(ours, told):
+    tree = [other for other in processes if variable(other, "CTXFLOW_JOB") == each["job"]]
+    now = time.time()
+    for victim in {"list": [], "pid": [pid], "tree": tree, "stop": tree}[how]:
+        try:
+            os.kill(victim, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+print(json.dumps([now, told]))
+"""
+)
+LEFT = (
+    ON_HOST
+    + """
+marks = ("vine_worker", "ctxflow.pyz", "ctxflow.host")
+left = {pid: " ".join(words) for pid, words in processes.items() if pid != os.getpid()
+        and (variable(pid, "CTXFLOW_JOB") or any(mark in word for word in words[:3] for mark in marks))}
+print(json.dumps(left))
+"""
+)
+
+
+class Driver:
+    """A program in the testbed that tells what goes on, a JSON object a line."""
+
+    def __init__(self, testbed_run: Path, command: list[str]) -> None:
+        words = [sys.executable, str(testbed_run), *command]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(words, cwd="/", text=True, **pipes)  # type: ignore[call-overload]
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.errors: list[str] = []
+        self.last: dict[str, Any] = {}
+        self._readers = [
+            threading.Thread(target=self._read, args=each, daemon=True)
+            for each in ((self._process.stdout, self._lines.put), (self._process.stderr, self.errors.append))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(pipe: IO[str], put: Callable[[str], None]) -> None:
+        with pipe:
+            for line in pipe:
+                put(line)
+        put("")
+
+    def line(self) -> dict[str, Any] | None:
+        """The next, None at the end of its output."""
+        try:
+            text = self._lines.get(timeout=120)
+        except queue.Empty:
+            raise AssertionError(f"the run says nothing more; last {self.last}; {self.said()}") from None
+        if text:
+            self.last = json.loads(text)
+        return self.last if text else None
+
+    def until(self, condition: Callable[[dict[str, Any]], object], limit: float = 60) -> dict[str, Any]:
+        """The first line of which something holds."""
+        deadline = time.monotonic() + limit
+        while (line := self.line()) is not None:
+            if condition(line):
+                return line
+            assert time.monotonic() < deadline, f"it did not happen: {line}; {self.said()}"
+        raise AssertionError(f"the run ended before it happened: {self.last}; {self.said()}")
+
+    def until_said(self, text: str, limit: float = 30, since: int = 0) -> str:
+        """What it logged after so many lines, once a text is there."""
+        deadline = time.monotonic() + limit
+        while text not in (said := "".join(self.errors[since:])):
+            assert time.monotonic() < deadline, f"it did not say {text!r}: {said}"
+            time.sleep(0.1)
+        return said
+
+    def result(self) -> dict[str, Any]:
+        """Its last line, once it has ended by itself and well."""
+        while self.line() is not None:
+            pass
+        status = self.status()
+        assert status == 0, f"the run ended with {status}: {self.said()}"
+        return self.last
+
+    def status(self) -> int:
+        """Its exit status."""
+        return self._process.wait(60)
+
+    def said(self) -> str:
+        """What it logged."""
+        return "".join(self.errors)[-6000:]
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+        self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(10)
+
+
+def processes_left(testbed: Testbed) -> dict[str, Any]:
+    """The workers' processes that there are, by host."""
+    found = {host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *HOSTS]}
+    return {name: those for name, those in found.items() if those}
+
+
+def left(testbed: Testbed) -> dict[str, Any]:
+    """What there still is of workers: processes on each host, and jobs."""
+    jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
+    return {**processes_left(testbed), **({"jobs": jobs} if jobs else {})}

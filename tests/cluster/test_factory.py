@@ -1,0 +1,278 @@
+"""Acquiring workers the way a cluster's people would: squeezed, refused, in trouble, and given back.
+
+factory_inside.py is the program whose workers these are, on the testbed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from driver import HOSTS, INSIDE, TESTBED, WORKERS, Driver, left, processes_left
+
+if TYPE_CHECKING:
+    from conftest import Testbed
+
+SHARED = Path("/run/ctxflow-testbed/shared")
+SITE = """
+engine = "taskvine"
+environment = "/opt/ctxflow"
+keepalive_interval = 1
+keepalive_timeout = 5
+"""
+TIER = """
+[[tiers]]
+name = "{name}"
+workers = {workers}
+cores = 1
+memory_gb = 2
+disk_gb = 2
+gpus = {gpus}
+{more}
+"""
+
+
+def site(*tiers: str, start: str = SITE) -> str:
+    """A site file."""
+    return start + "".join(tiers)
+
+
+def tier(name: str = "any", workers: int = 2, gpus: int = 1, more: str = "") -> str:
+    """A tier of it."""
+    return TIER.format(name=name, workers=workers, gpus=gpus, more=more)
+
+
+class Bench:
+    """Starts the program, in a folder that all hosts see."""
+
+    def __init__(self, testbed: Testbed, folder: Path) -> None:
+        self.testbed, self.folder = testbed, folder
+        self.drivers: list[Driver] = []
+        self.inside = f"/shared/{folder.name}"
+        folder.mkdir(mode=0o777, parents=True, exist_ok=True)
+        folder.chmod(0o777)
+
+    def run(self, text: str | None, *options: str, path: str = "") -> tuple[Driver, dict[str, Any]]:
+        """Start it with a site file, and wait until it tells where it is."""
+        if text is not None:
+            path = f"{self.inside}/site.toml"
+            (self.folder / "site.toml").write_text(text)
+        command = ["python", "-u", str(INSIDE / "factory_inside.py"), "--site", path, "--folder", self.inside, *options]
+        driver = Driver(TESTBED / "run", command)
+        self.drivers.append(driver)
+        about = driver.line()
+        assert about is not None, driver.said()
+        return driver, about
+
+    def enough(self) -> None:
+        """The program may end."""
+        (self.folder / "enough").touch()
+
+    @property
+    def until(self) -> tuple[str, str]:
+        """The options that make it go on until `enough`."""
+        return "--until", f"{self.inside}/enough"
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[[Testbed], Bench]]:
+    made: list[Bench] = []
+
+    def bench(testbed: Testbed) -> Bench:
+        made.append(Bench(testbed, SHARED / f"factory-{time.time_ns()}"))
+        return made[-1]
+
+    yield bench
+    for each in made:
+        for driver in each.drivers:
+            driver.close()
+
+
+def all_right(result: dict[str, Any]) -> None:
+    """See that every item has its result."""
+    assert result["items"] and not result["wrong"] and not result["missing"], result
+
+
+def answers(driver: Driver) -> None:
+    """Wait until the run gets on."""
+    done = driver.last["done"]
+    driver.until(lambda line: line["done"] > done + 10, limit=120)
+
+
+def kill_a_worker(testbed: Testbed, port: int) -> None:
+    """End all processes of one of a run's workers."""
+    for host in HOSTS:
+        _, ended = json.loads(testbed.run("python", "-c", WORKERS, "tree", str(port), "0", user="root", host=host))
+        if ended:
+            return
+    raise AssertionError("there is no worker")
+
+
+def nothing_left(testbed: Testbed, limit: float = 60) -> None:
+    """See that no job and no process is there."""
+    testbed.eventually(lambda: not left(testbed), limit)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_second_user_squeezes_the_workers_and_gives_them_back(
+    any_testbed: Testbed, make: Callable[[Testbed], Bench]
+) -> None:
+    any_testbed.command("up", "--gpus", "2", limit=600)  # 8 GPUs, of which two are on each host.
+    bench = make(any_testbed)
+    driver, _ = bench.run(None, *bench.until, "--seconds", "0.05", "--batch", "4", path=SQUEEZED)
+    driver.until(lambda line: line["there"] == 8)
+    whole = {"executable": "/bin/sleep", "arguments": "600", "request_cpus": 4, "request_memory": "1GB"}
+    any_testbed.submit(whole, count=3, user="bob")
+    driver.until(lambda line: line["there"] == 2)
+    done = driver.last["done"]
+    driver.until(lambda line: line["done"] > done + 100)
+    any_testbed.run("condor_rm", "bob", user="root")
+    driver.until(lambda line: line["there"] == 8, limit=90)
+    done = driver.last["done"]
+    driver.until(lambda line: line["done"] > done + 500)
+    bench.enough()
+    result = driver.result()
+    all_right(result)
+    assert len(result["tiers"]) >= 3, result["tiers"]
+    assert result["evicted"] >= 6, result
+    workers = [there for _, there, _ in result["samples"]]
+    assert squeezed(workers), workers
+    nothing_left(any_testbed)
+    pictures = f"ctxflow report {result['directory']} --output {bench.inside}"
+    assert "workers_and_items" in any_testbed.run("bash", "-c", f"{pictures} || true")
+
+
+SQUEEZED = "/checkout/site-configs/testbed.toml"
+
+
+def squeezed(workers: list[int]) -> bool:
+    """Whether there were eight, then two, then eight again."""
+    wanted = iter((8, 2, 8))
+    target = next(wanted)
+    for there in workers:
+        if there == target:
+            target = next(wanted, -1)
+    return target == -1
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_two_hundred_workers_asked_of_a_pool_that_has_twelve(
+    testbed: Testbed, make: Callable[[Testbed], Bench]
+) -> None:
+    bench = make(testbed)
+    driver, _ = bench.run(site(tier(workers=200)), *bench.until, "--seconds", "0.2")
+    driver.until(lambda line: line["there"] == 12)
+    begun = driver.last
+    driver.until(lambda line: line["time"] > begun["time"] + 20)
+    bench.enough()
+    result = driver.result()
+    all_right(result)
+    counts = result["counts"]["any"]
+    assert counts["submitted"] <= 12 + 20 + 12, counts
+    minutes = result["seconds"] / 60
+    assert counts["submissions"] <= 6 and counts["queries"] <= 4 + 4 * minutes, counts
+    assert result["joined"] == 12 and set(result["hosts"]) == set(HOSTS), result
+    nothing_left(testbed)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_what_a_vacated_worker_has_done_arrives_and_is_not_done_again(
+    testbed: Testbed, make: Callable[[Testbed], Bench]
+) -> None:
+    bench = make(testbed)
+    driver, _ = bench.run(site(tier(workers=4)), *bench.until, "--seconds", "0.2", "--batch", "5")
+    driver.until(lambda line: line["there"] == 4)
+    for number in range(1, 5):
+        job = driver.until(lambda line: line["jobs"])["jobs"][0]
+        testbed.run("condor_vacate_job", job)
+        driver.until(lambda line, number=number: line["lost"] >= number)
+        driver.until(lambda line: line["there"] == 4)
+    bench.enough()
+    result = driver.result()
+    all_right(result)
+    assert (result["again"], result["retried"], result["evicted"], result["lost"]) == (0, 0, 4, 4), result
+    assert result["report"]["items"]["done"] == result["items"]
+    nothing_left(testbed)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_driver_that_is_killed_leaves_no_worker(testbed: Testbed, make: Callable[[Testbed], Bench]) -> None:
+    bench = make(testbed)
+    driver, about = bench.run(site(tier(workers=20)), *bench.until)
+    driver.until(lambda line: line["there"] == 12)
+    testbed.run("kill", f"-{signal.SIGKILL.value}", str(about["pid"]))
+    begun = time.monotonic()
+    testbed.eventually(lambda: not processes_left(testbed), limit=60)
+    print(f"no worker after {time.monotonic() - begun:.0f} s")
+    for _ in range(10):  # Jobs that waited begin now that there is room, and find nobody.
+        time.sleep(2)
+    testbed.eventually(lambda: not processes_left(testbed), limit=60 - (time.monotonic() - begun))
+    testbed.run("bash", "-c", f"condor_rm -constraint 'CtxflowRun == \"{about['run']}\"' || true")
+    nothing_left(testbed)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_by_hand_it_works_the_same_way(testbed: Testbed, make: Callable[[Testbed], Bench]) -> None:
+    bench = make(testbed)
+    driver, about = bench.run(site(tier(workers=0)), "--items", "60", "--seconds", "0.05")
+    command = json.loads(testbed.run("ctxflow", "worker-command", "--json", about["run"]))["command"]
+    worker = Driver(TESTBED / "run", command)
+    try:
+        result = driver.result()
+    finally:
+        worker.close()
+    all_right(result)
+    assert result["joined"] == 1 and result["hosts"] == {"submit": 60}, result
+    nothing_left(testbed)
+
+
+# What goes wrong, what mends it, and what is said.
+TROUBLES = (
+    ("condor_off -fast -daemon schedd", "condor_on -daemon schedd", "its schedd does not answer"),
+    (
+        "mount -o remount,size=2M /var/spool; dd if=/dev/zero of=/var/spool/fill bs=1M count=9 || true",
+        "rm -f /var/spool/fill; mount -o remount,size=50% /var/spool",
+        "its schedd ",  # It cannot keep jobs; or it does not answer, for it ends over that, and is started again.
+    ),
+)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_trouble_is_told_and_the_run_goes_on_when_it_is_over(
+    testbed: Testbed, make: Callable[[Testbed], Bench]
+) -> None:
+    """Each is told in a sentence within 30 s."""
+    bench = make(testbed)
+    late = f"{bench.inside}/environment"
+    start = SITE.replace("/opt/ctxflow", late)
+    picky = tier("picky", workers=1, more="requirements = 'Machine == \"host9.testbed\"'")
+    driver, about = bench.run(site(tier("late", workers=1), picky, start=start), *bench.until)
+    said = driver.until_said("no machine will do")
+    assert "tier picky" in said and "host9.testbed" in said
+    said = driver.until_said("tier late: workers end before they join")
+    assert f"{late}/bin/python" in said
+    (bench.folder / "environment").symlink_to("/opt/ctxflow")
+    answers(driver)
+    for trouble, over, told in TROUBLES:
+        testbed.run("bash", "-c", trouble, user="root")
+        try:
+            before = len(driver.errors)
+            kill_a_worker(testbed, about["port"])
+            driver.until_said(told, since=before)
+        finally:
+            testbed.run("bash", "-c", over, user="root")
+        answers(driver)
+    bench.enough()
+    all_right(driver.result())
+    nothing_left(testbed)

@@ -1,0 +1,96 @@
+"""Workers of a real run that come when there is work and go when there is none, and a run that waits for them."""
+
+import logging
+import os
+import time
+
+import pytest
+
+from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.executors import run as run_module
+
+
+@context
+def nothing():
+    return None
+
+
+@batch_app(nothing(), batch_size=1)
+def host(nothing, folders):
+    """The worker's process, once two workers have come to each folder."""
+    import os
+    import time
+
+    for folder in folders:
+        open(os.path.join(folder, str(os.getppid())), "w").close()
+        deadline = time.monotonic() + 60
+        while len(os.listdir(folder)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    return [os.getppid() for _ in folders]
+
+
+def until(executor, workers):
+    deadline = time.monotonic() + 60
+    while executor.connected_workers != workers:
+        assert time.monotonic() < deadline, f"there are {executor.connected_workers} workers, not {workers}"
+        time.sleep(0.02)
+
+
+def test_bursts_make_workers_come_and_idleness_gives_them_back(tmp_path):
+    scaling = {"policy": "queue-proportional", "calls_per_worker": 2, "linger": 0.5}
+    executor = ContextExecutor(workers=2, scaling=scaling)
+    executor.run_dir = str(tmp_path / "run")
+    hosts = []
+    with executor:
+        for burst in range(2):
+            assert executor.connected_workers == 0, "nobody has asked for anything"
+            folder = tmp_path / str(burst)
+            folder.mkdir()
+            hosts.append(set(host.map([str(folder)] * 8)))
+            until(executor, 0)
+        status = executor.status()
+    assert [len(each) for each in hosts] == [2, 2], "both workers took part in each burst"
+    assert not hosts[0] & hosts[1], "the second burst had new workers"
+    assert (status.workers_joined, status.workers_lost, status.evictions) == (4, 4, 0)
+
+
+@pytest.fixture
+def site(tmp_path):
+    (tmp_path / "site.toml").write_text("workers = 2\nstart_when = 1.0\n")
+    return str(tmp_path / "site.toml")
+
+
+def test_the_first_call_waits_for_all_and_says_so(site, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(run_module, "_AWAITING_SECONDS", 0.0)
+    caplog.set_level(logging.WARNING, "ctxflow")
+    executor = ContextExecutor(site=site)
+    executor.run_dir = str(tmp_path / "run")
+    spawn, held = executor.engine._spawn, []
+
+    def one_is_late():
+        if executor.engine._spawned == 1 and not held:
+            held.append(spawn)
+            executor.engine._spawned += 1
+        else:
+            spawn()
+
+    monkeypatch.setattr(executor.engine, "_spawn", one_is_late)
+    with executor:
+        future = host(str(tmp_path))
+        deadline = time.monotonic() + 60
+        while not caplog.messages:
+            assert time.monotonic() < deadline, "nobody says what is waited for"
+            time.sleep(0.05)
+        assert not future.done()
+        status = executor.status()
+        assert (status.workers, status.items_running, status.batches) == (1, 0, 0)
+        with executor.engine._lock:
+            held[0]()
+        executor.engine.wake()
+        assert future.result() != os.getpid()
+        said = len(caplog.messages)
+    assert caplog.messages[0] == (
+        "waiting for 2 of 2 workers before the first call (start_when = 1), 1 here: "
+        "lower start_when if so many do not come"
+    )
+    assert len(caplog.messages) == said, "it is said no more"
