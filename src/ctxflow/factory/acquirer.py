@@ -71,9 +71,7 @@ class Acquirer:
         self._directory = directory
         self._changed = changed
         self._decided = decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence))
-        self._condition = (
-            threading.Condition()
-        )  # Reentrant. Guards what other threads touch.
+        self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
         self._look = False
         self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
@@ -224,7 +222,7 @@ class Acquirer:
                 held.totals["holds"] += 1
                 self._give_up(held, [change.job])
                 self._failed(name, held, f"job {change.job} was put on hold, and is given up: {change.reason}")
-            elif change.state == "ended" and not before.joined and before.state != "evicted":
+            elif change.state == "ended" and not before.joined:
                 words = _last_line(held.provider, change.job)
                 self._failed(name, held, f"workers end before they join ({change.reason}): {words}")
         if news:
