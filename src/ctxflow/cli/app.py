@@ -13,6 +13,7 @@ import typer
 from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
+from ctxflow.cli.factory import factory
 from ctxflow.cli.report import report
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
@@ -46,6 +47,7 @@ def _frame(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("report")(report)
+app.command("factory")(factory)
 app.command("worker-command")(worker_command)
 app.add_typer(env)
 

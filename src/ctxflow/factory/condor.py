@@ -105,6 +105,14 @@ class CondorProvider:
         self._states.update(dict.fromkeys(ids, "queued"))
         return ids
 
+    def description(self, job: WorkerJob, count: int, directory: str) -> str:
+        """The submit file that asks for so many workers, to be read; nothing is asked for.
+
+        :raises ProviderError: if HTCondor could not be told so.
+        """
+        described = describe(job, directory, self.run, self._clock(), self._lease)
+        return "".join(f"{key} = {value}\n" for key, value in described.items()) + f"queue {count}\n"
+
     def remove(self, jobs: Sequence[str]) -> None:
         """Remove jobs from the queue; those that run get SIGTERM, and time to end that the machine's owner sets.
 

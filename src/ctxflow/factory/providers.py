@@ -13,6 +13,15 @@ from ctxflow.factory.provider import Provider, ProviderError
 from ctxflow.sites.tier import Tier
 
 
+def source_of(tier: Tier) -> tuple[object, ...]:
+    """What tells the batch system of one tier from that of another.
+
+    >>> source_of(Tier(name="a10")) == source_of(Tier(name="a40")) != source_of(Tier(schedd="other"))
+    True
+    """
+    return tier.provider, tier.schedd, tier.pool, str(sorted(tier.options.items()))
+
+
 def provider_of(tier: Tier, run: str) -> Provider:
     """Who lends a tier's workers to a run.
 
