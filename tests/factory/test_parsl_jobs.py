@@ -285,6 +285,16 @@ def test_what_a_tier_asks_for_is_in_the_scripts(batch: Path, tmp_path: Path) -> 
     engine.stop()
 
 
+def test_what_would_be_submitted_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    provider = ParslProvider(parsl_provider(Tier(provider="slurm", options={"partition": "gpu"})), "7")
+    text = provider.description(sh("true"), 3, str(tmp_path))
+    assert text.startswith("# 3 times, through Parsl (slurm):\n#!/bin/bash\n")
+    assert "#SBATCH --partition=gpu\n" in text and f"exec /bin/bash {tmp_path}/job-ID.sh\n" in text
+    assert "sh -c true sh &\n" in text
+    assert list(tmp_path.iterdir()) == [] and not caplog.records
+    assert "sh -c true sh &\n" in ParslProvider(LocalProvider()).description(sh("true"), 1, str(tmp_path))
+
+
 class Cluster:
     """Kubernetes, as far as Parsl's provider knows it: pods that end when they are told to."""
 

@@ -9,6 +9,22 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from parsl.jobs.states import JobState as ParslState
+from parsl.jobs.states import JobStatus
+
+from ctxflow.factory.parsl_story import Word
+from ctxflow.factory.provider import JobState
+
+_STATES: dict[ParslState, JobState] = {
+    ParslState.PENDING: "queued",
+    ParslState.RUNNING: "running",
+    ParslState.HELD: "held",
+    ParslState.CANCELLED: "ended",
+    ParslState.COMPLETED: "ended",
+    ParslState.FAILED: "ended",
+    ParslState.TIMEOUT: "ended",
+}
+
 
 class Ear:
     """Hears what Parsl tells the batch system, and what that answers: Parsl's own words leave it out.
@@ -19,7 +35,7 @@ class Ear:
     def __init__(self, parsl: Any) -> None:
         self.script = ""
         self._answer: tuple[int, str, str] = (0, "", "")
-        self._trying = False
+        self._trying = self._muted = False
         self._plain = getattr(parsl, "execute_wait", None)
         if self._plain is not None:
             parsl.execute_wait = self._heard
@@ -27,6 +43,8 @@ class Ear:
     def _heard(self, command: str, timeout: float | None = None) -> tuple[int, str, str]:
         if command.startswith(("sbatch ", "qsub ", "bsub ")):
             self.script = command.rsplit(maxsplit=1)[-1]
+        if self._muted:
+            return 1, "", ""
         if self._trying:
             command = command.replace("sbatch ", "sbatch --test-only ", 1)
         assert self._plain is not None
@@ -40,6 +58,23 @@ class Ear:
     def complaint(self) -> str:
         """What the batch system said last, "" if nothing."""
         return sentence(self._answer[2] or self._answer[1])
+
+    def rehearsal(self, submit: Callable[[], object]) -> str:
+        """The script that would be submitted, "" where Parsl has none; nothing is."""
+        if self._plain is None:
+            return ""
+        self._muted = True
+        log = logging.getLogger("parsl")
+        before, log.propagate = log.propagate, False
+        try:
+            submit()
+        except Exception:
+            if not self.script:
+                raise
+        finally:
+            self._muted, log.propagate = False, before
+        with open(self.script) as file:
+            return file.read()
 
     def trial(self, submit: Callable[[], object]) -> str:
         """What Slurm has against a submission that is only tried, "" if nothing."""
@@ -71,6 +106,19 @@ class OnePod:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
+
+
+def word_of(status: JobStatus, label: str) -> Word | None:
+    """What Parsl says of a job, None if it does not know.
+
+    >>> word_of(JobStatus(ParslState.TIMEOUT), "pbspro")
+    Word(state='ended', reason='pbspro says TIMEOUT', taken=True, host=None, restarts=None)
+    """
+    state = _STATES.get(status.state)
+    if state is None:
+        return None
+    taken = status.state in (ParslState.TIMEOUT, ParslState.CANCELLED)
+    return Word(state, status.message or f"{label} says {status.state.name}", taken)
 
 
 def sentence(text: str) -> str:

@@ -18,33 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parsl.jobs.states import JobState as ParslState
 from parsl.launchers import SimpleLauncher, SingleNodeLauncher
 from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory import slurm
-from ctxflow.factory.parsl_ear import Ear, OnePod, sentence
-from ctxflow.factory.parsl_script import Places, job_id, worker_script
+from ctxflow.factory.parsl_ear import Ear, OnePod, sentence, word_of
+from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
 from ctxflow.factory.parsl_story import Story, Word
-from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
+from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
 
-# In which variable a job finds its own id, by the label of Parsl's provider.
-_ID_VARIABLES = {
-    "slurm": "SLURM_JOB_ID",
-    "pbspro": "PBS_JOBID",
-    "torque": "PBS_JOBID",
-    "grid_engine": "JOB_ID",
-    "lsf": "LSB_JOBID",
-}
-_STATES: dict[ParslState, JobState] = {
-    ParslState.PENDING: "queued",
-    ParslState.RUNNING: "running",
-    ParslState.HELD: "held",
-    ParslState.CANCELLED: "ended",
-    ParslState.COMPLETED: "ended",
-    ParslState.FAILED: "ended",
-    ParslState.TIMEOUT: "ended",
-}
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
 _SETTLE_SECONDS = 10.0  # How long a batch system may take to see that a job's script has ended.
 _GONE = re.compile(r"invalid job|already|unknown job|not exist|finished|does not|not found", re.IGNORECASE)
@@ -172,7 +154,7 @@ class ParslProvider:
 
     def _submit(self, job: WorkerJob) -> str:
         places = Places(self._directory, f"job-{secrets.token_hex(4)}")
-        variable = _ID_VARIABLES.get(self._label)
+        variable = ID_VARIABLES.get(self._label)
         text = worker_script(job, places, variable, self._lease)
         try:
             with open(os.open(places.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
@@ -188,6 +170,29 @@ class ParslProvider:
         name = job_id(native) if variable else places.name
         self._jobs[name] = _Job(native, places, Story(name), f"{self._ear.script}.stderr")
         return name
+
+    def description(self, job: WorkerJob, count: int, directory: str) -> str:
+        """What asks for each of so many workers, to be read: Parsl's script, if it has one, and the worker's own.
+
+        Nothing is asked for.
+
+        :raises ProviderError: if Parsl, or a shell, could not be told so.
+        """
+        places = Places(directory, "job-ID")
+        own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
+        submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
+        theirs = self._elsewhere(functools.partial(self._ear.rehearsal, submit))
+        return f"# {count} times, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
+
+    def _elsewhere(self, call: Callable[[], str]) -> str:
+        """Call Parsl where the scripts that it writes are not kept."""
+        before = getattr(self._parsl, "script_dir", None)
+        with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
+            self._parsl.script_dir = directory
+            try:
+                return str(self._called("cannot be asked about such a job", call))
+            finally:
+                self._parsl.script_dir = before
 
     @staticmethod
     def _command(script: str) -> str:
@@ -234,14 +239,9 @@ class ParslProvider:
         if self._label != "slurm":
             look = "kubectl describe nodes" if self._label == "kubernetes" else "qhost or pbsnodes -a or bhosts"
             return Survey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
-        parsl, before = self._parsl, self._parsl.script_dir
-        with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
-            parsl.script_dir = directory
-            try:
-                submit = functools.partial(parsl.submit, "true", 1, self._name(job))
-                trial = self._called("cannot be asked about such a job", self._ear.trial, submit)
-            finally:
-                parsl.script_dir = before
+        parsl = self._parsl
+        submit = functools.partial(parsl.submit, "true", 1, self._name(job))
+        trial = self._elsewhere(functools.partial(self._ear.trial, submit))
         self.queries += 1
         gres, constraint = getattr(parsl, "gres", None), getattr(parsl, "constraint", None)
         return slurm.survey(self._run, trial, job, parsl.partition, gres, constraint)
@@ -259,7 +259,7 @@ class ParslProvider:
         :raises ProviderError: if Slurm cannot be reached.
         """
         if jobs and self._label == "slurm":
-            self._scancel(list(jobs))
+            self._scancel(jobs)
 
     def stop(self) -> None:
         """Cancel all jobs of this provider, and wait until they have left, or the patience is at its end.
@@ -270,13 +270,13 @@ class ParslProvider:
         try:
             self._read_events()
             self.remove(list(self._jobs))
-            if self._label == "slurm" and self._tiers:
-                self._scancel(self._untold())
-            while self._jobs and self._clock() < deadline:
+            self._scancel(self._untold())
+            while (self._jobs or self._untold()) and self._clock() < deadline:
                 time.sleep(pause)
                 pause = min(2.0, pause * 1.5)
                 self._read_events()
-                self._ask()
+                if self._jobs:
+                    self._ask()
         except ProviderError as error:
             left = " ".join(str(job.native) for job in self._jobs.values())
             raise ProviderError(f"{error}; later, cancel the jobs {left}") from None
@@ -352,12 +352,8 @@ class ParslProvider:
         self.queries += 1
         natives = [job.native for job in self._jobs.values()]
         found = self._called("does not say how its jobs are", self._parsl.status, natives)
-        words = {}
-        for name, status in zip(self._jobs, found, strict=True):
-            if (state := _STATES.get(status.state)) is not None:
-                taken = status.state in (ParslState.TIMEOUT, ParslState.CANCELLED)
-                words[name] = Word(state, status.message or f"{self._label} says {status.state.name}", taken)
-        return words
+        words = {name: word_of(status, self._label) for name, status in zip(self._jobs, found, strict=True)}
+        return {name: word for name, word in words.items() if word is not None}
 
     # --- what the batch system is told and asked
 
@@ -367,7 +363,9 @@ class ParslProvider:
             raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
 
     def _untold(self) -> list[str]:
-        """Jobs of this provider that it never learnt of."""
+        """Jobs of this provider that it never learnt of, where they can be found."""
+        if self._label != "slurm" or not self._tiers:
+            return []
         names = tuple(f"ctxflow.{self.run}.{tier}." for tier in self._tiers)
         known = {job.native for job in self._jobs.values()}
         return [
@@ -376,14 +374,12 @@ class ParslProvider:
             if line.name.startswith(names) and line.word.state != "ended" and line.id not in known
         ]
 
-    def _scancel(self, ids: list[str]) -> None:
-        if ids:
-            clusters = slurm.on_clusters(getattr(self._parsl, "clusters", None))
-            try:
-                self._run(f"scancel{clusters} {' '.join(map(shlex.quote, ids))}")
-            except ProviderError as error:
-                if not _GONE.search(str(error)):
-                    raise
+    def _scancel(self, ids: Sequence[str]) -> None:
+        try:
+            slurm.scancel(self._run, ids, getattr(self._parsl, "clusters", None))
+        except ProviderError as error:
+            if not _GONE.search(str(error)):
+                raise
 
     def _squeue(self) -> dict[str, slurm.Line]:
         self.queries += 1

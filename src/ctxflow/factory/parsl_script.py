@@ -15,6 +15,15 @@ from dataclasses import dataclass
 
 from ctxflow.factory.provider import JOB_VARIABLE, ProviderError, WorkerJob, arguments, check_job
 
+ID_VARIABLES = {
+    "slurm": "SLURM_JOB_ID",
+    "pbspro": "PBS_JOBID",
+    "torque": "PBS_JOBID",
+    "grid_engine": "JOB_ID",
+    "lsf": "LSB_JOBID",
+}
+"""In which variable a job finds its own id, by the label of Parsl's provider."""
+
 SCRIPT = """\
 #!/bin/bash
 # One worker, as ctxflow asked for it.

@@ -22,6 +22,17 @@ def source_of(tier: Tier) -> tuple[object, ...]:
     return tier.provider, tier.schedd, tier.pool, str(sorted(tier.options.items()))
 
 
+def queue_of(tier: Tier) -> tuple[object, ...]:
+    """What tells the queue in which one tier's jobs are found from that of another: Slurm's is one for all partitions.
+
+    >>> queue_of(Tier(provider="slurm", options={"partition": "a"})) == queue_of(Tier(provider="slurm"))
+    True
+    """
+    if tier.provider == "slurm":
+        return tier.provider, tier.options.get("clusters")
+    return source_of(tier)
+
+
 def provider_of(tier: Tier, run: str) -> Provider:
     """Who lends a tier's workers to a run.
 

@@ -70,7 +70,7 @@ def squeue(ask: Ask, clusters: str | None = None) -> dict[str, Line]:
     :raises ProviderError: if Slurm does not answer.
     """
     command = f"squeue --noheader --states=all --user={shlex.quote(getpass.getuser())}"
-    rows = _rows(ask(f"{command} --Format={_format(_JOB_WIDTHS)}{on_clusters(clusters)}"), _JOB_WIDTHS)
+    rows = _rows(ask(f"{command} --Format={_format(_JOB_WIDTHS)}{_clusters(clusters)}"), _JOB_WIDTHS)
     return {
         row["JobID"]: Line(
             row["JobID"],
@@ -79,6 +79,15 @@ def squeue(ask: Ask, clusters: str | None = None) -> dict[str, Line]:
         )
         for row in rows
     }
+
+
+def scancel(ask: Ask, ids: Sequence[str], clusters: str | None = None) -> None:
+    """Cancel jobs.
+
+    :raises ProviderError: if Slurm does not answer, or one of them is gone.
+    """
+    if ids:
+        ask(f"scancel{_clusters(clusters)} {' '.join(map(shlex.quote, ids))}")
 
 
 def found_jobs(lines: Mapping[str, Line]) -> list[FoundJob]:
@@ -268,6 +277,6 @@ def _rows(text: str, widths: Mapping[str, int]) -> list[dict[str, str]]:
     return rows
 
 
-def on_clusters(clusters: str | None) -> str:
+def _clusters(clusters: str | None) -> str:
     """The option of Slurm's commands that names clusters of a federation."""
     return f" --clusters={shlex.quote(clusters)}" if clusters else ""
