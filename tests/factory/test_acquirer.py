@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,13 +48,14 @@ class Moody(LocalProvider):
 class Bench:
     """An acquirer of one tier, and what it decided and heard."""
 
-    def __init__(self, directory: Path, command: Sequence[str], **options: float) -> None:
+    def __init__(self, directory: Path, command: Sequence[str], told: bool = False, **options: float) -> None:
         self.provider = Moody()
         self.decisions: list[str] = []
         self.changes: list[JobChange] = []
         self._heard = threading.Condition()
+        decided = self._decided if told else None  # Else what it decides is logged.
         job = WorkerJob("a10", command, memory=10**7, disk=10**7)
-        self.acquirer = Acquirer({"a10": (self.provider, job)}, str(directory), self._changed, self._decided, **options)
+        self.acquirer = Acquirer({"a10": (self.provider, job)}, str(directory), self._changed, decided, **options)
         self.acquirer.start()
 
     def _changed(self) -> None:
@@ -85,7 +87,7 @@ class Bench:
 def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def bench(*command: str, **options: float) -> Bench:
+    def bench(*command: str, **options: Any) -> Bench:
         made.append(Bench(tmp_path, command or ("sleep", "1000"), **options))
         return made[-1]
 
@@ -95,7 +97,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
 
 def test_it_holds_what_is_wanted_and_says_what_it_does(make: Callable[..., Bench]) -> None:
-    bench = make()
+    bench = make(told=True)
     bench.acquirer.hold("a10", 3)
     bench.until(lambda: bench.states().count("running") == 3)
     assert bench.decisions == ["asked for 3 workers: 3 wanted, 0 held"]

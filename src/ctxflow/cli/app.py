@@ -15,6 +15,7 @@ from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
 from ctxflow.cli.factory import factory
 from ctxflow.cli.report import report
+from ctxflow.cli.site import site
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
@@ -50,6 +51,7 @@ app.command("report")(report)
 app.command("factory")(factory)
 app.command("worker-command")(worker_command)
 app.add_typer(env)
+app.add_typer(site)
 
 
 def main() -> None:

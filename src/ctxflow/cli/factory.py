@@ -102,9 +102,8 @@ class _Warnings(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it; what concerns a tier is told as a decision already."""
-        if not str(record.msg).startswith("tier %s"):
-            self._lines.say("", "", record.getMessage())
+        """Write it."""
+        self._lines.say("", "", record.getMessage())
 
 
 def _serve(path: str, as_json: bool, metrics: str | None) -> int:

@@ -48,7 +48,8 @@ class Acquirer:
     :param tiers: tier -> who lends its workers, and what one of them is.
     :param directory: where providers keep their files.
     :param changed: called, on this thread, when `take` or `failure` has something.
-    :param decided: called, on this thread, with a tier and a sentence for each decision.
+    :param decided: called, on this thread, with a tier and a sentence for each decision and each trouble; by default
+        they are logged.
     :param waiting: tier -> how many jobs may wait in the queue at first.
     :param join_timeout: seconds that a job may run before its worker has joined.
     :ivar failure: why no worker can ever be used, once that is clear.
@@ -71,6 +72,7 @@ class Acquirer:
         self._directory = directory
         self._changed = changed
         self._decided = decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence))
+        self._troubled = decided or (lambda tier, sentence: logger.warning("tier %s: %s", tier, sentence))
         self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
         self._look = False
         self._stopped = False
@@ -240,8 +242,8 @@ class Acquirer:
         kind = "".join(" " if letter.isdigit() else letter for letter in trouble)
         if now >= held.told.get(kind, now):
             held.told[kind] = now + _REMIND_SECONDS
-            logger.warning("tier %s: %s", name, trouble)
-            self._decided(name, f"nothing more is asked for in the next {pause:.0f} s, since {trouble}")
+            self._troubled(name, trouble)
+            self._decided(name, f"nothing more is asked for in the next {pause:.1f} s")
 
     def _give_up(self, held: _Held, jobs: list[str]) -> None:
         with self._condition:
@@ -291,8 +293,7 @@ class Acquirer:
         survey = held.provider.survey(held.job)
         if survey.machines == 0:
             why = "; ".join(survey.advice) or "change the tier's requirements"
-            logger.warning("tier %s: its jobs wait in vain, since no machine will do: %s", name, why)
-            self._decided(name, f"no machine will do: {why}")
+            self._troubled(name, f"its jobs wait in vain, since no machine will do: {why}")
         elif survey.machines is not None:
             self._decided(name, f"its jobs wait: {survey.machines} machines would do, {survey.free} of them free")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ctxflow.factory.condor_description import RUN_ATTRIBUTE, SEEN_ATTRIBUTE, describe, log_of, output_of
 from ctxflow.factory.condor_events import change_of
+from ctxflow.factory.condor_survey import ask
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
 
 _BY_US = 0  # The subcode of a removal's reason.
@@ -143,7 +144,9 @@ class CondorProvider:
 
         :raises ProviderError: if the pool cannot be asked.
         """
-        raise NotImplementedError
+        self.queries += 1
+        with _told("HTCondor's pool cannot be asked"):
+            return ask(job, bindings(), self._schedd_name, self._pool)
 
     def find(self) -> list[FoundJob]:
         """All workers of this user in the schedd's queue, also those of runs that are over.
