@@ -44,8 +44,8 @@ class Story:
     >>> story = Story("12")
     >>> [change.state for line in ("began n1", "notice TERM", "ended 143", "began n2") for change in story.heard(line)]
     ['running', 'evicted', 'running']
-    >>> story.told(Word("ended", taken=True, reason="Slurm: NODE_FAIL"))[0]
-    JobChange(job='12', state='evicted', reason='Slurm: NODE_FAIL', host=None)
+    >>> [change.state for change in story.told(Word("ended", "Slurm says NODE_FAIL", taken=True))]
+    ['evicted', 'ended']
     """
 
     job: str
