@@ -229,7 +229,7 @@ class Acquirer:
                 held.totals["holds"] += 1
                 self._give_up(held, [change.job])
                 self._failed(name, held, f"job {change.job} was put on hold, and is given up: {change.reason}")
-            elif change.state == "ended" and not before.joined:
+            elif change.state == "ended" and not before.joined and before.state != "evicted":
                 words = _last_line(held.provider, change.job)
                 self._failed(name, held, f"workers end before they join ({change.reason}): {words}")
         if news:
