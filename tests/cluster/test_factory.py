@@ -246,7 +246,8 @@ def test_by_hand_it_works_the_same_way(testbed: Testbed, make: Callable[[Testbed
 TROUBLES = (
     ("condor_off -fast -daemon schedd", "condor_on -daemon schedd", "its schedd does not answer"),
     (
-        "mount -o remount,size=2M /var/spool; dd if=/dev/zero of=/var/spool/fill bs=1M count=9 || true",
+        "mount -o remount,size=$(($(du -sk /var/spool | cut -f1) + 64))k /var/spool;"
+        " dd if=/dev/zero of=/var/spool/fill bs=4k count=1000 || true",
         "rm -f /var/spool/fill; mount -o remount,size=50% /var/spool",
         "its schedd ",  # It cannot keep jobs; or it does not answer, for it ends over that, and is started again.
     ),
