@@ -224,10 +224,10 @@ class Node:
 
     def rungs(self, priority: int) -> tuple[Rung, ...]:
         """The ladder up to below a priority: what a preemptor of that priority can free."""
-        ladder = self.ladder
-        if not ladder or ladder[-1].priority < priority:
-            return ladder
-        return tuple(rung for rung in ladder if rung.priority < priority)
+        ladder, count = self.ladder, len(self.ladder)
+        while count and ladder[count - 1].priority >= priority:
+            count -= 1
+        return ladder[:count]
 
 
 def _rungs(node: Node, order: Sequence[int]) -> Iterable[Rung]:

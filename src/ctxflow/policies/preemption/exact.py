@@ -52,9 +52,10 @@ def best_candidate(
         that they give; None if there is none. And how many covers were searched for.
     """
     bounds = []
+    known: dict[tuple[int, int], tuple[float, ...]] = {}
     for position, node in enumerate(nodes):
         rungs = node.rungs(preemptor.priority)
-        if rungs and (bound := _node_bound(rungs, fits[node], scorer)):
+        if rungs and (bound := _node_bound(rungs, fits[node], scorer, known)):
             bounds.append((bound, position, rungs))
     bounds.sort()
     best: tuple[Rank, int, tuple[int, ...], Level] | None = None
@@ -80,18 +81,29 @@ def best_candidate(
     return best, made
 
 
-def _node_bound(rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> tuple[float, ...] | None:
-    """No candidate on a node ranks before this; None if there is no candidate on it."""
-    level = fit.level(rungs[-1].free)
-    required = fit.required
-    if level < required:
+def _node_bound(
+    rungs: Sequence[Rung], fit: Fit, scorer: Scorer, known: dict[tuple[int, int], tuple[float, ...]]
+) -> tuple[float, ...] | None:
+    """No candidate on a node ranks before this; None if there is no candidate on it.
+
+    :param known: the bounds of earlier nodes, by the best level and the least highest priority that they allow.
+    """
+    level = int(fit.level(rungs[-1].free))
+    aim = fit.required
+    if level < aim:
         return None
-    by_topology = scorer.topology_counts and scorer.basis == "allocation" and not scorer.priorities_weigh
-    aim = level if by_topology else required
-    limit = scorer.lifted(next(rung.priority for rung in rungs if fit.level(rung.free) >= aim))
-    best_level = level if scorer.basis == "allocation" else Level.NUMA
-    score = scorer.score(best_level, limit)
-    return (-score,) if scorer.priorities_weigh else (-score, limit)
+    if scorer.topology_counts and scorer.basis == "allocation" and not scorer.priorities_weigh:
+        aim = Level(level)
+    for rung in rungs:
+        if fit.level(rung.free) >= aim:
+            break
+    key = level, rung.priority
+    bound = known.get(key)
+    if bound is None:
+        limit = scorer.lifted(rung.priority)
+        score = scorer.score(level if scorer.basis == "allocation" else Level.NUMA, limit)
+        bound = known[key] = (-score,) if scorer.priorities_weigh else (-score, limit)
+    return bound
 
 
 def _searches(
@@ -121,32 +133,41 @@ def _bound(
     The sum is that of the fractional knapsack in GPUs alone, where the victims of each priority are as wide as the
     widest of them.
     """
-    left = max(fit.gpus - (node.idle & domain.gpus).bit_count(), 0)
-    weigh = scorer.priorities_weigh
+    lacks = max(fit.gpus - (node.idle & domain.gpus).bit_count(), 0)
     offers, below = [], node.idle
     for rung in rungs:
-        if rung.priority > limit and not weigh:
+        if rung.priority > limit and not scorer.priorities_weigh:
             break
         offered = (rung.free & ~below & domain.gpus).bit_count()
         below = rung.free
         if offered:
             offers.append((scorer.lifted(rung.priority) / rung.widest, offered, rung.widest))
-    total, count = 0.0, 0.0
-    for price, offered, widest in sorted(offers):
-        taken = min(left, offered)
-        total += taken * price
-        left -= taken
+    offers.sort()
+    total, left = 0.0, lacks
+    for price, offered, _ in offers:
+        total += min(left, offered) * price
+        left -= min(left, offered)
     highest = scorer.lifted(limit)
     # A hair less than the sum of fractions, which are rounded.
     least = max(math.ceil(total - 1e-6), highest)
     score = scorer.score(level, least)
-    if weigh:
+    if scorer.priorities_weigh:
         return (-score,)
-    widest = max((width for _, _, width in offers), default=1)
-    lacks = max(fit.gpus - (node.idle & domain.gpus).bit_count(), 0)
-    count = max(-(-lacks // widest), 1)
-    latest = max(node.instances[n].started for n in node.order if node.instances[n].priority == limit)
-    return -score, highest, least, count, -latest
+    count = max(-(-lacks // max((widest for _, _, widest in offers), default=1)), 1)
+    return -score, highest, least, count, -_latest(node, domain, limit, count if len(rungs) == 1 else 1)
+
+
+def _latest(node: Node, domain: Domain, priority: int, count: int) -> float:
+    """The latest start that so many victims of a priority in a domain can all have."""
+    inside, starts = domain.gpus | domain.groups, []
+    for number in node.order:
+        instance = node.instances[number]
+        if instance.priority == priority and node.masks[number] & inside:
+            starts.append(instance.started)
+        elif instance.priority > priority:
+            break
+    starts.sort(reverse=True)
+    return starts[count - 1] if len(starts) >= count else math.inf
 
 
 def _cover(node: Node, rungs: Sequence[Rung], search: _Search, fit: Fit, scorer: Scorer) -> tuple[int, ...] | None:

@@ -18,8 +18,8 @@ from ctxflow.policies.preemption.cluster import Instance, Level, Node, Preemptor
 
 Basis = Literal["allocation", "victims"]
 BASES: tuple[Basis, ...] = ("allocation", "victims")
-TOPOLOGY_SCORES = {Level.NONE: 0, Level.MACHINE: 7, Level.SOCKET: 12, Level.NUMA: 15}
-"""T of Equation 1: high, medium and low."""
+TOPOLOGY_SCORES = (0, 7, 12, 15)
+"""T of Equation 1 by level: nothing, low, medium and high."""
 
 Rank = tuple[float, int, int, int, float]
 """What candidates are ordered by, the least first: minus the score, the highest priority among the victims, the sum of
@@ -76,7 +76,7 @@ class Scorer:
         """A victim's priority as it counts: 1 or more."""
         return priority + self._lift
 
-    def score(self, level: Level, total: int) -> float:
+    def score(self, level: int, total: int) -> float:
         """Equation 1, of terms in (0, 1].
 
         :param total: the sum of the victims' priorities as they count.
