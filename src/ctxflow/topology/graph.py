@@ -25,8 +25,8 @@ def to_graph(topology: Topology) -> dict[str, Any]:
     :returns: {"name", "nodes": [{"id", "type", "attributes"}], "edges": [{"source", "target", "type"}], "problems"}.
 
     >>> graph = to_graph(Topology("m", (0,), (NumaNode(0, 0),), (), (Gpu(0, numa=0),)))
-    >>> graph["edges"]
-    [{'source': 'socket-0', 'target': 'numa-0', 'type': 'contain'}, {'source': 'gpu-0', 'target': 'numa-0', 'type': 'nearby'}]
+    >>> [(edge["source"], edge["type"], edge["target"]) for edge in graph["edges"]]
+    [('socket-0', 'contain', 'numa-0'), ('gpu-0', 'nearby', 'numa-0')]
     """
     nodes = [_node(f"socket-{socket}", "Socket", {}) for socket in topology.sockets]
     edges: list[dict[str, str]] = []
@@ -86,7 +86,7 @@ def from_graph(data: Mapping[str, Any]) -> Topology:
     gpus = sorted(_gpus(nodes, links), key=lambda gpu: gpu.index)
     known = tuple(str(problem) for problem in problems)
     made = Topology(str(name or "unnamed"), sockets, tuple(numa), tuple(groups), tuple(gpus), known)
-    return made if known else _with_problems(made)
+    return made if "problems" in data else _with_problems(made)
 
 
 def _with_problems(topology: Topology) -> Topology:
@@ -118,10 +118,13 @@ def _links(edges: Any, nodes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             raise ValueError(f"an edge of a topology has a source, a target and a type, unlike {edge!r}")
         ends = str(edge["source"]), str(edge["target"])
         if edge["type"] not in _EDGES:
-            raise ValueError(f"the edge from {ends[0]} to {ends[1]} is of type {edge['type']!r}: there are {', '.join(_EDGES)}")
+            raise ValueError(
+                f"the edge from {ends[0]} to {ends[1]} is of type {edge['type']!r}: there are {', '.join(_EDGES)}"
+            )
+        for end in ends:
+            if end not in nodes:
+                raise ValueError(f"the edge from {ends[0]} to {ends[1]} leads nowhere: there is no {end}")
         for one, other in (ends, ends[::-1]):
-            if one not in nodes:
-                raise ValueError(f"the edge from {ends[0]} to {ends[1]} leads nowhere: there is no {one}")
             links.setdefault(one, {})[_kind(nodes[other][0])] = other
     return links
 
@@ -155,9 +158,7 @@ def _groups(
             yield CoreGroup(int(about.get("groupIndex", _number(name))), socket, numa, members)
 
 
-def _gpus(
-    nodes: Mapping[str, tuple[str, Mapping[str, Any]]], links: Mapping[str, Mapping[str, str]]
-) -> Iterable[Gpu]:
+def _gpus(nodes: Mapping[str, tuple[str, Mapping[str, Any]]], links: Mapping[str, Mapping[str, str]]) -> Iterable[Gpu]:
     for name, (kind, about) in nodes.items():
         if kind == "GPU":
             memory = about.get("memoryTotal")

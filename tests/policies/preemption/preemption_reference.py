@@ -94,7 +94,9 @@ def reprieved(node, want):
 
 def order(nodes, node, victims, want, alpha=0.0, basis="allocation", blind=False):
     """What a candidate is ordered by, least first; fractions are as the notes to the paper have them."""
-    lowest = min((nodes_i.priority for each in nodes for n, nodes_i in enumerate(each.instances) if n in may_go(each, want)))
+    lowest = min(
+        (nodes_i.priority for each in nodes for n, nodes_i in enumerate(each.instances) if n in may_go(each, want))
+    )
     lift = max(0, 1 - lowest)
     chosen = [node.instances[victim] for victim in victims]
     total = sum(victim.priority + lift for victim in chosen)

@@ -67,7 +67,7 @@ def changed(path, value):
     ],
 )
 def test_what_is_wrong_is_said(path, value, says):
-    with pytest.raises(ValueError, match="^[^\n]+$") as raised:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as raised:
         cluster_from_json(changed(path, value))
     assert says in str(raised.value)
 

@@ -57,7 +57,9 @@ def clusters(draw):
 
 
 @MANY
-@given(clusters(), reference.requests(), st.sampled_from([0.0, 0.3, 0.9, 1.0]), st.sampled_from(["allocation", "victims"]))
+@given(
+    clusters(), reference.requests(), st.sampled_from([0.0, 0.3, 0.9, 1.0]), st.sampled_from(["allocation", "victims"])
+)
 def test_the_exact_search_is_as_good_as_trying_all_sets(cluster, want, alpha, basis):
     scorer = Scorer(cluster, want, Scoring(alpha, basis))
     best, _ = best_candidate(cluster, want, Fits(want), scorer)
@@ -180,7 +182,9 @@ def test_alpha_weighs_priorities_against_topology():
     # One low-priority victim across the sockets, or one of high priority in a socket.
     across = Instance("across", 100, gpus=(3, 4))
     beside = Instance("beside", 900, gpus=(0, 1))
-    node = Node("n", Hardware.regular(sockets=2, numa_nodes=8, gpus=8), (across, beside, Instance("x", 2000, (2, 5, 6, 7))))
+    node = Node(
+        "n", Hardware.regular(sockets=2, numa_nodes=8, gpus=8), (across, beside, Instance("x", 2000, (2, 5, 6, 7)))
+    )
     want = Preemptor("p", 1000, gpus=2, affinity="best-effort")
     for method in ("imp", "exhaustive", "exact"):
         assert decide([node], want, method, Scoring(0.0)).victims == ("beside",)

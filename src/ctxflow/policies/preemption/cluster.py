@@ -79,7 +79,9 @@ class Hardware:
         :raises ValueError: if there are fewer NUMA nodes than sockets, or a group is no cores.
         """
         if not 1 <= sockets <= numa_nodes or group_size < 1 or min(gpus, cores) < 0:
-            raise ValueError("hardware needs a socket or more, a NUMA node or more in each, and groups of a core or more")
+            raise ValueError(
+                "hardware needs a socket or more, a NUMA node or more in each, and groups of a core or more"
+            )
         sizes, groups = [], []
         for numa in range(numa_nodes):
             mine = (numa + 1) * cores // numa_nodes - numa * cores // numa_nodes
@@ -345,7 +347,9 @@ def _hardware(data: Any, where: str) -> Hardware:
         places = tuple(Place(socket, numa) for socket, numa in data["gpus"])
         return Hardware(places, tuple(Place(s, n) for s, n, _ in groups), tuple(int(size) for _, _, size in groups))
     except (TypeError, ValueError):
-        raise ValueError(f"{where} needs GPUs as [socket, NUMA node] and groups as [socket, NUMA node, cores]") from None
+        raise ValueError(
+            f"{where} needs GPUs as [socket, NUMA node] and groups as [socket, NUMA node, cores]"
+        ) from None
 
 
 def _made(kind: type[Any], data: Any, where: str) -> Any:

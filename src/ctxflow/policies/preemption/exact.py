@@ -24,7 +24,7 @@ from ctxflow.policies.preemption.fitting import Fit, Fits
 from ctxflow.policies.preemption.scoring import Rank, Scorer
 
 _Item = tuple[int, int, int, float, int]
-"""A victim in a domain: the GPUs and the cores that it frees there, its priority as it counts, its start, its number."""
+"""A victim in a domain: the GPUs and cores that it frees there, its priority as it counts, its start, its number."""
 
 _Cover = tuple[int, int, float, tuple[int, ...]]
 """A set of victims: the sum of priorities, how many, minus the earliest start among those at the limit, which."""
@@ -106,9 +106,7 @@ def _node_bound(
     return bound
 
 
-def _searches(
-    node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer
-) -> Iterable[_Search]:
+def _searches(node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> Iterable[_Search]:
     """What is to be searched on a node: where room is needed, and among whom."""
     required = fit.required
     domains = [domain for domain in fit.domains if domain.level >= required]

@@ -22,9 +22,7 @@ def possible_victims(node: Node, preemptor: Preemptor) -> list[int]:
     return sorted(node.order[: rungs[-1].count]) if rungs else []
 
 
-def minimal_sets(
-    node: Node, preemptor: Preemptor, fit: Fit
-) -> tuple[list[tuple[tuple[int, ...], Level]], int]:
+def minimal_sets(node: Node, preemptor: Preemptor, fit: Fit) -> tuple[list[tuple[tuple[int, ...], Level]], int]:
     """All feasible sets of victims of the least size at which there are any (Algorithm 2).
 
     Feasible is what S(P, N without the set) says: for a guaranteed preemptor with its topology, for others by numbers
@@ -48,9 +46,7 @@ def minimal_sets(
     raise AssertionError("all victims together were feasible a moment ago")
 
 
-def feasible_sets(
-    node: Node, preemptor: Preemptor, fit: Fit
-) -> tuple[list[tuple[tuple[int, ...], Level]], int]:
+def feasible_sets(node: Node, preemptor: Preemptor, fit: Fit) -> tuple[list[tuple[tuple[int, ...], Level]], int]:
     """All feasible sets of victims: the straightforward way to Equation 2, 2^m - 1 checks for m victims.
 
     :returns: as `minimal_sets`.

@@ -134,9 +134,7 @@ def _enumerated(
     return best, checks
 
 
-def _decision(
-    node: Node, fits: Fits, victims: Sequence[int], score: float | None, checks: int
-) -> Decision:
+def _decision(node: Node, fits: Fits, victims: Sequence[int], score: float | None, checks: int) -> Decision:
     fit, free = fits[node], node.idle
     for number in victims:
         free |= node.masks[number]

@@ -132,7 +132,9 @@ def sourcing(nodes: int, layout: str, count: int, seed: int, ways: Iterable[Way]
     return tallies
 
 
-def scaling(nodes: int, layout: str, seed: int, events: Sequence[tuple[Workload, int]], way: Way) -> list[dict[str, int]]:
+def scaling(
+    nodes: int, layout: str, seed: int, events: Sequence[tuple[Workload, int]], way: Way
+) -> list[dict[str, int]]:
     """The number of instances of each workload, at the start and after each preemption of some events (Figure 9)."""
     cluster = {node.name: node for node in saturated(nodes, layout, random.Random(f"{seed} scaling {layout}"))}
     history = [_counts(cluster)]
