@@ -22,7 +22,7 @@ def test_two_sockets_eight_numa_nodes_eight_gpus(tmp_path):
     found = read(machine(tmp_path, buses=BUSES), nvml)
     assert found.sockets == (0, 1)
     assert [(node.id, node.socket) for node in found.numa_nodes] == [(n, n // 4) for n in range(8)]
-    assert [(group.socket, group.numa, len(group.cores)) for group in found.groups] == [(n // 4, n, 8) for n in range(8)]
+    assert [(each.socket, each.numa, len(each.cores)) for each in found.groups] == [(n // 4, n, 8) for n in range(8)]
     assert [core.id for core in found.groups[3].cores] == list(range(24, 32))
     assert [(gpu.index, gpu.numa, gpu.bus, gpu.memory) for gpu in found.gpus] == [
         (n, n, BUSES[n], 24564) for n in range(8)
@@ -54,7 +54,8 @@ def test_a_machine_without_numa_is_one_numa_node(tmp_path):
 
 
 def test_numa_turned_off_over_two_sockets_hides_where_things_are(tmp_path):
-    found = read(machine(tmp_path, sockets=2, numa=0, cores=4, buses=BUSES[:1], numa_nodes_of_buses=[-1]), Nvml(cards(1)))
+    root = machine(tmp_path, sockets=2, numa=0, cores=4, buses=BUSES[:1], numa_nodes_of_buses=[-1])
+    found = read(root, Nvml(cards(1)))
     assert [(node.id, node.socket) for node in found.numa_nodes] == [(0, None)]
     assert [group.socket for group in found.groups] == [0, 1]
 
@@ -100,7 +101,7 @@ def test_nvidia_smi_where_there_is_no_nvml(tmp_path):
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        (failing(subprocess.CalledProcessError(9, "nvidia-smi", "", "couldn't talk to the driver\n")), "couldn't talk to"),
+        (failing(subprocess.CalledProcessError(9, "nvidia-smi", "", "couldn't talk to it\n")), "couldn't talk"),
         (failing(subprocess.CalledProcessError(255, "nvidia-smi")), "exit status 255"),
         (failing(subprocess.TimeoutExpired("nvidia-smi", 20)), "timed out after 20 seconds"),
         (failing(PermissionError(13, "Permission denied")), "Permission denied"),
@@ -151,7 +152,8 @@ def test_a_gpu_that_disappears_between_two_checks(tmp_path):
 
 
 def test_what_changes_beside_gpus(tmp_path):
-    one, other = machine(tmp_path / "a", sockets=1, numa=1, cores=4), machine(tmp_path / "b", sockets=2, numa=2, cores=8)
+    one = machine(tmp_path / "a", sockets=1, numa=1, cores=4)
+    other = machine(tmp_path / "b", sockets=2, numa=2, cores=8)
     found = changes(read(one), read(other))
     assert "the sockets have changed: 1 before and 2 now" in found
     assert "the NUMA nodes have changed: 1 before and 2 now" in found

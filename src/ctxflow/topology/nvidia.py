@@ -171,7 +171,7 @@ def _from_nvidia_smi(query: Query | None) -> tuple[list[Card], list[str]]:
 
 
 def _from_proc(root: Path) -> list[Card]:
-    found = []
+    found: list[Card] = []
     for folder in sorted(root.glob("proc/driver/nvidia/gpus/*")):
         try:
             lines = (folder / "information").read_text(encoding="utf-8").splitlines()

@@ -179,12 +179,14 @@ class Rung:
     :ivar count: how many those are: the first so many of the node's `order`.
     :ivar free: a mask.
     :ivar widest: the most GPUs that one instance of exactly this priority holds.
+    :ivar members: the start and the mask of each instance of exactly this priority, the latest start first.
     """
 
     priority: int
     count: int
     free: int
     widest: int
+    members: tuple[tuple[float, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,12 +237,13 @@ class Node:
 def _rungs(node: Node, order: Sequence[int]) -> Iterable[Rung]:
     free, count = node.idle, 0
     for priority, members in itertools.groupby(order, key=lambda number: node.instances[number].priority):
-        widest = 0
-        for number in members:
+        numbers = list(members)
+        count += len(numbers)
+        for number in numbers:
             free |= node.masks[number]
-            count += 1
-            widest = max(widest, len(node.instances[number].gpus))
-        yield Rung(priority, count, free, widest)
+        widest = max(len(node.instances[number].gpus) for number in numbers)
+        held = sorted(((node.instances[n].started, node.masks[n]) for n in numbers), reverse=True)
+        yield Rung(priority, count, free, widest, tuple(held))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -89,11 +89,11 @@ def _node_bound(
     :param known: the bounds of earlier nodes, by the best level and the least highest priority that they allow.
     """
     level = int(fit.level(rungs[-1].free))
-    aim = fit.required
+    aim = int(fit.required)
     if level < aim:
         return None
     if scorer.topology_counts and scorer.basis == "allocation" and not scorer.priorities_weigh:
-        aim = Level(level)
+        aim = level
     for rung in rungs:
         if fit.level(rung.free) >= aim:
             break
@@ -118,54 +118,55 @@ def _searches(node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> It
     else:
         pairs = [(a.level, d, a.gpus | a.groups) for a in node.hardware.domains for d in domains if d.level == required]
     for level, domain, among in pairs:
-        limit = next((rung.priority for rung in rungs if fit.fits(rung.free, domain)), None)
-        if limit is not None:
-            yield _Search(_bound(node, rungs, level, domain, limit, fit, scorer), domain, among)
+        for number, rung in enumerate(rungs):
+            if fit.fits(rung.free, domain):
+                allowed = rungs if scorer.priorities_weigh else rungs[: number + 1]
+                yield _Search(_bound(node, allowed, level, domain, rung, fit, scorer), domain, among)
+                break
 
 
 def _bound(
-    node: Node, rungs: Sequence[Rung], level: Level, domain: Domain, limit: int, fit: Fit, scorer: Scorer
+    node: Node, rungs: Sequence[Rung], level: Level, domain: Domain, limit: Rung, fit: Fit, scorer: Scorer
 ) -> tuple[float, ...]:
     """What no cover of a domain ranks before: each of the order's terms is at its least.
 
     The sum is that of the fractional knapsack in GPUs alone, where the victims of each priority are as wide as the
     widest of them.
+
+    :param rungs: of the victims that are allowed.
+    :param limit: the rung from which on there is a cover.
     """
     lacks = max(fit.gpus - (node.idle & domain.gpus).bit_count(), 0)
-    offers, below = [], node.idle
+    offers, below, widest = [], node.idle, 1
     for rung in rungs:
-        if rung.priority > limit and not scorer.priorities_weigh:
-            break
         offered = (rung.free & ~below & domain.gpus).bit_count()
         below = rung.free
         if offered:
-            offers.append((scorer.lifted(rung.priority) / rung.widest, offered, rung.widest))
-    offers.sort()
+            offers.append((scorer.lifted(rung.priority) / rung.widest, offered))
+            widest = max(widest, rung.widest)
     total, left = 0.0, lacks
-    for price, offered, _ in offers:
+    for price, offered in sorted(offers):
         total += min(left, offered) * price
         left -= min(left, offered)
-    highest = scorer.lifted(limit)
+    highest = scorer.lifted(limit.priority)
     # A hair less than the sum of fractions, which are rounded.
     least = max(math.ceil(total - 1e-6), highest)
     score = scorer.score(level, least)
     if scorer.priorities_weigh:
         return (-score,)
-    count = max(-(-lacks // max((widest for _, _, widest in offers), default=1)), 1)
-    return -score, highest, least, count, -_latest(node, domain, limit, count if len(rungs) == 1 else 1)
+    count = max(-(-lacks // widest), 1)
+    return -score, highest, least, count, -_latest(limit, domain, count if len(rungs) == 1 else 1)
 
 
-def _latest(node: Node, domain: Domain, priority: int, count: int) -> float:
+def _latest(rung: Rung, domain: Domain, count: int) -> float:
     """The latest start that so many victims of a priority in a domain can all have."""
-    inside, starts = domain.gpus | domain.groups, []
-    for number in node.order:
-        instance = node.instances[number]
-        if instance.priority == priority and node.masks[number] & inside:
-            starts.append(instance.started)
-        elif instance.priority > priority:
-            break
-    starts.sort(reverse=True)
-    return starts[count - 1] if len(starts) >= count else math.inf
+    inside = domain.gpus | domain.groups
+    for start, mask in rung.members:
+        if mask & inside:
+            count -= 1
+            if not count:
+                return start
+    return math.inf
 
 
 def _cover(node: Node, rungs: Sequence[Rung], search: _Search, fit: Fit, scorer: Scorer) -> tuple[int, ...] | None:

@@ -6,6 +6,7 @@ What does not live here: what the paper has (reproduction.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -157,22 +158,25 @@ def _counts(cluster: Mapping[str, Node]) -> dict[str, int]:
 def churn(nodes: int, rounds: int, seed: int, way: Way) -> tuple[list[Node], list[Node]]:
     """A cluster before and after instances came and went, all of it saturated (Figure 8).
 
-    At the start all are as close together as they can be. In every round an instance of B or C ends, instances of D
-    fill its GPUs, and one of its workload is scaled up again, by preemption.
+    At the start all are as close together as they can be. In every round four instances of B and C end, instances of D
+    fill their GPUs, and as many of the same workloads are scaled up again, by preemption.
     """
     chance = random.Random(f"{seed} churn")
     start = saturated(nodes, "aligned", chance)
     cluster = {node.name: node for node in start}
-    for number in range(rounds):
-        workload = (B, C)[number % 2]
-        # In an order that does not depend on what was decided, so that the ways meet the same fate where they can.
-        running = [(n.name, i) for n in cluster.values() for i in n.instances if i.id[0] == workload.name]
-        name, ended = running[chance.randrange(1 << 30) % len(running)]
-        fill = (D.instance(100 * number + gpu + 1000, (gpu,), 3600.0 + number) for gpu in ended.gpus)
-        cluster[name] = beside(without(cluster[name], (ended.id,)), *fill)
-        decision, _ = timed(list(cluster.values()), workload, way)
-        if decision is not None:
-            _apply(cluster, decision, workload, 10_000 + number)
+    numbers = itertools.count(10_000)
+    for _ in range(rounds):
+        workloads = [B, C, C, C]
+        for workload in workloads:
+            running = [(node, i) for node in cluster.values() for i in node.instances if i.id[0] == workload.name]
+            if running:
+                node, ended = chance.choice(running)
+                fill = [D.instance(next(numbers), (gpu,), chance.uniform(0.0, 3600.0)) for gpu in ended.gpus]
+                cluster[node.name] = beside(without(node, (ended.id,)), *fill)
+        for workload in workloads:
+            decision, _ = timed(list(cluster.values()), workload, way)
+            if decision is not None:
+                _apply(cluster, decision, workload, next(numbers))
     return start, list(cluster.values())
 
 

@@ -18,7 +18,7 @@ _SHOWN = ("standard", "imp", "exhaustive", "exact")
 
 def draw_all(
     folder: Path,
-    snapshots: Mapping[str, tuple[Sequence[Node], Sequence[Node]]],
+    snapshots: Mapping[str, Sequence[Node]],
     histories: Mapping[str, Sequence[Mapping[str, int]]],
     by_workload: Tallies,
     latencies: Tallies,
@@ -43,12 +43,10 @@ def draw_all(
             picture.savefig(folder / f"flextopo-{name}.png", dpi=150)
 
 
-def _snapshots(figure_class: Any, snapshots: Mapping[str, tuple[Sequence[Node], Sequence[Node]]]) -> Any:
+def _snapshots(figure_class: Any, snapshots: Mapping[str, Sequence[Node]]) -> Any:
     """Which workload holds each GPU of each node, with lines between the GPUs of an instance."""
     figure = figure_class(figsize=(WIDTH, 2.3 * len(snapshots)), layout="constrained")
-    for plot, (way, (_, end)) in zip(
-        figure.subplots(len(snapshots), squeeze=False)[:, 0], snapshots.items(), strict=True
-    ):
+    for plot, (way, end) in zip(figure.subplots(len(snapshots), squeeze=False)[:, 0], snapshots.items(), strict=True):
         bad = set(crossing(end))
         for x, node in enumerate(end):
             for instance in node.instances:
