@@ -8,8 +8,8 @@ covers all nodes: candidates, scores, the best one, and the GPUs and cores that 
 workload B (4 GPUs) and C (2 GPUs) of FlexTopo's Table 3 take turns, guaranteed, each on a cluster of its own draw with
 instances at random places; every method decides each case, so the methods are interleaved. `hit_rate` is that of IMP
 for guaranteed preemptors and of the exact search for guaranteed and best-effort ones; IMP for best-effort ones, where
-it is not exact, has a figure of its own; `baseline_hit_rate` is the standard selection's on the same clusters. The growth
-is the time per node at 5,000 nodes beside that at 100.
+it is not exact, has a figure of its own; `baseline_hit_rate` is the standard selection's on the same clusters. The
+growth is the time per node at 5,000 nodes beside that at 100.
 """
 
 from __future__ import annotations

@@ -1,23 +1,32 @@
 """`ctxflow topo` and `ctxflow preempt` as a person meets them."""
 
 import json
-import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from ctxflow.cli.app import app
+from ctxflow.cli.app import app, main
 from ctxflow.topology import from_graph, to_graph
 from ctxflow.topology.machine import read_machine
 
 FIGURE_3 = Path(__file__).parents[1] / "policies" / "preemption" / "data" / "figure3.json"
 
 
-def command(*arguments):
-    program = [sys.executable, "-m", "ctxflow", *map(str, arguments)]
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=60)
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """The command as from a shell, in this process: its output and its exit status."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ctxflow", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return types.SimpleNamespace(returncode=ended.value.code or 0, stdout=said.out, stderr=said.err)
+
+    return run
 
 
 def invoke(*arguments):
@@ -37,7 +46,7 @@ def pair(tmp_path):
     return tmp_path / "here.json", tmp_path / "more.json"
 
 
-def test_this_machine_is_drawn_and_is_json():
+def test_this_machine_is_drawn_and_is_json(command):
     run = command("topo")
     assert run.returncode == 0, run.stderr
     assert "└─ NUMA" in run.stdout
@@ -74,7 +83,7 @@ def test_a_startd_that_starts_anew_is_told_all_again(pair, tmp_path):
     assert "CtxflowGpus" in invoke("topo", "--classad", "--file", pair[0], "--state", state).stdout
 
 
-def test_a_file_that_is_no_topology(tmp_path):
+def test_a_file_that_is_no_topology(command, tmp_path):
     (tmp_path / "x").write_text("hello")
     run = command("topo", "--file", tmp_path / "x")
     assert run.returncode == 1
@@ -85,7 +94,7 @@ def test_two_forms_at_once():
     assert invoke("topo", "--json", "--classad").exit_code == 2
 
 
-def test_a_case_given_as_data():
+def test_a_case_given_as_data(command):
     run = command("preempt", "--cluster", FIGURE_3, "--policy", "imp", "--json")
     assert run.returncode == 0, run.stderr
     decision = json.loads(run.stdout)
@@ -114,7 +123,7 @@ def test_a_case_with_no_place(tmp_path):
     assert (found.exit_code, json.loads(found.output)["node"]) == (1, None)
 
 
-def test_a_case_that_is_wrong(tmp_path):
+def test_a_case_that_is_wrong(command, tmp_path):
     data = json.loads(FIGURE_3.read_text())
     del data["preemptor"]
     for text, says in ((json.dumps(data), "names no preemptor"), ("{", "is no JSON")):
@@ -122,3 +131,14 @@ def test_a_case_that_is_wrong(tmp_path):
         run = command("preempt", "--cluster", tmp_path / "case.json")
         assert run.returncode == 1
         assert says in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_the_condor_configuration_runs_a_command_that_there_is(tmp_path):
+    text = (Path(__file__).parents[2] / "site-configs" / "htcondor-topology.conf").read_text()
+    settings = dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line and not line.startswith("#"))
+    assert settings["STARTD_CRON_JOBLIST"].split()[-1] == "CTXFLOW_TOPOLOGY"
+    words = settings["STARTD_CRON_CTXFLOW_TOPOLOGY_ARGS"].replace("$(LOCK)", str(tmp_path)).split()
+    run = invoke(*words)
+    assert run.exit_code == 0 and run.stdout.endswith("\n-\n")
+    assert (tmp_path / "ctxflow-topology.json").exists()
+    assert invoke(*words).stdout == ""

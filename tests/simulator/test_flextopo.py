@@ -2,12 +2,13 @@
 
 import json
 import random
-import subprocess
 import sys
+import types
 
 import pytest
 
-from ctxflow.policies.preemption.cluster import cluster_from_json, cluster_to_json
+from ctxflow.cli.app import main
+from ctxflow.policies.preemption.cluster_json import cluster_from_json, cluster_to_json
 from ctxflow.simulator.figures import Request, quantile, report
 from ctxflow.simulator.flextopo import reproduce
 from ctxflow.simulator.flextopo.experiments import WAYS, churn, crossing, independent, scaling, sequential
@@ -132,12 +133,21 @@ def test_a_quantile_of_nothing():
         quantile([], 0.5)
 
 
-def command(*arguments):
-    program = [sys.executable, "-m", "ctxflow", "reproduce", *arguments]
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100)
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """The command as from a shell, in this process: its output and its exit status."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ctxflow", "reproduce", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return types.SimpleNamespace(returncode=ended.value.code or 0, stdout=said.out, stderr=said.err)
+
+    return run
 
 
-def test_the_command_prints_json():
+def test_the_command_prints_json(command):
     run = command("flextopo", "--quick", "--seed", "3", "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
@@ -145,7 +155,7 @@ def test_the_command_prints_json():
     assert set(found["figures"]["latency_B_exact_p50"]) == {"value", "unit", "better", "spread", "n", "paper"}
 
 
-def test_the_command_knows_its_papers():
+def test_the_command_knows_its_papers(command):
     run = command("flextop")
     assert run.returncode == 2
     assert "choose one of" in run.stderr and "flextopo" in run.stderr

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxflow.policies.preemption.cluster import Preemptor, cluster_from_json
+from ctxflow.policies.preemption.cluster import Preemptor
+from ctxflow.policies.preemption.cluster_json import cluster_from_json
 from ctxflow.policies.preemption.scoring import Scoring
 from ctxflow.policies.preemption.selection import Decision, decide
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.policies.preemption.cluster import Preemptor, cluster_from_json
+from ctxflow.policies.preemption.cluster import Preemptor
+from ctxflow.policies.preemption.cluster_json import cluster_from_json
 from ctxflow.policies.preemption.fitting import Fits
 from ctxflow.policies.preemption.imp import minimal_sets
 from ctxflow.policies.preemption.selection import decide
