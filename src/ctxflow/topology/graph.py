@@ -14,7 +14,6 @@ from typing import Any
 
 from ctxflow.topology.model import Core, CoreGroup, Gpu, NumaNode, Topology
 
-API_VERSION = "flextopo.baichuan-inc.com/v1alpha1"
 _TYPES = ("Socket", "NUMANode", "CoreGroup", "CPUCore", "GPU")
 _EDGES = ("host", "hosts", "contain", "contains", "localized", "nearby")
 
@@ -53,17 +52,10 @@ def to_graph(topology: Topology) -> dict[str, Any]:
     return {"name": topology.name, "nodes": nodes, "edges": edges, "problems": list(topology.problems)}
 
 
-def to_resource(topology: Topology) -> dict[str, Any]:
-    """The custom resource for Kubernetes, as data."""
-    graph = to_graph(topology)
-    spec = {"nodes": graph["nodes"], "edges": graph["edges"]}
-    return {"apiVersion": API_VERSION, "kind": "FlexTopo", "metadata": {"name": topology.name}, "spec": spec}
-
-
 def from_graph(data: Mapping[str, Any]) -> Topology:
     """The topology of a graph, or of a custom resource.
 
-    :param data: what `to_graph` or `to_resource` wrote, or what Kubernetes gives for a FlexTopo resource.
+    :param data: what `to_graph` wrote, or what Kubernetes gives for a FlexTopo resource.
     :raises ValueError: if it is no such thing, or an edge leads nowhere, saying which.
     """
     if not isinstance(data, Mapping):
