@@ -3,7 +3,7 @@
 
     benchmarks/preemption.py [--json] [--quick]
 
-Backs the README's and docs/preemption.md's sentences on preemption that respects the machine's topology. One decision
+Backs the README's sentence on who gives way on 100 nodes, and the second table of docs/preemption.md. One decision
 covers all nodes: candidates, scores, the best one, and the GPUs and cores that the preemptor gets. Preemptors of
 workload B (4 GPUs) and C (2 GPUs) of FlexTopo's Table 3 take turns, guaranteed, each on a cluster of its own draw with
 instances at random places; every method decides each case, so the methods are interleaved. `hit_rate` is that of IMP
