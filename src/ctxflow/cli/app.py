@@ -13,6 +13,7 @@ import typer
 from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
+from ctxflow.cli.plan import plan
 from ctxflow.cli.report import report
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
@@ -45,6 +46,7 @@ def _frame(
 
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.command("plan")(plan)
 app.command("report")(report)
 app.command("worker-command")(worker_command)
 app.add_typer(env)

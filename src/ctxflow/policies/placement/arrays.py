@@ -71,7 +71,7 @@ class Arrays:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(I, J, K, C)."""
-        return self.delay.shape  # type: ignore[return-value]
+        return self.delay.shape
 
     @classmethod
     def of(cls, problem: Problem) -> Arrays:

@@ -43,7 +43,7 @@ class Choices:
 
     def __init__(self, arrays: Arrays, mechanisms: Mechanisms) -> None:
         self.arrays, self.mechanisms = arrays, mechanisms
-        types, models, tiers, _ = arrays.shape
+        _, models, tiers, _ = arrays.shape
         affordable = arrays.rent[:, None] * arrays.gpus <= arrays.problem.budget_dollars
         affordable &= arrays.gpus <= arrays.stock[:, None]
         if mechanisms.select:

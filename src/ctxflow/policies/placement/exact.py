@@ -6,6 +6,7 @@ What lives here: solving a `program`, reading its answer, the bound. What does n
 from __future__ import annotations
 
 import dataclasses
+import time
 import warnings
 from typing import Any
 
@@ -13,8 +14,12 @@ import numpy as np
 
 from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
 from ctxflow.policies.placement.arrays import Arrays, Bools, Floats
+from ctxflow.policies.placement.check import check
+from ctxflow.policies.placement.greedy import greedy
+from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.program import Program, all_options, build
 
+INFEASIBLE = 2  # SciPy's status.
 DROPPED = 1e-9  # Shares under this are rounding, and no routes.
 
 
@@ -23,7 +28,8 @@ class Outcome:
     """What the solver found.
 
     :ivar allocation: its best, None if it found none in its time, or if there is none.
-    :ivar bound: no allocation costs less than this many dollars; None if there is none at all.
+    :ivar bound: no allocation costs less than this many dollars; None if there is no allocation at all, or if the
+        solver contradicted itself.
     :ivar closed: whether the allocation was proven to be the best, within the gap asked for.
     """
 
@@ -41,6 +47,9 @@ def exact(
 ) -> Outcome:
     """The cheapest allocation, or the best that is found in time, with a bound on how much better there could be.
 
+    Each answer is checked against the constraints and against GH's; one that contradicts them is found again without
+    presolve, and if that does too, it comes without a bound.
+
     :param time_limit: seconds for the solver; the answer is cleaned up after that.
     :param gap: the share of the cost by which the answer may be above the bound and still count as the best.
     :param options: (J, K, C) which configurations may be used; the bound then holds among those only.
@@ -53,28 +62,51 @@ def exact(
     True
     """
     program = build(arrays, all_options(arrays) if options is None else options, tightened)
-    found = _solve(program, time_limit, gap, program.lower, program.upper, program.integral)
+    feasible = greedy(arrays)
+    most = feasible.total if options is None and not check(arrays.problem, feasible.allocation()) else np.inf
+    begun = time.monotonic()
+    outcome = _attempt(arrays, program, time_limit, gap, presolve=True)
+    if not _credible(arrays.problem, outcome, most, gap):
+        left = time_limit - (time.monotonic() - begun)
+        outcome = _attempt(arrays, program, left, gap, presolve=False)
+        if not _credible(arrays.problem, outcome, most, gap):
+            return Outcome(outcome.allocation, None, False)
+    return outcome
+
+
+def _credible(problem: Problem, outcome: Outcome, most: float, gap: float) -> bool:
+    """Whether the checker agrees with the solver: HiGHS's presolve has given wrong optima on badly scaled rows.
+
+    :param most: what a feasible allocation costs: neither the bound nor what is proven can be above it.
+    """
+    slack = 1 + max(gap, 1e-5)
+    if outcome.allocation is None:
+        possible = np.isfinite(most) or all(kind.max_unserved >= 1 for kind in problem.query_types)
+        return not (outcome.closed and possible) and (outcome.bound or 0.0) <= most * slack
+    total = outcome.allocation.costs(problem).total
+    agreed = outcome.bound is not None and outcome.bound <= min(total, most) * slack + 1e-6
+    proven = not outcome.closed or total <= most * slack + 1e-6
+    return agreed and proven and not check(problem, outcome.allocation)
+
+
+def _attempt(arrays: Arrays, program: Program, time_limit: float, gap: float, presolve: bool) -> Outcome:
+    options = {"mip_rel_gap": gap, "time_limit": max(time_limit, 1e-3), "presolve": presolve}
+    found = _solve(program, options, program.lower, program.upper, program.integral)
     bound = getattr(found, "mip_dual_bound", None)
-    closed = found.status == 0
     if found.x is None:
-        nothing = bound is None or found.status == 2
-        return Outcome(None, None if nothing else max(bound * program.unit, 0.0), found.status == 2)
+        infeasible = found.status == INFEASIBLE
+        return Outcome(None, None if bound is None or infeasible else max(bound * program.unit, 0.0), infeasible)
     whole = np.round(found.x)
-    fixed = [np.where(program.integral, whole, edge) for edge in (program.lower, program.upper)]
-    clean = _solve(program, None, 0.0, fixed[0], fixed[1], np.zeros_like(program.integral))
-    values = found.x if clean.x is None else clean.x
+    lower, upper = (np.where(program.integral, whole, edge) for edge in (program.lower, program.upper))
+    clean = _solve(program, {"presolve": presolve}, lower, upper, np.zeros_like(program.integral))
+    allocation = read(arrays, program, found.x if clean.x is None else clean.x)
     if bound is None:  # No variable was integral: a linear program is its own bound.
         bound = found.fun
-    return Outcome(read(arrays, program, values), bound * program.unit, closed)
+    return Outcome(allocation, bound * program.unit, found.status == 0)
 
 
-def _solve(
-    program: Program, time_limit: float | None, gap: float, lower: Floats, upper: Floats, integral: Bools
-) -> Any:
+def _solve(program: Program, options: dict[str, Any], lower: Floats, upper: Floats, integral: Bools) -> Any:
     milp, linear, bounds = _scipy()
-    options: dict[str, float] = {"mip_rel_gap": gap}
-    if time_limit is not None:
-        options["time_limit"] = max(time_limit, 1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # What HiGHS says of options that it passes on.
         return milp(
@@ -94,13 +126,6 @@ def _scipy() -> tuple[Any, Any, Any]:
             "the exact and improved placement methods need SciPy: pip install 'ctxflow[policies]'"
         ) from None
     return milp, LinearConstraint, Bounds
-
-
-def relaxed(arrays: Arrays, options: Bools) -> tuple[Program, Floats | None]:
-    """The linear relaxation's solution, None if there is none."""
-    program = build(arrays, options)
-    found = _solve(program, None, 0.0, program.lower, program.upper, np.zeros_like(program.integral))
-    return program, found.x
 
 
 def read(arrays: Arrays, program: Program, values: Floats) -> Allocation:

@@ -278,11 +278,29 @@ class Exchange:
 
     def _step(self, draft: Draft, changes: Callable[[list[int], Sequence[float]], Iterator[Change]]) -> Draft | None:
         """The best of the most promising changes to the set of options, None if none is better than the draft."""
-        prices = sorted({0.0, self._price(draft.unserved, draft.stored), self.scarce})
-        best = None
+        prices, best = self._prices(draft), None
         for _, chosen in heapq.nsmallest(TRIALS, changes(self._known(draft), prices), key=lambda change: change[0]):
             best = self.best(chosen, (best or draft).total) or best
         return best
+
+    def pool(self, draft: Draft, size: int) -> Bools:
+        """(J, K, C) the options around a draft: its own, their pairs' other configurations, the most promising others.
+
+        :param size: how many others.
+        """
+        chosen = self._known(draft)
+        prices = self._prices(draft)
+        bases = [chosen, *(_without(chosen, n) for n in chosen)]
+        bounds = np.min([np.max([self.added(base, price)[1] for price in prices], axis=0) for base in bases], axis=0)
+        picked = np.isin(self.pair, self.pair[chosen])
+        picked[np.argsort(bounds, kind="stable")[:size]] = True
+        mask = np.zeros(self.arrays.fits.shape, dtype=bool)
+        mask[tuple(self.options[picked].T)] = True
+        return mask
+
+    def _prices(self, draft: Draft) -> list[float]:
+        """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
+        return sorted({0.0, self._price(draft.unserved, draft.stored), self.scarce})
 
     def _single_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
         """Sets with one option more, one less, or one for another."""

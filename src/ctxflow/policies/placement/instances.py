@@ -106,9 +106,9 @@ VARIANT = 0.1  # How far the copies of models and tiers beyond the paper's six a
 
 
 def paper_instance() -> Problem:
-    """The instance that every table names: `paper_instance.json`, `draw(seed)` of all six, six and ten.
+    """The instance that every table names: `paper_instance.json`, which is `draw(1)`: all six, six and ten.
 
-    Its seed is the first from 0 whose draw can be served whole: the paper's can, and says no more of its numbers.
+    Seed 1 is the first from 0 whose draw can be served whole, as the paper's can, which says no more of its numbers.
     """
     return _stored("paper_instance.json")
 
@@ -257,8 +257,9 @@ def _assemble(
     overhead = [_uniform(random, OVERHEAD) for _ in tasks]
     base_error = [_uniform(random, task.error) for task in tasks]
     alpha = [_uniform(random, task.compute) for task in tasks]
+    tokens = [float(kind["input_tokens"] + kind["output_tokens"]) for kind in types]
     prices = {gpu: _uniform(random, values[3]) for gpu, values in GPUS.items()}
-    bandwidth = [GPUS[gpu][1] * factor for (gpu, _), factor in zip(tiers, varied[1], strict=True)]
+    bandwidth = [GPUS[gpu][1] * float(factor) for (gpu, _), factor in zip(tiers, varied[1], strict=True)]
 
     def table(cell: Any) -> list[list[list[float]]]:
         """Numbers by type, model and tier."""
@@ -274,7 +275,7 @@ def _assemble(
 
     def residency(i: int, j: int, k: int) -> float:
         """T^res: the time in which the bandwidth reads the query's KV cache."""
-        return (types[i]["input_tokens"] + types[i]["output_tokens"]) * models[j][2] / (bandwidth[k] * 1e9)
+        return tokens[i] * models[j][2] / (bandwidth[k] * 1e9)
 
     return Problem.from_data({
         **fields,

@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-FORMAT = "ctxflow-placement-problem/1"
-
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -118,7 +116,7 @@ class Problem(_Part):
     True
     """
 
-    format: Literal["ctxflow-placement-problem/1"] = FORMAT
+    format: Literal["ctxflow-placement-problem/1"] = "ctxflow-placement-problem/1"
     name: Name
     source: str = ""
     horizon_hours: Positive = 24.0

@@ -119,10 +119,10 @@ class _Rows:
         """Rows: for each (columns, values), entries at `rows` (by default one row per column)."""
         limit = np.atleast_1d(np.asarray(limit, dtype=float))
         numbers = np.arange(len(limit))
-        for part, (columns, values) in enumerate(parts):
-            columns = np.asarray(columns)
+        for part, (variables, coefficients) in enumerate(parts):
+            columns = np.asarray(variables)
             where = numbers if rows is None else np.asarray(rows[part])
-            values = np.broadcast_to(values, columns.shape)
+            values = np.broadcast_to(coefficients, columns.shape)
             self.entries.append(
                 (self.count + np.broadcast_to(where, columns.shape).ravel(), columns.ravel(), values.ravel())
             )
@@ -191,7 +191,7 @@ class _Rows:
 
     def totals(self) -> None:
         """(5c), (5h)."""
-        arrays, (j, k, c) = self.arrays, self.options.T
+        arrays, (_, k, c) = self.arrays, self.options.T
         weights = np.broadcast_to(arrays.weights_gb[self.pairs[:, 0]], self.z.shape)
         data = np.broadcast_to(arrays.data_gb[:, None], self.x.shape)
         stored = arrays.problem.horizon_hours * arrays.problem.storage_dollars_per_gb_hour
@@ -214,7 +214,7 @@ class _Rows:
         """All of it, scaled."""
         from scipy.sparse import csr_matrix
 
-        arrays, (j, k, c) = self.arrays, self.options.T
+        arrays, (_, k, c) = self.arrays, self.options.T
         cost = np.zeros(self.size)
         cost[self.w] = arrays.rent[k] * arrays.gpus[c]
         cost[self.v] = arrays.delay_dollars[:, None] * self.delay
@@ -231,8 +231,17 @@ class _Rows:
         matrix, limit = _scaled(matrix, limit)
         unit = max(float(np.median(cost[self.w])) if len(self.w) else 1.0, TINY)
         return Program(
-            self.options, self.pairs, self.pair_of, cost / unit, matrix, limit, np.zeros(self.size), upper, integral, unit
-        )  # fmt: skip
+            options=self.options,
+            pairs=self.pairs,
+            pair_of=self.pair_of,
+            cost=cost / unit,
+            matrix=matrix,
+            limit=limit,
+            lower=np.zeros(self.size),
+            upper=upper,
+            integral=integral,
+            unit=unit,
+        )
 
 
 def _scaled(matrix: Any, limit: Floats) -> tuple[Any, Floats]:
@@ -250,7 +259,6 @@ def _scaled(matrix: Any, limit: Floats) -> tuple[Any, Floats]:
 
 def _ratio(over: Floats, under: Floats) -> Floats:
     """over / under, inf where nothing is under."""
-    found: Floats = np.divide(
-        over, under, out=np.full(np.broadcast_shapes(over.shape, under.shape), np.inf), where=under > 0
-    )
+    without = np.full(np.broadcast_shapes(over.shape, under.shape), np.inf)
+    found: Floats = np.divide(over, under, out=without, where=under > 0)
     return found
