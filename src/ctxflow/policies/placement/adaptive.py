@@ -55,6 +55,8 @@ def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0
         if idle >= PATIENCE:
             break
     assert best is not None, "there is always an ordering"
+    if exchange is not None and (start_of_two := exchange.pair_start()) is not None:
+        best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
     return best
 
 

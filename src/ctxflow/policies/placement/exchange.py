@@ -22,6 +22,8 @@ from ctxflow.policies.placement.program import all_options
 
 TRIALS = 10
 """How many of the most promising exchanges are built and looked at, before the search is over."""
+FIRST = 32
+"""How many options are looked at as the first of two."""
 PRICES = 2
 """How often routes are found again with the price that the storage then has."""
 MOST = 64
@@ -37,15 +39,17 @@ Change = tuple[float, list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Query types served whole by one option and each other one, at least cost: arrays (I, O).
+    """Query types served by one option and each other one together, at least cost: arrays (I, O).
 
-    :ivar linear: dollars of routes to both. :ivar share: the other option's. :ivar possible: whether it can be.
-    :ivar whole: dollars with the storing of both models; without end where it cannot be.
+    :ivar linear: dollars of the whole type, served so.
+    :ivar share: the other option's part.
+    :ivar most: the share that can be served so; 0 where two are not better than one.
+    :ivar whole: dollars with the storing of both models and the penalty; without end where it cannot be.
     """
 
     linear: Floats
     share: Floats
-    possible: Bools
+    most: Floats
     whole: Floats
 
 
@@ -172,13 +176,32 @@ class Exchange:
             high = np.where(slope > 0, np.minimum(high, edge), high)
             low = np.where(slope < 0, np.maximum(low, edge), low)
             possible &= (slope != 0) | (room >= 0)
+        possible &= low <= high
         change = self.linear - self.linear[:, a, None]
         share = np.where(change < 0, high, low)
-        possible &= (low <= high) & (share > NOTHING) & (share < 1 - NOTHING)
+        part, most = self._corner(a)
+        share, most = np.where(possible, share, part), np.where(possible, 1.0, most)
+        most = np.where((share > NOTHING) & (share < 1 - NOTHING), most, 0.0)
         linear = self.linear[:, a, None] + share * change
-        whole = np.where(possible, linear + self.fixed + self.fixed[a], _NEVER)
-        self.splits[a] = Split(linear, share, possible, whole)
+        lost = arrays.unserved_dollars[:, None]
+        whole = np.where(most > 0, lost + most * (linear - lost) + self.fixed + self.fixed[a], _NEVER)
+        self.splits[a] = Split(linear, share, most, whole)
         return self.splits[a]
+
+    def _corner(self, a: int) -> tuple[Floats, Floats]:
+        """(I, O) where both the error and the delay of a type are used up: the other option's part, and the share.
+
+        Both 0 where that is no share of the type: what two options can do for a type that they cannot serve whole.
+        """
+        arrays = self.arrays
+        error, delay = arrays.max_error[:, None], arrays.max_delay[:, None]
+        own_error, own_delay = self.error[:, a, None], self.delay[:, a, None]
+        slope = own_error * self.delay - self.error * own_delay
+        slope = np.where(slope == 0, _LEAST, slope)
+        own, other = (error * self.delay - self.error * delay) / slope, (own_error * delay - error * own_delay) / slope
+        total = own + other
+        valid = (own > 0) & (other > 0) & (total < 1)
+        return np.where(valid, other / np.where(valid, total, 1.0), 0.0), np.where(valid, total, 0.0)
 
     def _ways(self, chosen: list[int]) -> Ways:
         """All ways to serve a type with a set of options: with none, one, or two of them."""
@@ -196,7 +219,7 @@ class Exchange:
                 split = self._split(n)
                 linear[:, way], most[:, way], shares[:, way] = (
                     split.linear[:, m],
-                    split.possible[:, m],
+                    split.most[:, m],
                     split.share[:, m],
                 )
                 fixed[way], weights[way] = self.fixed[n] + self.fixed[m], self.weights[n] + self.weights[m]
@@ -283,6 +306,22 @@ class Exchange:
             best = self.best(chosen, (best or draft).total) or best
         return best
 
+    def pair_start(self) -> Draft | None:
+        """The best draft of one or two options, among the most promising; None if there is none.
+
+        A start that no chain of improvements through one deployment leads to where the budget is short.
+        """
+        if not len(self.options):
+            return None
+        prices = sorted({0.0, self.scarce})
+        alone = np.max([self.added([], price)[1] for price in prices], axis=0)
+        first = np.argsort(alone, kind="stable")[:FIRST]
+        changes = (change for n in first for change in self._promising(prices, [int(n)], True))
+        best = None
+        for _, chosen in heapq.nsmallest(TRIALS, changes, key=lambda change: change[0]):
+            best = self.best(chosen, np.inf if best is None else best.total) or best
+        return best
+
     def pool(self, draft: Draft, size: int) -> Bools:
         """(J, K, C) the options around a draft: its own, their pairs' other configurations, the most promising others.
 
@@ -300,7 +339,8 @@ class Exchange:
 
     def _prices(self, draft: Draft) -> list[float]:
         """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
-        return sorted({0.0, self._price(draft.unserved, draft.stored), self.scarce})
+        price = self._price(draft.unserved, draft.stored)
+        return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
 
     def _single_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
         """Sets with one option more, one less, or one for another."""
@@ -332,10 +372,12 @@ class Exchange:
         arrays, problem = self.arrays, self.arrays.problem
         kept = self._way_costs(self._ways(base), price).min(axis=1)
         cost = np.minimum(self._single(price), kept[:, None])
-        stored = self.weights + arrays.data_gb[:, None]
         for n in base:
-            whole = self._split(n).whole
-            np.minimum(cost, whole + price * (stored + self.weights[n]) if price else whole, out=cost)
+            split = self._split(n)
+            whole = split.whole
+            if price:
+                whole = whole + price * (self.weights + self.weights[n] + split.most * arrays.data_gb[:, None])
+            np.minimum(cost, whole, out=cost)
         paid = float(self.rent[base].sum()) - price * problem.storage_gb
         rent = self.rent[base].sum() + self.rent
         found = cost.sum(axis=0) + self.rent + paid

@@ -134,5 +134,5 @@ def _shared(problem: Problem, allocation: Allocation) -> Iterator[Reason]:
     if stored >= FULL * problem.storage_gb:
         yield Reason("", "5h", f"the storage of {problem.storage_gb:g} GB is full")
     else:
-        yield Reason("", "5c", f"{spent:.2f} $ of the budget of {problem.budget_dollars:g} $ are spent, and what is "
-                     "left pays for nothing that serves more")  # fmt: skip
+        yield Reason("", "5c", f"{spent:.2f} $ of the budget of {problem.budget_dollars:g} $ are spent, and "
+                     "serving more takes more than is left, or than leaving it unserved does")  # fmt: skip
