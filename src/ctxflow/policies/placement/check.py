@@ -59,12 +59,12 @@ def check(problem: Problem, allocation: Allocation, tolerance: float = TOLERANCE
     >>> print(check(paper_instance(), Allocation((), (), (1.0, 1.0, 1.0, 1.0, 1.0, 0.5)))[0])
     (5b) what is routed and what is unserved of a query type are the whole of it: 0.5 against 1 for Video
     """
-    found = [*_shares(problem, allocation, tolerance), *_deployed(problem, allocation, tolerance)]
-    if not any(each.constraint in ("5d", "5k") for each in found):
-        found += _memory_and_throughput(problem, allocation)
-        found += _delays_and_errors(problem, allocation)
-    found += _totals(problem, allocation)
-    return [each for each in found if _over(each, tolerance)]
+    sides = [*_shares(problem, allocation, tolerance), *_deployed(problem, allocation, tolerance)]
+    pairs = {(each.model, each.tier) for each in allocation.deployments}
+    if all((route.model, route.tier) in pairs for route in allocation.routes):  # Else delays are not defined.
+        sides += _delays_and_errors(problem, allocation)
+    sides += [*_memory_and_throughput(problem, allocation), *_totals(problem, allocation)]
+    return [each for each in sides if _over(each, tolerance)]
 
 
 def _over(found: Violation, tolerance: float) -> bool:
