@@ -16,13 +16,13 @@ def test_a_problem_from_a_file(tmp_path):
     path = tmp_path / "problem.json"
     path.write_text(draw(1, (3, 3, 3)).to_json())
     totals = {}
-    for method in ("gh", "agh", "improved", "exact"):
+    for method in ("agh", "exact"):
         run = plan("--problem", str(path), "--method", method, "--json")
         assert run.returncode == 0, run.stderr
         found = json.loads(run.stdout)
         assert found["feasible"] and found["method"] == method
         totals[method] = found["costs"]["total"]
-    assert totals["exact"] <= totals["improved"] + 1e-6 <= totals["agh"] + 2e-6 <= totals["gh"] + 3e-6
+    assert totals["exact"] <= totals["agh"] + 1e-6
 
 
 def test_for_people():
