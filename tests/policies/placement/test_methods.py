@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -192,6 +193,14 @@ def test_the_stock_of_gpus_is_kept():
     for method in METHODS:
         found = solve(problem, method)
         assert found.feasible and all(each.gpus == 1 for each in found.allocation.deployments)
+
+
+@pytest.mark.parametrize("method", ["exact", "improved"])
+def test_without_scipy_it_is_said_what_to_install(method, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ctxflow\[policies\]'"):
+        solve(paper_instance(), method)
+    assert solve(paper_instance(), "agh").feasible
 
 
 def test_unknown_method():

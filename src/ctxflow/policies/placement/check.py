@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
+from ctxflow.policies.placement.allocation import Allocation, Route
 from ctxflow.policies.placement.problem import Problem
 
 TOLERANCE = 1e-6
@@ -169,6 +169,3 @@ def _totals(problem: Problem, allocation: Allocation) -> Iterator[Violation]:
 
 def _pair(problem: Problem, model: int, tier: int) -> str:
     return f"{problem.models[model].name} on {problem.tiers[tier].name}"
-
-
-__all__ = ["CONSTRAINTS", "Deployment", "Violation", "check"]

@@ -61,6 +61,7 @@ def exact(
     >>> outcome.closed
     True
     """
+    _scipy()
     program = build(arrays, all_options(arrays) if options is None else options, tightened)
     feasible = greedy(arrays)
     most = feasible.total if options is None and not check(arrays.problem, feasible.allocation()) else np.inf
