@@ -14,6 +14,7 @@ from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
 from ctxflow.cli.factory import factory
+from ctxflow.cli.plan import plan
 from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
 from ctxflow.cli.reproduce import reproduce
@@ -50,6 +51,7 @@ def _frame(
 
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.command("plan")(plan)
 app.command("report")(report)
 app.command("factory")(factory)
 app.command("worker-command")(worker_command)
