@@ -63,4 +63,4 @@ def test_admins_quick_start(words, pool):
     else:
         assert process.returncode == 0, errors
     if "--dry-run" in words:
-        assert "queue 20" in out and "GPUs_DeviceName" in out
+        assert "queue 20" in out and "NVIDIA A10" in out
