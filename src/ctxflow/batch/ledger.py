@@ -65,9 +65,9 @@ class Ledger:
                 raise ValueError(
                     f"{results} is being written by another driver: wait for it, or name another output"
                 ) from None
-            if fresh:
-                self._journal.truncate(0)
             known = self._begin(journal)
+            if fresh:
+                self._journal.truncate(len(_MAGIC))
             if not known and not fresh and any(_size(path) for path in (results, errors)):
                 raise ValueError(
                     f"{results} is there already, without the journal {journal.name} of a job that could go on: "
@@ -149,6 +149,8 @@ class Ledger:
     def retry(self) -> None:
         """Forget the dead letters, so that their rows are missing again."""
         self._add(_RETRY, b"", (self._sizes[0], 0))
+        # Without this frame, what will be in the errors from now on would be taken for what was there before.
+        os.fsync(self._journal.fileno())
         self._load()
 
     def note(self, facts: Mapping[str, Any]) -> None:
@@ -161,6 +163,8 @@ class Ledger:
     def finish(self) -> None:
         """Note that nothing is missing."""
         if not self.finished:
+            for file in self._files:
+                os.fsync(file.fileno())
             self._add(_FINISHED, b"", self._sizes)
 
     def _add(self, kind: int, body: bytes, sizes: tuple[int, int], done: int = 0, dead: int = 0) -> None:

@@ -193,7 +193,7 @@ class JsonLinesSource(_FileSource):
             if number == 0:
                 line = line.removeprefix(_BOM)
             try:
-                values = json.loads(line.decode())
+                values = json.loads(line.rstrip().decode())
             except (ValueError, RecursionError) as error:
                 if line.strip():
                     yield Row(number, RowError(_json_reason(error)), len(line))

@@ -180,7 +180,11 @@ def batch(
     )  # fmt: skip
     # A batch system's way to end a job: as Ctrl-C, what is done is kept.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=make_display(quiet))
+    try:
+        outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=make_display(quiet))
+    except KeyboardInterrupt:
+        print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
     if as_json:
         figures = ("done", "dead", "done_now", "dead_now", "seconds", "already")
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
