@@ -1,5 +1,6 @@
 """Whole jobs in this process, on the embedded engine."""
 
+import errno
 import json
 import os
 
@@ -10,7 +11,7 @@ from batch_helpers import read_lines, write_lines
 from ctxflow.batch import driver, load_job, pump
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
-from ctxflow.errors import ContextError
+from ctxflow.errors import ContextError, RunEnded
 
 
 class Notes(LineDisplay):
@@ -195,6 +196,55 @@ def test_a_context_that_cannot_be_built_ends_the_job_and_buries_nobody(folder):
         run("in.jsonl", "hopeless")
 
 
+def test_a_full_disk_ends_the_job_and_loses_nothing(folder, monkeypatch):
+    write_lines(folder / "in.jsonl", [{"n": n} for n in range(600)])
+    monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
+    room = 3000
+    write = os.pwrite
+
+    def pwrite(descriptor, data, offset):
+        nonlocal room
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(descriptor, data[: max(1, room)], offset)
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(os, "pwrite", pwrite)
+        run("in.jsonl", "slow", column=["n"], constants={"seconds": 0.001})
+    outcome = run("in.jsonl", "slow", column=["n"], constants={"seconds": 0.001})
+    assert outcome.done == 600 and not outcome.dead
+    found = {each["row"]: each["result"] for each in read_lines(folder / "out.jsonl")}
+    assert found == {n: 2 * n for n in range(600)}
+
+
+def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    stopped = []
+
+    class Stopped(driver.ContextExecutor):
+        """Its run ends as soon as it has something to do."""
+
+        def __enter__(self):
+            executor = super().__enter__()
+            stopped.append(executor)
+            submit = executor.run.submit
+
+            def stop(*given, **more):
+                items = submit(*given, **more)
+                executor.run.stop()
+                return items
+
+            executor.run.submit = stop
+            return executor
+
+    with monkeypatch.context() as patch, pytest.raises(RunEnded):
+        patch.setattr(driver, "ContextExecutor", Stopped)
+        run("in.jsonl", "slow", column=["t"])
+    assert stopped and not (folder / "out.jsonl.errors.jsonl").exists()
+
+
 def test_an_empty_input(folder, monkeypatch):
     without_executor(monkeypatch)
     (folder / "in.jsonl").write_text("")
@@ -237,6 +287,7 @@ def test_what_is_no_function_is_told_before_anything_is_written(folder, function
     ("choices", "sentence"),
     [
         ({"output": "in.jsonl"}, "the output is the input"),
+        ({"output": "."}, "is a folder: name a file"),
         ({"output_format": "openai"}, "choose jsonl or parquet"),
         ({"function": None, "model": "m", "task": "generate", "output_format": "openai"}, "choose jsonl or parquet"),
         ({"site": "nowhere.toml"}, "there is no site"),
@@ -247,7 +298,7 @@ def test_what_does_not_fit_is_told(folder, choices, sentence):
     write_lines(folder / "in.jsonl", [{"t": "a"}])
     with pytest.raises(ValueError, match=sentence):
         run("in.jsonl", "upper", **choices)
-    assert not [name for name in os.listdir(folder) if name.startswith("out.jsonl")]
+    assert not [name for name in os.listdir(folder) if name.endswith(".progress")]
     assert read_lines(folder / "in.jsonl") == [{"t": "a"}]
 
 

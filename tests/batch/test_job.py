@@ -22,6 +22,7 @@ def test_flags_come_before_the_file(tmp_path):
         ({"model": None, "function": "m:f", "task": "chat"}, "decides itself"),
         ({"task": "classify", "label": ["a"]}, "two labels or more"),
         ({"label": ["a", "b"]}, "give --task classify"),
+        ({"task": "embed", "backend": "vllm"}, "leave --backend out"),
         ({"system": "x"}, "give --task chat"),
         ({"column": ["a", "b"]}, "one text of several with --template"),
         ({"column": ["a"], "template": "x"}, "leave --column out"),

@@ -29,6 +29,7 @@ class _ArrowSource:
         self.name = name
         self._files = files
         self._done = 0
+        self._ended = False
         self.total: int | None = self._count()
 
     def _count(self) -> int | None:
@@ -38,8 +39,8 @@ class _ArrowSource:
         raise NotImplementedError
 
     def fraction(self) -> float:
-        """How many of the rows are read; where their number is unknown, 1 at the end alone."""
-        return self._done / self.total if self.total else 1.0
+        """How many of the rows are read; where their number is unknown, 0 before the end."""
+        return self._done / self.total if self.total else float(self._ended)
 
     def place(self, number: int) -> str:
         """The row."""
@@ -63,6 +64,7 @@ class _ArrowSource:
                 raise ValueError(
                     f"{file} cannot be read on from row {self._done}: {str(error).splitlines()[0]}"
                 ) from None
+        self._ended = True
 
 
 def _rows(batch: Any, first: int) -> list[Row]:

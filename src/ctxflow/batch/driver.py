@@ -82,6 +82,8 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
     files = files_of(job.output, str(job.output_format))
     if files.output == job.input.resolve():
         raise ValueError("the output is the input: name another output")
+    if files.output.is_dir():
+        raise ValueError(f"the output {job.output} is a folder: name a file")
     work = _Work(job, form, source, display)  # Which finds what is wrong with the job, before anything is written.
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = {"input": source.identity(), "settings": job.identity()}
@@ -119,6 +121,8 @@ def resolved(job: Job, form: str, source: Source) -> Job:
     changes: dict[str, Any] = {"input_format": form}
     requests = form == "openai" and job.function is None
     if requests:
+        if job.id_column not in (None, "custom_id"):
+            raise ValueError("OpenAI's requests are known by their custom_id: leave --id-column out")
         if job.template is not None or job.column or job.system is not None or job.row_parameter:
             raise ValueError("OpenAI's requests say all themselves: templates, columns and --system are for plain rows")
         changes["task"] = job.task or _task_of(source)
@@ -130,6 +134,8 @@ def resolved(job: Job, form: str, source: Source) -> Job:
     if output is None:
         parquet = job.output.suffix.lower() == ".parquet"
         output = "parquet" if parquet else "openai" if requests and job.task != "classify" else "jsonl"
+    if output == "openai" and job.keep:
+        raise ValueError("OpenAI's form has no place for columns that are kept: choose another output format")
     if output == "openai" and not requests:
         raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl or parquet as output format")
     if job.task == "classify" and requests:

@@ -84,6 +84,8 @@ class Job(pydantic.BaseModel):
             raise ValueError("to classify takes two labels or more: give --label for each")
         if self.label and self.task != "classify":
             raise ValueError("labels are for classifying: give --task classify")
+        if self.backend == "vllm" and self.task in ("embed", "classify"):
+            raise ValueError("vLLM serves to generate and to chat: leave --backend out")
         if self.system is not None and self.task != "chat":
             raise ValueError("a system message is for conversations: give --task chat")
         if self.function is None and len(self.column) > 1:

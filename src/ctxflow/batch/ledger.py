@@ -61,9 +61,13 @@ class Ledger:
             self._journal = _opened(stack, journal)
             try:
                 fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise ValueError(
                     f"{results} is being written by another driver: wait for it, or name another output"
+                ) from None
+            except OSError as error:
+                raise ValueError(
+                    f"{journal} cannot be locked ({error.strerror}): put the output on a filesystem that has locks"
                 ) from None
             known = self._begin(journal)
             if fresh:

@@ -6,6 +6,7 @@ What does not live here: where rows come from (intake.py), what lines are (recor
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from ctxflow.batch.intake import Prepared
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.records import Record, dead_letter, line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
+from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.executors.interrupts import uninterrupted
 
@@ -23,6 +25,7 @@ Submit = Callable[[Sequence[Any], Stream], range]
 WINDOW_ROWS = 20_000
 WINDOW_BYTES = 64 << 20
 _PATIENCE = 0.5
+_FATAL = (ContextError, RunEnded, EngineFailed)  # What is no row's fault.
 
 
 class ResultError(CtxflowError, ValueError):
@@ -70,7 +73,7 @@ class Pump:
     def run(self) -> None:
         """Run all of them.
 
-        :raises ContextError, RunEnded: if nothing more can be run; what was done is kept.
+        :raises ContextError, RunEnded, EngineFailed: if nothing more can be run; what was done is kept.
         :raises ValueError: if the input cannot be read to its end; what was read is run before.
         :raises OSError: if results cannot be written.
         """
@@ -80,8 +83,9 @@ class Pump:
                 self._settle(self._answers(_PATIENCE))
                 if self._fatal is not None:
                     raise self._fatal
-        except KeyboardInterrupt:
-            self._settle(self._answers(0))
+        except BaseException:
+            with contextlib.suppress(OSError):  # The disk may be full, which is told already.
+                self._settle(self._answers(0))
             raise
         if self._broken is not None:
             raise self._broken
@@ -136,7 +140,7 @@ class Pump:
             self._rows -= 1
             self._bytes -= row.size
             error = result.error if type(result) is Failed else None
-            if isinstance(error, (ContextError, RunEnded)):
+            if isinstance(error, _FATAL):
                 self._fatal = error
                 continue
             if error is None:

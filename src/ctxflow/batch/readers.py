@@ -219,7 +219,7 @@ def _json_reason(error: Exception) -> str:
 
 
 class _Text:
-    """Lines as text for the csv module; what is not UTF-8 becomes surrogates, by which `_fields` knows it."""
+    """Lines as text for the csv module; what is not UTF-8 becomes surrogates, by which `CsvSource._row` knows it."""
 
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines
