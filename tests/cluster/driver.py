@@ -38,6 +38,28 @@ def variable(pid, name):
 processes = {int(name): read(name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
 processes = {pid: words for pid, words in processes.items() if words and words[0]}
 """
+# Those of vine_workers whose parent is none: a worker's transfer server has the same words.
+WORKERS = (
+    ON_HOST
+    + """
+how, port, luck = sys.argv[1], sys.argv[2], float(sys.argv[3])
+ours = [pid for pid, words in processes.items()
+        if words[0].endswith("vine_worker") and words[-2].endswith(":" + port) and os.getsid(pid) == pid]
+if how != "list":
+    ours = ours[int(luck * len(ours)):][:1]
+told = [{"worker": variable(pid, "CTXFLOW_WORKER_NAME"), "job": variable(pid, "CTXFLOW_JOB")} for pid in ours]
+now = time.time()
+for pid, each in zip(ours, told):
+    tree = [other for other in processes if variable(other, "CTXFLOW_JOB") == each["job"]]
+    now = time.time()
+    for victim in {"list": [], "pid": [pid], "tree": tree, "stop": tree}[how]:
+        try:
+            os.kill(victim, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+print(json.dumps([now, told]))
+"""
+)
 LEFT = (
     ON_HOST
     + """
@@ -92,10 +114,10 @@ class Driver:
             assert time.monotonic() < deadline, f"it did not happen: {line}; {self.said()}"
         raise AssertionError(f"the run ended before it happened: {self.last}; {self.said()}")
 
-    def until_said(self, text: str, limit: float = 30) -> str:
-        """What it logged, once a text is there."""
+    def until_said(self, text: str, limit: float = 30, since: int = 0) -> str:
+        """What it logged after so many lines, once a text is there."""
         deadline = time.monotonic() + limit
-        while text not in (said := self.said()):
+        while text not in (said := "".join(self.errors[since:])):
             assert time.monotonic() < deadline, f"it did not say {text!r}: {said}"
             time.sleep(0.1)
         return said

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driver import HOSTS, INSIDE, ON_HOST, Driver, left
+from driver import HOSTS, INSIDE, WORKERS, Driver, left
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -30,29 +30,6 @@ HOST_SECONDS = (4.0, 8.0)
 BROKEN_SECONDS = {"cut": (7.0, 12.0), "kill": (1.0, 6.0)}  # A cut that is shorter costs no worker.
 LOSSES = 60
 LIMIT = 700
-
-# Those of vine_workers whose parent is none: a worker's transfer server has the same words.
-WORKERS = (
-    ON_HOST
-    + """
-how, port, luck = sys.argv[1], sys.argv[2], float(sys.argv[3])
-ours = [pid for pid, words in processes.items()
-        if words[0].endswith("vine_worker") and words[-2].endswith(":" + port) and os.getsid(pid) == pid]
-if how != "list":
-    ours = ours[int(luck * len(ours)):][:1]
-told = [{"worker": variable(pid, "CTXFLOW_WORKER_NAME"), "job": variable(pid, "CTXFLOW_JOB")} for pid in ours]
-now = time.time()
-for pid, each in zip(ours, told):
-    tree = [other for other in processes if variable(other, "CTXFLOW_JOB") == each["job"]]
-    now = time.time()
-    for victim in {"list": [], "pid": [pid], "tree": tree, "stop": tree}[how]:
-        try:
-            os.kill(victim, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-print(json.dumps([now, told]))
-"""
-)
 
 
 def shuffled_again_and_again(ways: list[str], luck: random.Random) -> Iterator[str]:

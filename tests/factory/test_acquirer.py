@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,11 @@ class Moody(LocalProvider):
             raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
         return super().submit(job, count)
 
+    def remove(self, jobs: Sequence[str]) -> None:
+        if self.down:
+            raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
+        super().remove(jobs)
+
     def changes(self) -> list[JobChange]:
         news, self.news = self.news, []
         return [*super().changes(), *news]
@@ -42,13 +48,14 @@ class Moody(LocalProvider):
 class Bench:
     """An acquirer of one tier, and what it decided and heard."""
 
-    def __init__(self, directory: Path, command: Sequence[str], **options: float) -> None:
+    def __init__(self, directory: Path, command: Sequence[str], told: bool = False, **options: float) -> None:
         self.provider = Moody()
         self.decisions: list[str] = []
         self.changes: list[JobChange] = []
         self._heard = threading.Condition()
+        decided = self._decided if told else None  # Else what it decides is logged.
         job = WorkerJob("a10", command, memory=10**7, disk=10**7)
-        self.acquirer = Acquirer({"a10": (self.provider, job)}, str(directory), self._changed, self._decided, **options)
+        self.acquirer = Acquirer({"a10": (self.provider, job)}, str(directory), self._changed, decided, **options)
         self.acquirer.start()
 
     def _changed(self) -> None:
@@ -80,7 +87,7 @@ class Bench:
 def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def bench(*command: str, **options: float) -> Bench:
+    def bench(*command: str, **options: Any) -> Bench:
         made.append(Bench(tmp_path, command or ("sleep", "1000"), **options))
         return made[-1]
 
@@ -90,7 +97,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
 
 def test_it_holds_what_is_wanted_and_says_what_it_does(make: Callable[..., Bench]) -> None:
-    bench = make()
+    bench = make(told=True)
     bench.acquirer.hold("a10", 3)
     bench.until(lambda: bench.states().count("running") == 3)
     assert bench.decisions == ["asked for 3 workers: 3 wanted, 0 held"]
@@ -165,6 +172,16 @@ def test_an_evicted_job_is_no_failure(make: Callable[..., Bench], caplog: pytest
     assert len(bench.provider.calls) == 1  # It came back by itself.
 
 
+def test_a_job_that_ends_with_its_eviction_is_no_failure(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    job = bench.changes[0].job
+    bench.provider.news = [JobChange(job, "evicted", "the node failed"), JobChange(job, "ended", "the node failed")]
+    bench.until(lambda: bench.states().count("running") == 2)
+    assert bench.counts()["evictions"] == 1 and bench.counts()["failures"] == 0
+
+
 def test_where_no_machine_will_do_it_says_why(
     make: Callable[..., Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,3 +207,21 @@ def test_other_workers_from_now_on_and_none_of_those_there_is_lost(make: Callabl
     bench.until(lambda: len(bench.changes) == 2)
     assert bench.states() == ["running", "running"]
     bench.until(lambda: bench.provider.last_words(bench.changes[1].job) == "other")
+
+
+def test_what_could_not_be_removed_is_removed_later(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxflow.factory.acquirer._REMOVE_SECONDS", 0.2)
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    job = bench.changes[0].job
+    bench.acquirer.joined("a10", job)
+    bench.provider.down = True
+    bench.acquirer.hold_none()
+    bench.acquirer.remove("a10", job)
+    bench.until(lambda: bench.counts()["failures"] >= 2)
+    bench.provider.down = False
+    bench.until(lambda: bench.states() == ["running", "ended"])
+    assert bench.counts()["removed"] == 1

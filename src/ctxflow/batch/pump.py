@@ -6,6 +6,7 @@ What does not live here: where rows come from (intake.py), what lines are (recor
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -132,6 +133,8 @@ class Pump:
 
     @uninterrupted
     def _keep(self, answers: list[tuple[Prepared, Any]]) -> None:
+        if self._fatal is not None and self._turns is not None:
+            return  # Nothing may go before rows that were not run.
         results: list[bytes] = []
         errors: list[bytes] = []
         done: list[int] = []
@@ -142,6 +145,8 @@ class Pump:
             error = result.error if type(result) is Failed else None
             if isinstance(error, _FATAL):
                 self._fatal = error
+                if self._turns is not None:
+                    break
                 continue
             if error is None:
                 try:
@@ -162,15 +167,16 @@ class _Turns:
     """Answers that wait until all rows before theirs are answered."""
 
     def __init__(self) -> None:
-        self._order: dict[int, Prepared] = {}  # Rows by number, in the order of the input.
+        self._order: collections.deque[Prepared] = collections.deque()
         self._ready: dict[int, Any] = {}
 
     def expect(self, rows: Iterable[Prepared]) -> None:
-        self._order.update((row.number, row) for row in rows)
+        self._order += rows
 
     def next(self, answers: Iterable[tuple[Prepared, Any]]) -> Iterator[tuple[Prepared, Any]]:
         """Those whose turn has come."""
         for row, answer in answers:
             self._ready[row.number] = answer
-        while self._order and (number := next(iter(self._order))) in self._ready:
-            yield self._order.pop(number), self._ready.pop(number)
+        while self._order and self._order[0].number in self._ready:
+            row = self._order.popleft()
+            yield row, self._ready.pop(row.number)

@@ -15,7 +15,9 @@ from ctxflow.cli.batch import batch
 from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
+from ctxflow.cli.factory import factory
 from ctxflow.cli.report import report
+from ctxflow.cli.site import site
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
@@ -49,8 +51,10 @@ app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("batch")(batch)
 app.command("report")(report)
+app.command("factory")(factory)
 app.command("worker-command")(worker_command)
 app.add_typer(env)
+app.add_typer(site)
 
 
 def main() -> None:

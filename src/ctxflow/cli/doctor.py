@@ -115,6 +115,7 @@ _PACKAGES = [
     ("scipy", False, "for the placement and routing policies: pip install 'ctxflow[policies]'"),
     ("matplotlib", False, "for plots: pip install 'ctxflow[report]'"),
     ("htcondor", False, "to acquire workers from HTCondor: pip install 'ctxflow[htcondor]'"),
+    ("prometheus-client", False, "for the metrics of `ctxflow factory`: pip install 'ctxflow[factory]'"),
 ]
 
 

@@ -19,8 +19,10 @@ from ctxflow.factory.tier_jobs import TierJobs
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
-_STUCK_SECONDS = 15.0  # How long jobs may wait before the batch system is asked whether any machine will do.
+_OFTEN, _OFTEN_SECONDS = 0.2, 4.0
+_STUCK_SECONDS = 10.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
+_REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is told again.
 _REMIND_SECONDS = 300.0  # The same trouble is told again only after so long.
 
 
@@ -31,6 +33,8 @@ class _Held:
     provider: Provider
     job: WorkerJob
     jobs: TierJobs
+    removing: list[str] = dataclasses.field(default_factory=list)  # Given up, and still to be removed.
+    remove_at: float = 0.0
     survey_at: float = 0.0
     told: dict[str, float] = dataclasses.field(default_factory=dict)  # Trouble -> when it was told.
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -45,7 +49,8 @@ class Acquirer:
     :param tiers: tier -> who lends its workers, and what one of them is.
     :param directory: where providers keep their files.
     :param changed: called, on this thread, when `take` or `failure` has something.
-    :param decided: called, on this thread, with a tier and a sentence for each decision.
+    :param decided: called, on this thread, with a tier and a sentence for each decision and each trouble; by default
+        they are logged.
     :param waiting: tier -> how many jobs may wait in the queue at first.
     :param join_timeout: seconds that a job may run before its worker has joined.
     :ivar failure: why no worker can ever be used, once that is clear.
@@ -68,10 +73,11 @@ class Acquirer:
         self._directory = directory
         self._changed = changed
         self._decided = decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence))
-        self._condition = threading.Condition()  # Guards all that other threads touch, `TierJobs` among it.
+        self._troubled = decided or (lambda tier, sentence: logger.warning("tier %s: %s", tier, sentence))
+        self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
         self._look = False
+        self._look_until = 0.0
         self._stopped = False
-        self._removals: list[tuple[str, str]] = []
         self._news: list[tuple[str, JobChange]] = []
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="ctxflow-acquirer", daemon=True)
@@ -110,30 +116,33 @@ class Acquirer:
     def remove(self, tier: str, job: str) -> None:
         """End a job."""
         with self._condition:
-            self._removals.append((tier, job))
-            self._notify()
+            if tier in self._tiers:
+                self._give_up(self._tiers[tier], [job])
+                self._notify()
 
     def joined(self, tier: str, job: str) -> None:
         """The worker of a job has joined."""
         with self._condition:
             if tier in self._tiers:
                 self._tiers[tier].jobs.joined(job)
+                self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """The worker of a job joined, and cannot be used: no better than one that never joins."""
         with self._condition:
             if tier in self._tiers:
-                self._removals.append((tier, job))
                 jobs = self._tiers[tier].jobs
+                self._give_up(self._tiers[tier], [job])
                 jobs.failed(time.monotonic(), refused=True)
                 if jobs.hopeless:
                     self.failure = f"no worker of tier {tier} can be used: {reason}"
                 self._notify()
 
     def look(self) -> None:
-        """Ask the batch systems for news at once."""
+        """Ask the batch systems for news at once, and often for a moment: a worker is gone, and nobody knows why."""
         with self._condition:
             self._look = True
+            self._look_until = time.monotonic() + _OFTEN_SECONDS
             self._notify()
 
     def take(self) -> list[tuple[str, JobChange]]:
@@ -181,16 +190,16 @@ class Acquirer:
     def _run(self) -> None:
         while True:
             with self._condition:
-                if not (self._stopped or self._look or self._removals or self._due()):
-                    self._condition.wait(_LOOK_SECONDS)
+                if not (self._stopped or self._look or self._due()):
+                    often = time.monotonic() < self._look_until
+                    self._condition.wait(_OFTEN if often else _LOOK_SECONDS)
                 if self._stopped:
                     return
                 self._look = False
-                removals, self._removals = self._removals, []
             for name, held in self._tiers.items():
                 try:
                     self._hear(name, held)
-                    self._remove(held, [job for tier, job in removals if tier == name])
+                    self._remove(held)
                     self._balance(name, held)
                     self._explain(name, held)
                 except ProviderError as error:
@@ -201,7 +210,7 @@ class Acquirer:
 
     def _due(self) -> bool:
         now = time.monotonic()
-        return any(held.jobs.due(now) for held in self._tiers.values())
+        return any(held.jobs.due(now) or (held.removing and now >= held.remove_at) for held in self._tiers.values())
 
     def _hear(self, name: str, held: _Held) -> None:
         news = []
@@ -218,9 +227,9 @@ class Acquirer:
                 self._decided(name, f"job {change.job} was evicted: {change.reason or 'no reason given'}")
             elif change.state == "held":
                 held.totals["holds"] += 1
-                self._remove(held, [change.job])
+                self._give_up(held, [change.job])
                 self._failed(name, held, f"job {change.job} was put on hold, and is given up: {change.reason}")
-            elif change.state == "ended" and not before.joined:
+            elif change.state == "ended" and not before.joined and before.state != "evicted":
                 words = _last_line(held.provider, change.job)
                 self._failed(name, held, f"workers end before they join ({change.reason}): {words}")
         if news:
@@ -238,15 +247,26 @@ class Acquirer:
         kind = "".join(" " if letter.isdigit() else letter for letter in trouble)
         if now >= held.told.get(kind, now):
             held.told[kind] = now + _REMIND_SECONDS
-            logger.warning("tier %s: %s", name, trouble)
-            self._decided(name, f"nothing more is asked for in the next {pause:.0f} s, since {trouble}")
+            self._troubled(name, trouble)
+            self._decided(name, f"nothing more is asked for in the next {pause:.1f} s")
 
-    def _remove(self, held: _Held, jobs: list[str]) -> None:
+    def _give_up(self, held: _Held, jobs: list[str]) -> None:
         with self._condition:
             held.jobs.removed(jobs)
+            held.removing += jobs
+
+    def _remove(self, held: _Held) -> None:
+        """Have the batch system remove what was given up; where it cannot be reached, it is told again later."""
+        now = time.monotonic()
+        with self._condition:
+            jobs = list(held.removing) if now >= held.remove_at else []
+            held.remove_at = now + _REMOVE_SECONDS if jobs else held.remove_at
         if jobs:
-            held.totals["removed"] += len(jobs)
             held.provider.remove(jobs)
+            held.totals["removed"] += len(jobs)
+            with self._condition:
+                del held.removing[: len(jobs)]
+                held.remove_at = 0.0
 
     def _balance(self, name: str, held: _Held) -> None:
         with self._condition:
@@ -254,10 +274,10 @@ class Acquirer:
             wanted, held_now = held.jobs.wanted, len(held.jobs.jobs)
         for job in plan.absent:
             words = _last_line(held.provider, job)
-            self._remove(held, [job])
+            self._give_up(held, [job])
             self._failed(name, held, f"the worker of job {job} runs and does not join, so it is given up: {words}")
         if plan.surplus:
-            self._remove(held, list(plan.surplus))
+            self._give_up(held, list(plan.surplus))
             self._decided(name, f"gave up {len(plan.surplus)} jobs that wait: {wanted} wanted, {held_now} held")
         if plan.submit:
             jobs = held.provider.submit(held.job, plan.submit)
@@ -278,8 +298,7 @@ class Acquirer:
         survey = held.provider.survey(held.job)
         if survey.machines == 0:
             why = "; ".join(survey.advice) or "change the tier's requirements"
-            logger.warning("tier %s: its jobs wait in vain, since no machine will do: %s", name, why)
-            self._decided(name, f"no machine will do: {why}")
+            self._troubled(name, f"its jobs wait in vain, since no machine will do: {why}")
         elif survey.machines is not None:
             self._decided(name, f"its jobs wait: {survey.machines} machines would do, {survey.free} of them free")
 

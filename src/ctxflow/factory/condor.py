@@ -17,6 +17,7 @@ from typing import Any
 
 from ctxflow.factory.condor_description import RUN_ATTRIBUTE, SEEN_ATTRIBUTE, describe, log_of, output_of
 from ctxflow.factory.condor_events import change_of
+from ctxflow.factory.condor_survey import ask
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
 
 _BY_US = 0  # The subcode of a removal's reason.
@@ -105,6 +106,14 @@ class CondorProvider:
         self._states.update(dict.fromkeys(ids, "queued"))
         return ids
 
+    def description(self, job: WorkerJob, count: int, directory: str) -> str:
+        """The submit file that asks for so many workers, to be read; nothing is asked for.
+
+        :raises ProviderError: if HTCondor could not be told so.
+        """
+        described = describe(job, directory, self.run, self._clock(), self._lease)
+        return "".join(f"{key} = {value}\n" for key, value in described.items()) + f"queue {count}\n"
+
     def remove(self, jobs: Sequence[str]) -> None:
         """Remove jobs from the queue; those that run get SIGTERM, and time to end that the machine's owner sets.
 
@@ -135,7 +144,9 @@ class CondorProvider:
 
         :raises ProviderError: if the pool cannot be asked.
         """
-        raise NotImplementedError
+        self.queries += 1
+        with _told("HTCondor's pool cannot be asked"):
+            return ask(job, bindings(), self._schedd_name, self._pool)
 
     def find(self) -> list[FoundJob]:
         """All workers of this user in the schedd's queue, also those of runs that are over.
@@ -254,8 +265,20 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except (bindings().HTCondorException, OSError) as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        raise ProviderError(f"{what}: {why}; see whether condor_q works on this machine") from None
+        raise ProviderError(f"{what}: {_why(' '.join(str(error).split()).rstrip(',.'))}") from None
+
+
+def _why(complaint: str) -> str:
+    """HTCondor's complaint, and what to do about it.
+
+    >>> _why("Unable to commit transaction")
+    'its schedd cannot keep them: is the disk full that its SPOOL directory is on? (Unable to commit transaction)'
+    """
+    if "commit transaction" in complaint:
+        return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
+    if any(each in complaint for each in ("connect to schedd", "SECMAN", "locate local daemon")):
+        return f"its schedd does not answer: see whether condor_q works on this machine ({complaint})"
+    return f"{complaint}; see whether condor_q works on this machine"
 
 
 def _escaped(text: str) -> str:

@@ -14,18 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxflow.factory.provider import JOB_VARIABLE, ProviderError, WorkerJob, arguments, check_job
+from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS
 
 RUN_ATTRIBUTE = "CtxflowRun"
 SEEN_ATTRIBUTE = "CtxflowSeen"
 _JOB_ID = "$(Cluster).$(Process)"
 _OPTIONS = ("requirements", "require_gpus", "priority", "image", "submit")
-# What would break the provider if a site set it too.
-_OWN_KEYS = {
-    "universe", "executable", "transfer_executable", "arguments", "environment", "getenv", "initialdir",
-    "transfer_input_files", "encrypt_input_files", "should_transfer_files", "when_to_transfer_output",
-    "transfer_output_files", "output", "error", "stream_output", "stream_error", "log", "queue", "leave_in_queue",
-    f"+{RUN_ATTRIBUTE}".lower(), f"+{SEEN_ATTRIBUTE}".lower(),
-}  # fmt: skip
 
 
 def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -> dict[str, str]:
@@ -182,6 +176,6 @@ def _checked_options(job: WorkerJob) -> Mapping[str, Any]:
     for key in submit:
         if not re.fullmatch(r"\+?[A-Za-z][\w.]*", str(key)):
             raise ProviderError(f"tier {job.tier}'s submit has a key {key!r} that HTCondor cannot have: correct it")
-        if key.lower() in _OWN_KEYS:
+        if key.lower() in OWN_SUBMIT_KEYS:
             raise ProviderError(f"tier {job.tier}'s submit sets {key!r}, which ctxflow needs for itself: leave it out")
     return job.options

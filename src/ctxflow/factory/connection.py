@@ -66,10 +66,22 @@ def runs_directory() -> str:
 
 def live_runs() -> list[Run]:
     """The user's runs on this machine that are going on, the youngest first."""
-    return sorted(_live_runs(), key=lambda run: _started(run.pid), reverse=True)
+    return [run for _, run in sorted(_live_runs(), key=lambda found: found[0], reverse=True)]
 
 
-def _live_runs() -> Iterator[Run]:
+def is_over(run: Run) -> bool:
+    """Whether a run that was live is not any more: its file is gone, or its driver. Not so if that cannot be seen."""
+    path = os.path.join(runs_directory(), f"{run.id}.json")
+    try:
+        return _started(run.pid) > os.path.getmtime(path) + 1
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return True
+    except (OSError, psutil.Error):
+        return False
+
+
+def _live_runs() -> Iterator[tuple[float, Run]]:
+    """When its driver was started, and the run."""
     directory = runs_directory()
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
@@ -78,12 +90,15 @@ def _live_runs() -> Iterator[Run]:
                 with open(path) as file:
                     run = Run(**json.load(file))
                 # A home may be shared with other machines; and a driver that was killed left its file behind.
-                if run.host == gethostname() and _started(run.pid) <= os.path.getmtime(path) + 1:
-                    yield run
+                if run.host == gethostname() and (started := _started(run.pid)) <= os.path.getmtime(path) + 1:
+                    yield started, run
 
 
 def _started(pid: int) -> float:
-    return psutil.Process(pid).create_time()
+    process = psutil.Process(pid)
+    if process.status() == psutil.STATUS_ZOMBIE:  # It was killed, and nobody has asked how it ended.
+        raise psutil.ZombieProcess(pid)
+    return process.create_time()
 
 
 class Connection:

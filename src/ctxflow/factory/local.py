@@ -64,9 +64,9 @@ class LocalProvider:
     ...     while changes[-1].state != "ended":
     ...         time.sleep(0.01)
     ...         changes += provider.changes()
-    ...     print([change.state for change in changes], changes[-1].reason, provider.last_words(job))
+    ...     print([change.state for change in changes], changes[-1].reason, provider.last_words(job) == job)
     ...     provider.stop()
-    ['running', 'ended'] it ended with status 3 local-1
+    ['running', 'ended'] it ended with status 3 True
     """
 
     def __init__(self, pause: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +98,7 @@ class LocalProvider:
         ids: list[str] = []
         for _ in range(count):
             self._count += 1
-            new = _Job(f"local-{self._count}", job)
+            new = _Job(f"local-{os.getpid()}-{self._count}", job)  # Nobody else's, also in a run of two factories.
             self._jobs[new.id] = new
             ids.append(new.id)
             try:

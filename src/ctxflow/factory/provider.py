@@ -85,7 +85,8 @@ class Survey:
 
     :param machines: how many slots or nodes meet the tier's requirements, busy or not; None where nobody says.
     :param free: how many of those are free.
-    :param gpu_models: how many GPUs of which model those have.
+    :param gpu_models: how many GPUs of which model those have, of those that will do.
+    :param workers: how many such workers those machines hold at most, if nobody else used them; None where nobody says.
     :param may_submit: whether the batch system takes jobs of this user.
     :param advice: what a newcomer should change, each a sentence; where no machine will do, which requirement
         excludes them.
@@ -99,6 +100,7 @@ class Survey:
     gpu_models: Mapping[str, int] = field(default_factory=dict)
     may_submit: bool = True
     advice: tuple[str, ...] = ()
+    workers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,30 @@ from __future__ import annotations
 
 from ctxflow.factory.condor import CondorProvider
 from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.factory.parsl_tiers import PARSL, parsl_provider
 from ctxflow.factory.provider import Provider, ProviderError
 from ctxflow.sites.tier import Tier
+
+
+def source_of(tier: Tier) -> tuple[object, ...]:
+    """What tells the batch system of one tier from that of another.
+
+    >>> source_of(Tier(name="a10")) == source_of(Tier(name="a40")) != source_of(Tier(schedd="other"))
+    True
+    """
+    return tier.provider, tier.schedd, tier.pool, str(sorted(tier.options.items()))
+
+
+def queue_of(tier: Tier) -> tuple[object, ...]:
+    """What tells the queue in which one tier's jobs are found from that of another: Slurm's is one for all partitions.
+
+    >>> queue_of(Tier(provider="slurm", options={"partition": "a"})) == queue_of(Tier(provider="slurm"))
+    True
+    """
+    if tier.provider == "slurm":
+        return tier.provider, tier.options.get("clusters")
+    return source_of(tier)
 
 
 def provider_of(tier: Tier, run: str) -> Provider:
@@ -24,4 +46,7 @@ def provider_of(tier: Tier, run: str) -> Provider:
         return CondorProvider(run=run, schedd=tier.schedd, pool=tier.pool)
     if tier.provider == "local":
         return LocalProvider()
-    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write condor or local")
+    if tier.provider in PARSL or ":" in tier.provider:
+        return ParslProvider(parsl_provider(tier), run)
+    names = ", ".join(["condor", "local", *PARSL])
+    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write one of {names}, or MODULE:NAME")

@@ -96,7 +96,6 @@ class TierJobs:
         else:
             began = change.state == "running"
             job.asked = job.asked if began or job.state == "queued" else now
-            # A worker may join before the batch system says that its job runs.
             job.state, job.since, job.joined = change.state, now, job.joined and began
             if began:
                 self._moved = now
@@ -159,7 +158,8 @@ class TierJobs:
         return counts
 
     def _waiting(self) -> list[str]:
-        return [name for name, job in self.jobs.items() if job.state != "running"]
+        # A worker may have joined before the batch system says that its job runs.
+        return [name for name, job in self.jobs.items() if job.state != "running" and not job.joined]
 
     def _absent(self, now: float) -> tuple[str, ...]:
         limit = now - self._join_timeout

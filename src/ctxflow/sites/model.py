@@ -1,23 +1,16 @@
-"""The site's model, and how a site file or a name becomes one.
+"""The site's model.
 
-What does not live here: making engines and policies of it (executors/).
+What does not live here: how a site file or a name becomes one (loader.py), what is impossible together (rules.py), and
+making engines and policies of it (executors/).
 """
 
 from __future__ import annotations
 
-import difflib
-import sys
-from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
 
 from ctxflow.sites.tier import Tier
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class Site(pydantic.BaseModel):
@@ -89,48 +82,3 @@ class Site(pydantic.BaseModel):
     placement: Any = pydantic.Field("everywhere", description="Which contexts go on which tiers.")
     preemption: Any = pydantic.Field("none", description="Who gives way when an app that waits has no worker.")
     scaling: Any = pydantic.Field("fixed", description="How many workers of each tier to hold.")
-
-
-def load_site(site: str | Path | Site, **overrides: Any) -> Site:
-    """A site from the name of a built-in one ("local"), a TOML file, or a model.
-
-    :param overrides: keys that take the place of the site's own, if they are not None.
-    :raises ValueError: for an unknown site or key, or an impossible value, saying what to write.
-
-    >>> load_site("local", workers=3).workers
-    3
-    """
-    if isinstance(site, Site):
-        values = dict(site)
-    elif str(site) == "local":
-        values = {}
-    else:
-        values = _read(Path(site))
-    values.update({key: value for key, value in overrides.items() if value is not None})
-    try:
-        return Site(**values)
-    except pydantic.ValidationError as error:
-        raise ValueError("; ".join(_explain(dict(e)) for e in error.errors())) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = tomllib.loads(path.read_text())
-        return values
-    except FileNotFoundError:
-        raise ValueError(f'there is no site {str(path)!r}: give "local" or the path of a site file') from None
-    except OSError as error:
-        raise ValueError(f"the site file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # Also what is not text.
-        raise ValueError(f"{path} is not TOML: {error}") from None
-
-
-def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        what, fields = ("a tier", Tier.model_fields) if "." in key else ("a site", Site.model_fields)
-        last = key.rpartition(".")[2]
-        close = difflib.get_close_matches(last, fields, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"{what}'s keys are {', '.join(fields)}"
-        return f"{what} has no key {last!r}: {hint}"
-    return f"the site's {key} cannot be {error['input']!r}: {error['msg'].lower()}"

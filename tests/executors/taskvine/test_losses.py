@@ -12,6 +12,7 @@ from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.provider import JobState
 
 
 class Jobs:
@@ -62,3 +63,20 @@ def test_a_worker_whose_job_was_evicted_is_not_to_blame_and_keeps_it(jobs: Jobs)
     losses.heard("any", JobChange(jobs.next("evicted"), "evicted"))
     assert losses.explained() == [(worker, True)]
     assert jobs.next("running") == worker.job
+
+
+def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
+    now = 1.0
+    losses = Losses(jobs.acquirer, lambda: now)
+
+    def loses(*states: JobState) -> bool:
+        for state in states:
+            losses.heard("any", JobChange("7", state))
+        losses.add(Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job="7", joined=True))
+        [(_, evicted)] = losses.explained()
+        return evicted
+
+    assert loses("evicted", "ended")
+    assert loses("evicted", "held", "ended")
+    assert not loses("ended")
+    assert not loses("evicted", "running", "ended")

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange
 
-_PATIENCE_SECONDS = 1.0  # How long the batch system may take to say so.
+_PATIENCE_SECONDS = 3.0  # How long the batch system may take to say so. HTCondor took up to one second.
+_FACTORY_SECONDS = 1.0  # And how much longer where its word comes by way of a factory.
 
 
 class Losses:
@@ -20,14 +22,14 @@ class Losses:
     :param clock: seconds.
     """
 
-    def __init__(self, acquirer: Acquirer, clock: Callable[[], float]) -> None:
+    def __init__(self, acquirer: Acquirer | FactoryClient, clock: Callable[[], float]) -> None:
         self._acquirer = acquirer
+        self._patience = _PATIENCE_SECONDS + (_FACTORY_SECONDS if isinstance(acquirer, FactoryClient) else 0.0)
         self._clock = clock
         self._waiting: list[tuple[float, Worker]] = []
         self._explained: list[tuple[Worker, bool]] = []
-        self._told: dict[
-            tuple[str, str], tuple[float, bool]
-        ] = {}  # Of a job: when something ended it, and whether it was evicted.
+        # Of a job: when something ended it, whether it was evicted, and whether it began again since.
+        self._told: dict[tuple[str, str], tuple[float, bool, bool]] = {}
 
     def add(self, worker: Worker) -> None:
         """A worker is gone."""
@@ -40,19 +42,23 @@ class Losses:
             if told is not None and told[0] > worker.since:
                 self._explained.append((worker, told[1]))
             else:
-                self._waiting.append((self._clock() + _PATIENCE_SECONDS, worker))
+                self._waiting.append((self._clock() + self._patience, worker))
                 self._acquirer.look()
 
     def heard(self, tier: str, change: JobChange) -> None:
         """News of a job."""
+        before, was_evicted, again = self._told.get((tier, change.job), (0.0, False, False))
+        if change.state == "running" and was_evicted:
+            self._told[tier, change.job] = before, True, True
         if change.state not in ("evicted", "ended", "held"):
             return
-        evicted = change.state == "evicted"
+        # A job that is evicted may be held, or end, without having begun again: it is evicted all the same.
+        evicted = change.state == "evicted" or (was_evicted and not again)
         for entry in [entry for entry in self._waiting if (entry[1].tier, entry[1].job) == (tier, change.job)]:
             self._waiting.remove(entry)
             self._explained.append((entry[1], evicted))
             return
-        self._told[tier, change.job] = self._clock(), evicted
+        self._told[tier, change.job] = self._clock(), evicted, False
 
     def due(self) -> float:
         """Seconds until the next is told without an explanation."""

@@ -21,6 +21,7 @@ from ctxflow.errors import CtxflowError
 from ctxflow.executors.engine import RunServices
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.connection import Connection, Run, write_private
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.providers import provider_of
 from ctxflow.factory.worker_job import Lead, python_of, worker_command, worker_job
 from ctxflow.host.program import build_program
@@ -130,9 +131,11 @@ class Setup:
                 os.unlink(path)
 
 
-def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]) -> Acquirer:
+def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]) -> Acquirer | FactoryClient:
     """What holds a site's workers."""
     lead, run = setup.lead(port), setup.run.id
+    if site.acquire == "factory":
+        return FactoryClient(run, site.name, changed)
     tiers = {tier.name: (provider_of(tier, run), worker_job(tier, lead)) for tier in site.tiers}
     waiting = {tier.name: tier.waiting for tier in site.tiers}
     return Acquirer(tiers, setup.path("jobs"), changed, waiting=waiting, join_timeout=site.join_timeout)

@@ -1,0 +1,223 @@
+"""`ctxflow factory`: serves the live runs of its user with workers, says what it would ask for, or cleans up.
+
+What does not live here: the service (factory/service.py), and what is left over (factory/leftovers.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from datetime import datetime
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ctxflow.factory.connection import live_runs
+from ctxflow.factory.leftovers import Leftovers, find_leftovers, remove_leftovers
+from ctxflow.factory.metrics import place_of, serve_metrics
+from ctxflow.factory.rehearsal import rehearse
+from ctxflow.factory.service import Service, only_factory
+from ctxflow.sites import Site, load_site
+
+_SUMMARY_SECONDS = 60.0
+
+
+def factory(
+    site: Annotated[str, typer.Argument(metavar="SITE", help='The site file, with acquire = "factory".')],
+    as_json: Annotated[bool, typer.Option("--json", help="Write each line as a JSON object.")] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS:]PORT", help="Serve metrics for Prometheus there; ADDRESS is 127.0.0.1 if left out."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be asked for, for each live run, and ask for nothing.")
+    ] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Find what runs that are over have left, list it, and remove it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clean: remove it without asking.")] = False,
+) -> None:
+    """Acquire workers for all live runs of yours whose site says acquire = "factory".
+
+    It finds them on this machine as they begin, holds as many workers as they want, within the numbers of the site
+    file over all runs together, and ends a run's jobs when the run ends. It writes a line for each decision.
+
+    \b
+    ctxflow factory campus.toml                   serve, until Ctrl-C
+    ctxflow factory campus.toml --metrics 9464    the same, with http://127.0.0.1:9464/metrics
+    ctxflow factory campus.toml --dry-run         what would be submitted
+    ctxflow factory campus.toml --clean           what was left behind, and away with it
+    kill -HUP PID                                 read the site file again; no worker is lost
+
+    SIGTERM or Ctrl-C ends it, and all that it has asked for; a second one ends it at once. Exit status: 0 after
+    SIGTERM, 130 after Ctrl-C, 1 if it cannot serve; with --clean, 1 if something is left.
+    """
+    if clean:
+        raise typer.Exit(_clean(load_site(site), as_json, yes))
+    if dry_run:
+        _rehearse(load_site(site), as_json)
+        return
+    raise typer.Exit(_serve(site, as_json, metrics))
+
+
+# --- serving
+
+
+class Lines:
+    """Writes decisions to stderr, a line each, from any thread."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._lock = threading.Lock()
+
+    def say(self, tier: str, run: str, sentence: str) -> None:
+        """Take note of a decision."""
+        now = datetime.now().astimezone()
+        sentence = " ".join(sentence.split())
+        if self._as_json:
+            line = json.dumps({"time": now.isoformat("T", "milliseconds"), "tier": tier, "run": run, "says": sentence})
+        else:
+            about = ", ".join([tier] * bool(tier) + [f"run {run[:8]}"] * bool(run)) or "factory"
+            line = f"{now:%H:%M:%S} {about}: {sentence}"
+        with self._lock:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+
+class _Warnings(logging.Handler):
+    """What ctxflow warns of becomes a line, too."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it."""
+        self._lines.say("", "", record.getMessage())
+
+
+def _serve(path: str, as_json: bool, metrics: str | None) -> int:
+    """Serve, and give the exit status."""
+    try:
+        place = None if metrics is None else place_of(metrics)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--metrics") from None
+    path = os.path.abspath(path) if os.path.exists(path) else path  # Whatever the working directory becomes.
+    lines = Lines(as_json)
+    logger = logging.getLogger("ctxflow")
+    logger.addHandler(_Warnings(lines))
+    logger.propagate = False
+    summaries = _SUMMARY_SECONDS if sys.stderr.isatty() else None
+    service = Service(lambda: load_site(path), lines.say, summaries)
+    with only_factory(service.site.name):
+        if place is not None:
+            port = serve_metrics(service, *place)
+            lines.say("", "", f"metrics are at http://{place[0]}:{port}/metrics")
+        ended_by = _obey_signals(service)
+        service.run()
+    return 130 if signal.SIGINT in ended_by else 0
+
+
+def _obey_signals(service: Service) -> list[int]:
+    """SIGHUP reloads, the first SIGTERM or SIGINT ends, the second at once; gives those that came, as they come."""
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+        service.stop()
+
+    signal.signal(signal.SIGHUP, lambda number, frame: service.reload())
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    return came
+
+
+# --- a dry run
+
+
+def _rehearse(site: Site, as_json: bool) -> None:
+    told = rehearse(site, live_runs()[::-1])
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in told], indent=2))
+        return
+    for each in told:
+        of = (
+            f"run {each.run}"
+            if each.run
+            else "a run that wants all there may be (no live run has its workers from here)"
+        )
+        print(f"# tier {each.tier}, {of}: {each.count} workers at first")
+        print(each.description)
+
+
+# --- cleaning
+
+
+def _clean(site: Site, as_json: bool, yes: bool) -> int:
+    """List and remove what is left; the exit status."""
+    screen = Console(stderr=True)
+    with screen.status("Asking the batch systems ..."):
+        found = find_leftovers(site)
+    something = bool(found.jobs or found.files)
+    if something and not as_json:
+        _show(found)
+    asked = something and not yes and not as_json and sys.stdin.isatty()
+    wanted = something and (yes or (asked and typer.confirm("Remove all of it?", default=False, err=True)))
+    troubles = list(found.troubles)
+    if wanted:
+        with screen.status("Removing ..."):
+            troubles += remove_leftovers(found)
+    removed = wanted and not troubles
+    if as_json:
+        print(json.dumps(_as_data(found, removed, troubles), indent=2))
+    else:
+        _report(found, wanted, asked, troubles)
+    return 0 if not troubles and (removed or not something) else 1
+
+
+def _show(found: Leftovers) -> None:
+    console = Console()
+    if found.jobs:
+        table = Table("job", "run", "tier's provider", "state", "host", box=None)
+        for tier, job in found.jobs:
+            table.add_row(job.job, job.run[:8], tier.provider, job.state, job.host or "")
+        console.print(table)
+    for path in found.files:
+        console.print(path, markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(found: Leftovers, wanted: bool, asked: bool, troubles: list[str]) -> None:
+    told = f"{len(found.jobs)} jobs and {len(found.files)} files of runs that are over"
+    if not (found.jobs or found.files):
+        print("Nothing is left of runs that are over.")
+    elif wanted:
+        print(f"Removed: {told}.")
+    else:
+        print(f"Left where they are: {told}." + ("" if asked else " Say --yes to remove them."))
+    if found.elsewhere:
+        print(f"{found.elsewhere} jobs belong to runs of other machines that share your home: clean up there.")
+    for trouble in troubles:
+        print(f"ctxflow: {trouble}", file=sys.stderr)
+
+
+def _as_data(found: Leftovers, removed: bool, troubles: list[str]) -> dict[str, object]:
+    jobs = [{**dataclasses.asdict(job), "provider": tier.provider} for tier, job in found.jobs]
+    return {
+        "jobs": jobs,
+        "files": found.files,
+        "elsewhere": found.elsewhere,
+        "removed": removed,
+        "troubles": troubles,
+    }

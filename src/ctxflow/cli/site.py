@@ -1,0 +1,188 @@
+"""`ctxflow site`: whether a site file is right, what its batch systems have for it, and all that it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ctxflow.factory.site_check import EnvironmentAnswer, TierAnswer, ask_environment, ask_tiers
+from ctxflow.policies.registry import FAMILIES, make
+from ctxflow.sites import Site, SiteError, load_site
+from ctxflow.sites.hints import hints
+from ctxflow.sites.listing import as_data, toml_lines
+
+site = typer.Typer(name="site", help="Check a site file, and print all that it says.", no_args_is_help=True)
+_File = Annotated[str, typer.Argument(metavar="FILE", help='A site file, or "local".')]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@site.command()
+def check(
+    file: _File,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask the batch systems too: which machines and GPUs, and may you submit.")
+    ] = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Find what is wrong in a site file, and say what to write.
+
+    With --live the batch systems are asked what they have for each tier now. Nothing is submitted. Exits with 1 if
+    there is something wrong, or if no worker of some tier would come.
+
+    \b
+    ctxflow site check my-site.toml           the file by itself
+    ctxflow site check my-site.toml --live    the file, and what the batch systems say
+    """
+    found: Site | None = None
+    try:
+        found = load_site(file)
+        problems = list(_policy_problems(found))
+    except SiteError as error:
+        problems = list(error.lines)
+    advice = list(hints(found, environment=not live)) if found else []
+    environment: EnvironmentAnswer | None = None
+    tiers: list[TierAnswer] = []
+    if found and live and found.tiers:
+        environment, tiers = _ask(found)
+    problems += [*(environment.problems if environment else ())]
+    problems += [f"tier {answer.tier.name}: {problem}" for answer in tiers for problem in answer.problems]
+    advice += [*(environment.advice if environment else ())]
+    advice += [f"tier {answer.tier.name}: {each}" for answer in tiers for each in answer.advice]
+    problems, advice = _each_once(problems), _each_once(advice)
+    if as_json:
+        _print_json(file, problems, advice, environment, tiers)
+    else:
+        _print(file, found, problems, advice, environment, tiers)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _policy_problems(found: Site) -> Iterator[str]:
+    """What is wrong with the policies' options, which only the policies know."""
+    for family in FAMILIES:
+        try:
+            make(family, getattr(found, family))
+        except (ValueError, TypeError, ImportError) as error:
+            yield f"{family}: {error}"
+
+
+def _ask(found: Site) -> tuple[EnvironmentAnswer, list[TierAnswer]]:
+    answers: list[TierAnswer] = []
+    with Console(stderr=True).status("Looking for the environment") as status:
+        environment = ask_environment(found)
+        names = [f"{tier.name} ({tier.provider})" for tier in found.tiers]
+        status.update(f"Asking for tier {names[0]}")
+        for answer in ask_tiers(found):
+            answers.append(answer)
+            if len(answers) < len(names):
+                status.update(f"Asking for tier {names[len(answers)]}, {len(answers) + 1} of {len(names)}")
+    return environment, answers
+
+
+def _each_once(sentences: list[str]) -> list[str]:
+    return list(dict.fromkeys(sentences))
+
+
+def _print_json(
+    file: str,
+    problems: list[str],
+    advice: list[str],
+    environment: EnvironmentAnswer | None,
+    tiers: list[TierAnswer],
+) -> None:
+    data: dict[str, Any] = {"file": file, "problems": problems, "advice": advice}
+    if environment:
+        data["environment"] = environment.found
+        data["tiers"] = {
+            answer.tier.name: {"provider": answer.tier.provider}
+            | ({**dataclasses.asdict(answer.survey), "advice": answer.advice} if answer.survey else {})
+            | {"problems": answer.problems}
+            for answer in tiers
+        }
+    print(json.dumps(data, indent=2))
+
+
+def _print(
+    file: str,
+    found: Site | None,
+    problems: list[str],
+    advice: list[str],
+    environment: EnvironmentAnswer | None,
+    tiers: list[TierAnswer],
+) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if environment:
+        console.print(_table(tiers) if console.is_terminal else "\n".join(map(_line, tiers)), markup=False)
+        console.print(f"Environment: {environment.found}", markup=False)
+    for sentence in problems:
+        console.print(f"[red]wrong[/]  {escape(sentence)}")
+    for sentence in advice:
+        console.print(f"[yellow]think[/]  {escape(sentence)}")
+    if found and not problems:
+        tiers_told = f", {len(found.tiers)} tier{'s' * (len(found.tiers) != 1)}" if found.tiers else ""
+        console.print(f"[green]fine[/]   {escape(file)}: site {escape(found.name)}, engine {found.engine}{tiers_told}")
+
+
+def _table(tiers: list[TierAnswer]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("tier", "provider", "machines", "free", "workers at most", "GPUs", "may submit"):
+        table.add_column(name, justify="right" if name in ("machines", "free", "workers at most") else "left")
+    for answer in tiers:
+        survey = answer.survey
+        cells = ["?"] * 5
+        if survey:
+            numbers = [_number(each) for each in (survey.machines, survey.free, survey.workers)]
+            cells = [*numbers, _models(answer, "\n"), "yes" if survey.may_submit else "no"]
+        table.add_row(answer.tier.name, answer.tier.provider, *map(escape, cells))
+    return table
+
+
+def _line(answer: TierAnswer) -> str:
+    survey = answer.survey
+    begin = f"tier {answer.tier.name} ({answer.tier.provider}): "
+    if survey is None:
+        return begin + "no answer"
+    parts = [
+        f"{_number(survey.machines)} machines, {_number(survey.free)} free",
+        f"{_number(survey.workers)} workers at most",
+        f"GPUs: {_models(answer, ', ') or 'none'}",
+        f"may submit: {'yes' if survey.may_submit else 'no'}",
+    ]
+    return begin + "; ".join(parts)
+
+
+def _number(found: int | None) -> str:
+    return "?" if found is None else str(found)
+
+
+def _models(answer: TierAnswer, between: str) -> str:
+    models = answer.survey.gpu_models if answer.survey else {}
+    ordered = sorted(models.items(), key=lambda pair: (-pair[1], pair[0]))
+    return between.join(f"{count} {model}" for model, count in ordered)
+
+
+@site.command()
+def show(
+    file: _File,
+    as_json: _AsJson = False,
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print a site file, whatever the output is.")] = False,
+) -> None:
+    """Print all that a site is, defaults included and marked as such, as a site file."""
+    found = load_site(file)
+    if as_json:
+        print(json.dumps(as_data(found), indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    plain = as_toml or not console.is_terminal
+    for line, entry in toml_lines(found):
+        if plain:
+            print(line)
+        else:
+            console.print(line, markup=False, style="dim" if entry and not entry.given else "bold" if not entry else "")

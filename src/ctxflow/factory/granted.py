@@ -1,0 +1,184 @@
+"""A provider that gives one run no more of a tier than it was granted, and first of all what an earlier factory left.
+
+What does not live here: how much to grant (shares.py), and the batch systems (condor.py, local.py, ...).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ctxflow.factory.provider import FoundJob, JobChange, JobState, Provider, Survey, WorkerJob
+
+_FIND_SECONDS = 15.0  # Of jobs that were taken over, the batch system must be asked.
+
+
+class GrantedProvider:
+    """What a tier's provider lends to one run.
+
+    A factory that was killed leaves jobs behind. Those that run are taken over by the next: they are what `submit`
+    returns first, and whether they still run is asked of the batch system now and then. Those that wait are discarded,
+    and asked for anew, as the site says now.
+
+    :param provider: who lends.
+    :param run: the run's id.
+    :param joined: jobs whose workers have joined the run, by its own word: not every provider can find its jobs.
+    :param lock: one for all that share the tier's maximum; guards `allowed` and the count of `held`.
+    :param found: called once, with how many jobs of an earlier factory were taken over, and how many discarded.
+    :ivar allowed: how many jobs there may be; `submit` gives no more.
+    :ivar settled: whether it is known what an earlier factory left.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        run: str,
+        joined: Sequence[str],
+        lock: threading.Lock,
+        found: Callable[[int, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queries = 0
+        self.allowed = 0
+        self.settled = False
+        self._provider = provider
+        self._run = run
+        self._word = list(joined)
+        self._lock = lock
+        self._found = found
+        self._clock = clock
+        self._jobs: set[str] = set()  # Those that the batch system has, and was not told to end.
+        self._asking = 0  # How many more are being asked for.
+        self._taken: dict[
+            str, JobState | None
+        ] = {}  # Jobs taken over -> their state, None if the queue has no such job.
+        self._offered: list[str] = []  # Those of them that `submit` has still to return.
+        self._news: list[JobChange] = []
+        self._old_news: set[str] = set()  # Jobs taken over that are only now said to run.
+        self._find_at = 0.0
+
+    def is_old_news(self, change: JobChange) -> bool:
+        """Whether the run heard that from an earlier factory; to be asked once."""
+        if change.state != "running" or change.job not in self._old_news:
+            return False
+        self._old_news.remove(change.job)
+        return True
+
+    def held(self) -> int:
+        """How many jobs there are, or will be; to be called with the lock."""
+        return len(self._jobs) + self._asking
+
+    def start(self, directory: str) -> None:
+        """Make ready."""
+        self._provider.start(directory)
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        """Ask for workers, or return those that were taken over.
+
+        :raises ProviderError: as the provider does.
+        """
+        if not self.settled:
+            return []
+        given, self._offered = self._offered[:count], self._offered[count:]
+        self._news += [JobChange(each, "running") for each in given]
+        self._old_news.update(given)
+        with self._lock:
+            more = max(0, min(count - len(given), self.allowed - self.held()))
+            self._asking = more
+        fresh: list[str] = []
+        try:
+            fresh = self._provider.submit(job, more) if more else []
+        finally:
+            with self._lock:
+                self._asking = 0
+                self._jobs.update(fresh)
+        return given + fresh
+
+    def remove(self, jobs: Sequence[str]) -> None:
+        """End jobs."""
+        with self._lock:
+            self._jobs.difference_update(jobs)
+        taken = [job for job in jobs if job in self._taken]
+        self._provider.discard([job for job in taken if self._taken[job] is not None])
+        for job in taken:
+            self._lose(job, "it was removed")
+        self._provider.remove([job for job in jobs if job not in taken])
+
+    def changes(self) -> list[JobChange]:
+        """What happened since the last call."""
+        if (self._taken or not self.settled) and self._clock() >= self._find_at:
+            self._find_at = self._clock() + _FIND_SECONDS
+            self._find()
+        changes = self._provider.changes()
+        ended = [change.job for change in changes if change.state == "ended"]
+        with self._lock:
+            self._jobs.difference_update(ended)
+        changes, self._news = self._news + changes, []
+        self.queries = self._provider.queries
+        return changes
+
+    def last_words(self, job: str) -> str:
+        """The last lines that a job wrote."""
+        return self._provider.last_words(job)
+
+    def survey(self, job: WorkerJob) -> Survey:
+        """What the batch system has for such a job now."""
+        return self._provider.survey(job)
+
+    def find(self) -> list[FoundJob]:
+        """All jobs of this user."""
+        return self._provider.find()
+
+    def discard(self, jobs: Sequence[str]) -> None:
+        """End jobs that `find` found."""
+        self._provider.discard(jobs)
+
+    def stop(self) -> None:
+        """End all jobs, also those that were taken over.
+
+        :raises ProviderError: if that cannot be; `held` then still counts them.
+        """
+        try:
+            self._provider.discard([job for job, state in self._taken.items() if state is not None])
+        finally:
+            self._provider.stop()
+        with self._lock:
+            self._jobs.clear()
+
+    def _find(self) -> None:
+        """See what an earlier factory left, or what has become of it."""
+        if self.settled and not any(self._taken.values()):
+            return
+        found = {each.job: each for each in self._provider.find() if each.run == self._run}
+        if self.settled:
+            self._compare(found)
+            return
+        waiting = [job for job, each in found.items() if each.state != "running" and job not in self._word]
+        self._provider.discard(waiting)
+        self._taken = {**dict.fromkeys(self._word), **{job: "running" for job in found if job not in waiting}}
+        self._offered = list(self._taken)
+        with self._lock:
+            self._jobs.update(self._taken)
+        self.settled = True
+        self._found(len(self._taken), len(waiting))
+
+    def _compare(self, found: dict[str, FoundJob]) -> None:
+        for job, state in list(self._taken.items()):
+            if state is not None and job not in found:
+                self._lose(job, "it left the queue")
+            elif state == "running" and found[job].state != "running":
+                self._taken[job] = "evicted"
+                self._news.append(JobChange(job, "evicted", "it left its machine"))
+            elif state == "evicted" and found[job].state == "running":
+                self._taken[job] = "running"
+                self._news.append(JobChange(job, "running", host=found[job].host))
+
+    def _lose(self, job: str, reason: str) -> None:
+        """A job that was taken over has ended."""
+        self._taken.pop(job)
+        if job in self._offered:
+            self._offered.remove(job)
+        with self._lock:
+            self._jobs.discard(job)
+        self._news.append(JobChange(job, "ended", reason))

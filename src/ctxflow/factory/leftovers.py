@@ -1,0 +1,106 @@
+"""What is left of runs that are over: their jobs in batch systems, and their files among the connection files.
+
+What does not live here: asking whether it may be removed (cli/factory.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from ctxflow.factory.connection import live_runs, runs_directory
+from ctxflow.factory.provider import FoundJob, ProviderError
+from ctxflow.factory.providers import provider_of, queue_of
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+_SETTLED_SECONDS = 60.0  # A file that is younger may belong to a run that is just beginning, or ending.
+_OF_A_RUN = (".json", ".wanted", ".wanted.new", ".news")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftovers:
+    """What was found.
+
+    :ivar jobs: with each, the first of the tiers whose batch system has it.
+    :ivar files: paths.
+    :ivar elsewhere: how many jobs were left out since their runs go on, or may, on another machine that shares the
+        user's home.
+    :ivar troubles: which batch systems could not be asked, a sentence each.
+    """
+
+    jobs: list[tuple[Tier, FoundJob]]
+    files: list[str]
+    elsewhere: int
+    troubles: list[str]
+
+
+def find_leftovers(site: Site) -> Leftovers:
+    """All jobs of this user that are workers of no live run, and all files of dead ones."""
+    found: list[tuple[Tier, FoundJob]] = []
+    troubles = []
+    for tier in {queue_of(tier): tier for tier in reversed(site.tiers)}.values():
+        try:
+            found += [(tier, job) for job in provider_of(tier, "clean").find()]
+        except ProviderError as error:
+            troubles.append(str(error))
+    # Afterwards, so that no run that begins meanwhile is taken for dead.
+    live = {run.id for run in live_runs()}
+    away = {name for name, host in _connections().items() if host not in ("", socket.gethostname())}
+    jobs = [(tier, job) for tier, job in found if job.run not in live | away]
+    elsewhere = sum(job.run in away for _, job in found)
+    return Leftovers(jobs, sorted(_dead_files(live, away)), elsewhere, troubles)
+
+
+def remove_leftovers(found: Leftovers) -> list[str]:
+    """Remove all of it; gives what could not be, a sentence each."""
+    troubles = []
+    for source, tier in {queue_of(tier): tier for tier, _ in found.jobs}.items():
+        try:
+            provider_of(tier, "clean").discard([job.job for its, job in found.jobs if queue_of(its) == source])
+        except ProviderError as error:
+            troubles.append(str(error))
+    for path in found.files:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(path)
+            except OSError as error:
+                troubles.append(f"{path} cannot be removed: {error.strerror}")
+    return troubles
+
+
+def _connections() -> dict[str, str]:
+    """Run -> the machine of its driver, "" where its file does not say."""
+    hosts = {}
+    for path in _files():
+        name, kind = os.path.splitext(os.path.basename(path))
+        if kind == ".json":
+            hosts[name] = ""
+            with contextlib.suppress(OSError, ValueError), open(path) as file:
+                told = json.load(file)
+                hosts[name] = str(told.get("host", "")) if isinstance(told, dict) else ""
+    return hosts
+
+
+def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
+    for path in _files():
+        name = os.path.basename(path)
+        run = next((name.removesuffix(kind) for kind in _OF_A_RUN if name.endswith(kind)), None)
+        if run is None or run in live or run in away:
+            continue
+        with contextlib.suppress(OSError):
+            whole = name.endswith(".json") and _connections().get(run)
+            if whole or time.time() - os.path.getmtime(path) > _SETTLED_SECONDS:
+                yield path
+
+
+def _files() -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(runs_directory())]
+    except OSError:
+        return []

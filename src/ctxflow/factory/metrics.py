@@ -1,0 +1,92 @@
+"""A factory's figures for Prometheus.
+
+What does not live here: counting (acquirer.py, service.py). Needs prometheus-client, of the extra `factory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ctxflow.errors import CtxflowError
+from ctxflow.factory.service import Service
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_STATES = ("queued", "running", "joined", "evicted", "held")
+_GAUGES = {
+    "wanted": ("workers_wanted", "Workers that runs want now"),
+    "granted": ("workers_granted", "Workers that runs may have now, within the tier's maximum"),
+    "maximum": ("workers_maximum", "The tier's maximum"),
+    "joined": ("workers_joined", "Workers that have joined their runs"),
+}
+_COUNTERS = {
+    "submissions": ("submissions", "Submissions to the batch system"),
+    "submitted": ("jobs_submitted", "Jobs submitted"),
+    "removed": ("removals", "Jobs that the factory removed"),
+    "evictions": ("evictions", "Evictions by the batch system"),
+    "holds": ("holds", "Jobs that the batch system put on hold"),
+    "failures": ("failures", "Submissions and workers that failed"),
+    "queries": ("queries", "Times that the batch system was asked something"),
+}
+
+
+class FactoryCollector:
+    """Counts at the moment that somebody asks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures, by tier."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counts = self._service.counts()
+        yield GaugeMetricFamily("ctxflow_factory_runs", "Runs that are served", value=self._service.runs())
+        jobs = GaugeMetricFamily(
+            "ctxflow_factory_jobs", "Jobs now; those that run and have joined count as joined", labels=("tier", "state")
+        )
+        for tier, its in counts.items():
+            for state in _STATES:
+                jobs.add_metric((tier, state), its[state])
+        yield jobs
+        for family, named in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for key, (name, help_text) in named.items():
+                metric = family(f"ctxflow_factory_{name}", help_text, labels=("tier",))
+                for tier, its in counts.items():
+                    metric.add_metric((tier,), its[key])
+                yield metric
+
+
+def place_of(text: str) -> tuple[str, int]:
+    """The address and the port that `[ADDRESS:]PORT` means.
+
+    :raises ValueError: if it means none.
+
+    >>> place_of("9464"), place_of("[::1]:9464")
+    (('127.0.0.1', 9464), ('::1', 9464))
+    """
+    address, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"metrics cannot be served at {text!r}: write a port, or ADDRESS:PORT")
+    return address.strip("[]") or "127.0.0.1", int(port)
+
+
+def serve_metrics(service: Service, address: str, port: int) -> int:
+    """Let Prometheus ask, for as long as this process lives; gives the port.
+
+    :param port: 0 for any.
+    :raises CtxflowError: if prometheus-client is missing, or nobody can listen there.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise CtxflowError("metrics need prometheus-client: pip install 'ctxflow[factory]'") from None
+    registry = CollectorRegistry()
+    registry.register(FactoryCollector(service))
+    try:
+        server, _ = start_http_server(port, address, registry)
+    except OSError as error:
+        raise CtxflowError(f"metrics cannot be served at {address}:{port}: {error.strerror}; name another") from None
+    return int(server.server_port)

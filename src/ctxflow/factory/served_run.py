@@ -1,0 +1,241 @@
+"""One live run as its factory serves it: what it wants is passed on to its acquirers, and their news to it.
+
+What does not live here: which runs there are and how they share (service.py), and the files between (exchange.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.connection import Run
+from ctxflow.factory.exchange import RunFiles, Wishes
+from ctxflow.factory.granted import GrantedProvider
+from ctxflow.factory.provider import JobChange
+from ctxflow.factory.providers import provider_of, source_of
+from ctxflow.factory.worker_job import worker_job
+from ctxflow.sites.tier import Tier
+
+Say = Callable[[str, str, str], None]
+"""Takes note of a decision: the tier and the run that it is about, "" where it is none, and a sentence."""
+
+
+class _Lent:
+    """One tier of a run."""
+
+    def __init__(self, tier: Tier, granted: GrantedProvider, acquirer: Acquirer) -> None:
+        self.tier = tier
+        self.granted = granted
+        self.acquirer = acquirer
+        self.running: dict[str, bool] = {}  # Jobs that run, the oldest first -> whether their workers joined.
+        self.renewing = False  # Until the jobs that wait as the tier was before are gone.
+
+
+class ServedRun:
+    """A run, and an acquirer for each tier that the factory serves.
+
+    :param run: as its connection file tells.
+    :param wishes: what it wants at first.
+    :param lock: guards how much of a tier its runs hold together.
+    :param changed: called, on any thread, when there is news to pass on.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        wishes: Wishes,
+        files: RunFiles,
+        lock: threading.Lock,
+        say: Say,
+        changed: Callable[[], None],
+    ) -> None:
+        self.run = run
+        self.wishes = wishes
+        self._files = files
+        self._lock = lock
+        self._say = say
+        self._changed = changed
+        self._lent: dict[str, _Lent] = {}
+        self._joins: dict[tuple[str, str], int] = {}  # Those that were passed on.
+        self._past: dict[tuple[str, str], int | None] = {}  # Those of workers that are gone.
+        self._gone: set[tuple[str, str]] = set()
+        self._looks = wishes.looks
+        self._failure: str | None = None
+
+    # --- tiers
+
+    def offers(self) -> list[str]:
+        """The tiers that the run has workers of, or may have."""
+        return [name for name in self.run.commands if name in self._lent]
+
+    def lend(self, tier: Tier, join_timeout: float) -> None:
+        """Have workers of a tier, as the site says now.
+
+        :raises ProviderError: if its provider cannot be used here.
+        """
+        lent = self._lent.get(tier.name)
+        job = worker_job(tier, self.run.lead)
+        if lent is None:
+            self._lent[tier.name] = self._begin(tier, join_timeout)
+            return
+        if lent.tier == tier:
+            return
+        before, lent.tier = lent.tier, tier
+        if source_of(before) != source_of(tier):
+            self._say(tier.name, self.run.id, "its provider has changed, which holds for runs that start from now on")
+            lent.tier = before
+        elif worker_job(before, self.run.lead) != job:
+            lent.acquirer.change(tier.name, job, tier.waiting)
+            lent.renewing = True
+            self._say(tier.name, self.run.id, "jobs that wait are asked for anew, as the site says now")
+        else:
+            lent.acquirer.change(tier.name, job, tier.waiting)
+
+    def _begin(self, tier: Tier, join_timeout: float) -> _Lent:
+        name = tier.name
+
+        def settled(taken: int, discarded: int) -> None:
+            if taken or discarded:
+                sentence = f"took over {taken} running jobs of an earlier factory, and gave up {discarded} that wait"
+                self._say(name, self.run.id, sentence)
+            self._changed()
+
+        joined = list(self.wishes.joined.get(name, {}))
+        provider = provider_of(tier, self.run.id)
+        granted = GrantedProvider(provider, self.run.id, joined, self._lock, settled)
+        acquirer = Acquirer(
+            {name: (granted, worker_job(tier, self.run.lead))},
+            # Where the run itself would keep them: a worker's last words are always found there.
+            os.path.join(self.run.directory, "taskvine", "jobs"),
+            self._changed,
+            decided=lambda tier, sentence: self._say(tier, self.run.id, sentence),
+            waiting={name: tier.waiting},
+            join_timeout=join_timeout,
+        )
+        acquirer.start()
+        return _Lent(tier, granted, acquirer)
+
+    def wanted(self, tier: str) -> int:
+        """How many workers of a tier the run wants."""
+        return self.wishes.wanted.get(tier, 0)
+
+    def held(self, tier: str) -> int:
+        """How many jobs of a tier it has or will have; to be called with the lock."""
+        return self._lent[tier].granted.held()
+
+    def running(self, tier: str) -> int:
+        """How many of those run."""
+        return len(self._lent[tier].running)
+
+    def allow(self, tier: str, count: int) -> None:
+        """Let it have so many jobs; to be called with the lock. `hold` is to follow."""
+        self._lent[tier].granted.allowed = count
+
+    def hold(self, tier: str) -> None:
+        """Hold as many jobs as are allowed."""
+        lent = self._lent[tier]
+        if lent.renewing:
+            counts = lent.acquirer.counts()[tier]
+            lent.renewing = any(counts[state] for state in ("queued", "evicted", "held"))
+        # Until it is known what there is, nothing is asked for.
+        lent.acquirer.hold(tier, 0 if lent.renewing or not lent.granted.settled else lent.granted.allowed)
+
+    def give(self, tier: str, count: int) -> None:
+        """Take so many running workers from the run: first those that have not joined, then the youngest."""
+        lent = self._lent[tier]
+        youngest = list(lent.running)[::-1]
+        for job in sorted(youngest, key=lent.running.__getitem__)[:count]:
+            # Told as what it is to the run: nobody in it is to blame.
+            self._files.tell(tier, JobChange(job, "evicted", "another run gets its share"))
+            lent.running.pop(job)
+            lent.acquirer.remove(tier, job)
+
+    # --- between the run and its acquirers
+
+    def hear(self) -> None:
+        """Pass on what the run says, and what its acquirers tell."""
+        self._files.retry()
+        wishes = self._files.read()
+        if wishes is not None:
+            self.wishes = wishes
+            self._obey()
+        for tier, lent in self._lent.items():
+            for _, change in lent.acquirer.take():
+                self._note(tier, lent, change)
+                if not lent.granted.is_old_news(change):
+                    self._files.tell(tier, change)
+            failure = lent.acquirer.failure
+            if failure is not None and failure != self._failure:
+                self._failure = failure
+                self._files.fail(failure)
+
+    def _obey(self) -> None:
+        wishes = self.wishes
+        for tier, joins in wishes.joined.items():
+            for job, number in joins.items():
+                if tier in self._lent and self._joins.get((tier, job)) != number:
+                    self._joins[tier, job] = number
+                    self._join(tier, job)
+        gone = {(tier, job) for tier, jobs in wishes.removed.items() for job in jobs if tier in self._lent}
+        refused = {(tier, job) for tier, jobs in wishes.refused.items() for job in jobs if tier in self._lent}
+        for tier, job in sorted(gone - self._gone):
+            self._lent[tier].running.pop(job, None)
+            self._lent[tier].acquirer.remove(tier, job)
+        for tier, job in sorted(refused - self._gone):
+            self._lent[tier].running.pop(job, None)
+            self._lent[tier].acquirer.refused(tier, job, wishes.refused[tier][job])
+        self._gone = gone | refused
+        if wishes.looks != self._looks:
+            self._looks = wishes.looks
+            for lent in self._lent.values():
+                lent.acquirer.look()
+
+    def _join(self, tier: str, job: str) -> None:
+        lent = self._lent[tier]
+        lent.acquirer.joined(tier, job)
+        if job in lent.running:
+            lent.running[job] = True
+
+    def _note(self, tier: str, lent: _Lent, change: JobChange) -> None:
+        key, number = (tier, change.job), self.wishes.joined.get(tier, {}).get(change.job)
+        if change.state == "running":
+            lent.running[change.job] = False
+            # It joined before the batch system told that it runs, or before this factory began.
+            if number is not None and number != self._past.get(key):
+                self._join(tier, change.job)
+        else:
+            lent.running.pop(change.job, None)
+            self._past[key] = number
+            if change.state == "ended":
+                self._joins.pop(key, None)
+                self._past.pop(key, None)
+
+    # --- for others
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """Tier -> what its acquirer counts; what the run wants is "wanted", what it may have is "granted"."""
+        found = {}
+        for tier, lent in list(self._lent.items()):
+            counts = Counter(lent.acquirer.counts()[tier])
+            counts["wanted"], counts["granted"] = self.wanted(tier), lent.granted.allowed
+            found[tier] = counts
+        return found
+
+    def take_leave(self) -> None:
+        """Tell a run that goes on that its workers are taken: nobody in it is to blame."""
+        for tier, lent in self._lent.items():
+            for job in lent.running:
+                self._files.tell(tier, JobChange(job, "evicted", "the factory ends"))
+
+    def end(self) -> None:
+        """End all jobs of the run; takes as long as the batch systems do."""
+        threads = [threading.Thread(target=lent.acquirer.stop) for lent in self._lent.values()]
+        for lent in self._lent.values():
+            lent.acquirer.hold_none()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,347 @@
+"""The factory as a service: it finds the live runs of its user, and holds workers for each, within what the site says.
+
+What does not live here: one run's workers (served_run.py), the shares (shares.py), and the command (cli/factory.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ctxflow.errors import CtxflowError
+from ctxflow.factory.connection import Run, is_over, live_runs, runs_directory
+from ctxflow.factory.exchange import RunFiles, factory_file, factory_pid
+from ctxflow.factory.provider import ProviderError
+from ctxflow.factory.providers import provider_of
+from ctxflow.factory.served_run import Say, ServedRun
+from ctxflow.factory.shares import grants, shares, to_give
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+_LOOK_SECONDS = 0.25  # How often what runs want is looked at: a few files' dates.
+_RUNS_SECONDS = 1.0
+_AGAIN_SECONDS = 60.0
+_LOCK_SECONDS = 1.0
+_STATES = ("queued", "running", "joined", "evicted", "held")
+
+
+def maximum_of(site: Site, tier: Tier) -> int:
+    """How many workers of a tier there may be, over all runs together.
+
+    >>> a10 = Tier(name="a10", workers=8)
+    >>> maximum_of(Site(tiers=(a10,)), a10), maximum_of(Site(tiers=(a10,), workers=3), a10)
+    (8, 3)
+    """
+    return tier.workers if site.workers is None or tier.name != site.tiers[0].name else site.workers
+
+
+def check_site(site: Site) -> Site:
+    """See to it that a factory can serve a site.
+
+    :raises CtxflowError: if it cannot, saying what to write.
+    """
+    if site.engine != "taskvine" or not site.tiers:
+        raise CtxflowError(
+            f'the site "{site.name}" has no workers to acquire: write engine = "taskvine" and at least one [[tiers]]'
+        )
+    if site.acquire != "factory":
+        raise CtxflowError(
+            f'runs of the site "{site.name}" acquire their workers themselves: write acquire = "factory" in its file'
+        )
+    for tier in site.tiers:
+        provider_of(tier, "check")
+    return site
+
+
+@contextlib.contextmanager
+def only_factory(site: str) -> Iterator[None]:
+    """Be the one factory of a site on this machine, for this user.
+
+    :raises CtxflowError: if there is one.
+    """
+    path = factory_file(site)
+    os.makedirs(runs_directory(), mode=0o700, exist_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        deadline = time.monotonic() + _LOCK_SECONDS  # One that is just ending may have it still.
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    who = factory_pid(site)
+                    raise CtxflowError(
+                        f'a factory serves the site "{site}" already, process {who}: end it first, or send it SIGHUP to'
+                        " have it read the site file again"
+                    ) from None
+                time.sleep(0.05)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)  # The file stays: whoever waits for it must not lock one that is gone.
+
+
+@dataclass
+class _Books:
+    """What one tier's runs were last told, so that it is said once, and what ended runs have cost."""
+
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+
+
+class Service:
+    """Serves runs until it is told to stop.
+
+    :param read: reads the site anew.
+    :param say: takes note of decisions; called from several threads.
+    :param summaries: seconds of silence after which a line says how things are; None for never.
+    :raises CtxflowError: if the site cannot be served.
+    """
+
+    def __init__(self, read: Callable[[], Site], say: Say, summaries: float | None = None) -> None:
+        self._read = read
+        self._tell = say
+        self._summaries = summaries
+        self.site = check_site(read())
+        self._said_at = time.monotonic()
+        self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._lock = threading.Lock()  # Guards how much of a tier there is.
+        self._counting = threading.Lock()  # A job is counted once, whether its run is served, ends or has ended.
+        self._serving: dict[str, ServedRun] = {}
+        self._ending: dict[str, tuple[ServedRun, threading.Thread]] = {}
+        self._books: dict[str, _Books] = {}
+        self._strangers: set[str] = set()
+        self._troubles: dict[tuple[str, str], float] = {}  # Run and tier -> when it is tried again.
+        self._runs_at = 0.0
+        self._reload = False
+        self.stopping = False
+
+    # --- from signal handlers and other threads
+
+    def stop(self) -> None:
+        """Have `run` end everything and return."""
+        self.stopping = True
+        self._wake()
+
+    def reload(self) -> None:
+        """Have the site read anew."""
+        self._reload = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have the loop look; a pipe, since a signal's handler must not wait for a lock."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_end, b".")
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """Tier -> how many jobs are in which state, how many are wanted and granted, and totals since the start."""
+        found = {tier.name: Counter(maximum=maximum_of(self.site, tier)) for tier in self.site.tiers}
+        with self._counting:
+            for tier, books in self._books.items():
+                found.setdefault(tier, Counter()).update(books.totals)
+            for run in [*self._serving.values(), *(run for run, _ in self._ending.values())]:
+                for tier, counts in run.counts().items():
+                    found.setdefault(tier, Counter()).update(counts)
+        return found
+
+    def runs(self) -> int:
+        """How many runs are served."""
+        return len(self._serving)
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Serve, until `stop`; then end all jobs."""
+        told = ", ".join(f"{tier.name} (at most {maximum_of(self.site, tier)})" for tier in self.site.tiers)
+        self._say("", "", f'serves the site "{self.site.name}": {told}')
+        while not self.stopping:
+            if self._reload:
+                self._reload = False
+                self._read_again()
+            if time.monotonic() >= self._runs_at:
+                self._runs_at = time.monotonic() + _RUNS_SECONDS
+                self._find_runs()
+            for run in self._serving.values():
+                run.hear()
+            for tier in {tier for run in self._serving.values() for tier in run.offers()}:
+                self._share(tier)
+            self._summarise()
+            select.select([self._read_end], [], [], _LOOK_SECONDS)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._read_end, 4096)
+        self._end()
+
+    def _say(self, tier: str, run: str, sentence: str) -> None:
+        self._said_at = time.monotonic()
+        self._tell(tier, run, sentence)
+
+    def _read_again(self) -> None:
+        try:
+            site = check_site(self._read())
+            if site.name != self.site.name:
+                raise CtxflowError(f'its name was "{self.site.name}", which cannot change while its factory runs')
+        except (CtxflowError, ValueError, OSError) as error:
+            self._say("", "", f"the site file is refused, and what it said before stays in force: {error}")
+            return
+        before, self.site = self.site, site
+        for sentence in _differences(before, site):
+            self._say("", "", sentence)
+        self._troubles.clear()
+        for run in self._serving.values():
+            self._lend(run)
+
+    def _find_runs(self) -> None:
+        alive = {run.id: run for run in live_runs() if run.acquire == "factory"}
+        for name in [name for name, its in self._serving.items() if name not in alive and is_over(its.run)]:
+            self._leave(name)
+        for name, (served, thread) in list(self._ending.items()):
+            if not thread.is_alive():
+                self._close(name, served)
+        for run in reversed(alive.values()):  # The oldest first.
+            if run.id in self._serving:
+                self._lend(self._serving[run.id])
+            elif run.id not in self._ending:
+                self._meet(run)
+        self._strangers &= set(alive)
+
+    def _meet(self, run: Run) -> None:
+        """Serve a run, if it is one of this site's, as soon as it says what it wants."""
+        files = RunFiles(run.id)
+        wishes = files.read()
+        if wishes is None:
+            return
+        if wishes.site != self.site.name:
+            if run.id not in self._strangers:
+                self._strangers.add(run.id)
+                self._say("", run.id, f'it wants workers of the site "{wishes.site}": another factory is to serve it')
+            return
+        served = ServedRun(run, wishes, files, self._lock, self._say, self._wake)
+        with self._counting:
+            self._serving[run.id] = served
+        self._say("", run.id, f"it is served: its driver is process {run.pid}, its files are in {run.directory}")
+        self._lend(served)
+
+    def _lend(self, run: ServedRun) -> None:
+        for tier in self.site.tiers:
+            key = run.run.id, tier.name
+            if tier.name not in run.run.commands or time.monotonic() < self._troubles.get(key, 0.0):
+                continue
+            try:
+                run.lend(tier, self.site.join_timeout)
+            except (ProviderError, OSError) as error:
+                self._troubles[key] = time.monotonic() + _AGAIN_SECONDS
+                self._say(tier.name, run.run.id, f"tried again in {_AGAIN_SECONDS:.0f} s: {error}")
+
+    def _share(self, name: str) -> None:
+        """Let each run have its part of a tier."""
+        tier = next((tier for tier in self.site.tiers if tier.name == name), None)
+        maximum = maximum_of(self.site, tier) if tier else 0
+        runs = {run.run.id: run for run in self._serving.values() if name in run.offers()}
+        wants = {each: run.wanted(name) if tier else 0 for each, run in runs.items()}
+        with self._lock:
+            held = {each: run.held(name) for each, run in runs.items()}
+            leaving = {each: run.held(name) for each, (run, _) in self._ending.items() if name in run.offers()}
+            for each, count in grants(wants, held | leaving, maximum).items():
+                runs[each].allow(name, count)
+        for run in runs.values():
+            run.hold(name)
+        running = {each: run.running(name) for each, run in runs.items()}
+        for each, count in to_give(wants, held | leaving, running, maximum).items():
+            if count:
+                runs[each].give(name, count)
+                self._say(name, each, f"gives {count} running workers to runs that have less than their share")
+        self._say_shares(name, wants, maximum)
+
+    def _say_shares(self, name: str, wants: dict[str, int], maximum: int) -> None:
+        with self._counting:
+            told = self._books.setdefault(name, _Books()).shares
+        share = shares(wants, maximum)
+        for run, want in wants.items():
+            if told.get(run) == (want, share[run]):
+                continue
+            told[run] = want, share[run]
+            if share[run] < want:
+                self._say(name, run, f"wants {want}, and gets {share[run]}: {len(wants)} runs share {maximum}")
+            else:
+                self._say(name, run, f"wants {want}")
+        for run in set(told) - set(wants):
+            del told[run]
+
+    # --- ends
+
+    def _leave(self, name: str) -> None:
+        """End a run's jobs, while others are served."""
+        served = self._serving[name]
+        self._say("", name, "it is over: its jobs are ended")
+        thread = threading.Thread(target=served.end, name="ctxflow-ending", daemon=True)
+        thread.start()
+        with self._counting:
+            del self._serving[name]
+            self._ending[name] = served, thread
+
+    def _close(self, name: str, served: ServedRun) -> None:
+        with self._counting:
+            del self._ending[name]
+            for tier, counts in served.counts().items():
+                keep = {key: value for key, value in counts.items() if key not in (*_STATES, "wanted", "granted")}
+                self._books.setdefault(tier, _Books()).totals.update(keep)
+        RunFiles(name).discard()
+        self._say("", name, self._what_is_left([served]) or "nothing of it is left")
+
+    def _end(self) -> None:
+        with self._lock:
+            jobs = sum(run.held(tier) for run in self._serving.values() for tier in run.offers())
+        self._say("", "", f"ends: {jobs} jobs of {len(self._serving)} runs are given back")
+        for run in self._serving.values():
+            run.take_leave()
+        threads = [threading.Thread(target=run.end, daemon=True) for run in self._serving.values()]
+        for thread in threads:
+            thread.start()
+        for thread in [*threads, *(thread for _, thread in self._ending.values())]:
+            thread.join()
+        ended = [*self._serving.values(), *(run for run, _ in self._ending.values())]
+        self._say("", "", self._what_is_left(ended) or "nothing is left")
+
+    def _what_is_left(self, ended: list[ServedRun]) -> str:
+        with self._lock:
+            left = sum(run.held(tier) for run in ended for tier in run.offers())
+        return f"{left} jobs may be left: call `ctxflow factory` with --clean later" if left else ""
+
+    def _summarise(self) -> None:
+        if self._summaries is not None and time.monotonic() > self._said_at + self._summaries:
+            self._say("", "", self.summary())
+
+    def summary(self) -> str:
+        """How things are, in a line."""
+        told = [f"{self.runs()} runs"]
+        for tier, counts in self.counts().items():
+            waiting = counts["queued"] + counts["evicted"] + counts["held"]
+            told.append(f"{tier}: {counts['joined']} of {counts['granted']} work, {waiting} wait")
+        return "; ".join(told)
+
+
+def _differences(before: Site, after: Site) -> list[str]:
+    """What a site file says otherwise now, a sentence each."""
+    old, new = ({tier.name: tier for tier in site.tiers} for site in (before, after))
+    told = ["the site file was read again" + ("" if before != after else ": nothing has changed")]
+    told += [f"tier {name} is new" for name in new if name not in old]
+    told += [f"tier {name} is gone: its workers may finish" for name in old if name not in new]
+    for name in new:
+        if name in old:
+            many = maximum_of(before, old[name]), maximum_of(after, new[name])
+            if many[0] != many[1]:
+                told.append(f"tier {name} has at most {many[1]} workers now, not {many[0]}")
+            changed = [key for key, value in new[name] if value != getattr(old[name], key) and key != "workers"]
+            if changed:
+                told.append(f"tier {name} has another {', '.join(changed)}")
+    return told

@@ -1,0 +1,187 @@
+"""What the models refuse, as sentences: unknown keys, wrong types, values out of bounds.
+
+What does not live here: values that are impossible together (rules.py), text that is no TOML (toml_text.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+import pydantic
+
+from ctxflow.policies.registry import FAMILIES
+from ctxflow.sites.condor_keys import SUBMIT_EXAMPLES
+from ctxflow.sites.model import Site
+from ctxflow.sites.parsl_options import takes
+from ctxflow.sites.problem import Path, Problem, shown, suggestion
+from ctxflow.sites.tier import Tier
+
+_MEANT = {
+    "cpu": "cores", "cpus": "cores", "ncpus": "cores", "request_cpus": "cores", "cores_per_node": "cores",
+    "mem": "memory_gb", "memory": "memory_gb", "ram": "memory_gb", "memory_mb": "memory_gb",
+    "request_memory": "memory_gb", "mem_per_node": "memory_gb",
+    "disk": "disk_gb", "disk_mb": "disk_gb", "request_disk": "disk_gb",
+    "gpu": "gpus", "ngpus": "gpus", "request_gpus": "gpus", "gpus_per_node": "gpus", "gpus_per_worker": "gpus",
+    "max": "workers", "maximum": "workers", "max_workers": "workers", "count": "workers", "max_blocks": "workers",
+    "min": "minimum", "min_workers": "minimum", "min_blocks": "minimum", "init_blocks": "minimum",
+    "container": "image", "container_image": "image", "docker_image": "image", "singularity_image": "image",
+    "env": "variables", "environment": "variables", "env_vars": "variables",
+    "cost": "price", "batch_system": "provider", "type": "provider", "scheduler": "provider",
+}  # fmt: skip
+_UNITS = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
+_KINDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text in quotes",
+}  # fmt: skip
+
+
+def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """The problems that a model found, each once.
+
+    :param values: what the model was given.
+
+    >>> try:
+    ...     Site(workers=0)
+    ... except pydantic.ValidationError as error:
+    ...     print(next(explain(error, {"workers": 0})).text)
+    workers cannot be 0: write 1 or more
+    """
+    told: set[Path] = set()
+    for each in error.errors(include_url=False):
+        path = _place(each["loc"])
+        if path not in told:
+            told.add(path)
+            yield Problem(path, _sentence(path, dict(each), values))
+
+
+def _place(loc: Sequence[str | int]) -> Path:
+    """The keys of a place, without the names of alternatives that pydantic adds to it."""
+    path = tuple(loc)
+    if path[0] == "tiers":
+        return path
+    return path[:1]
+
+
+def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> str:
+    in_tier = len(path) >= 3 and path[0] == "tiers"
+    key = str(path[2] if in_tier else path[0])
+    whose = f" of {tier_called(path[1], values)}" if in_tier else ""
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(key, error["input"], _tier_values(path, values) if in_tier else None, whose)
+    if path[0] == "tiers" and not in_tier:
+        return _tiers_header(error["input"])
+    if len(path) > 3:
+        return f'{path[3]} in {key}{whose} cannot be {shown(error["input"])}: write {path[3]} = "{error["input"]}"'
+    given = error["input"] if in_tier else values.get(key, error["input"])
+    return f"{key}{whose} cannot be {shown(given)}: {_advice(key, error, in_tier)}"
+
+
+def _tier_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        found = values["tiers"][path[1]]
+    except (KeyError, IndexError, TypeError):
+        return {}
+    return found if isinstance(found, Mapping) else dict(found)
+
+
+def tier_called(number: str | int, values: Mapping[str, Any]) -> str:
+    """A tier in words: by its name if it has one, else by its place.
+
+    >>> tier_called(0, {"tiers": [{"name": "a10"}]}), tier_called(1, {"tiers": [{}, {}]})
+    ('tier a10', 'tier 2')
+    """
+    name = _tier_values(("tiers", number), values).get("name")
+    return f"tier {name}" if isinstance(name, str) and name else f"tier {int(number) + 1}"
+
+
+def _tiers_header(given: Any) -> str:
+    if isinstance(given, Mapping):
+        inner = next(
+            (key for key, value in given.items() if isinstance(value, Mapping) and key not in Tier.model_fields), None
+        )
+        if inner is not None:
+            return f'tiers is a list: write [[tiers]] and under it name = "{inner}", in place of [tiers.{inner}]'
+        return "tiers is a list, and each tier has a header with two brackets: write [[tiers]] in place of [tiers]"
+    return f"tiers cannot have {shown(given)}: write [[tiers]] on a line of its own, and the tier's keys under it"
+
+
+def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: str) -> str:
+    """What to write for a key that there is not; `tier` is the one that it stands in, None at the site's level."""
+    if tier is None:
+        if key in Tier.model_fields or key == "tier":
+            what = "is a tier's key" if key != "tier" else "is not a key"
+            return f"a site has no key {key!r}, which {what}: put it under a header [[tiers]]"
+        if key in ("policy", "policies"):
+            return f"a site has no key {key!r}: each family has its own, {', '.join(FAMILIES)}"
+        return f"a site has no key {key!r}: {suggestion(key, Site.model_fields, _all_keys('a site', Site))}"
+    begin = f"a tier has no key {key!r}"
+    if key in _MEANT:
+        return f"{begin}{whose and ' (' + whose[4:] + ')'}: did you mean {_MEANT[key]!r}?"
+    begin += f" ({whose[4:]})"
+    if key in Site.model_fields:
+        return f"{begin}; it is the site's: put it above the first [[tiers]]"
+    provider = tier.get("provider", "condor")
+    if key.startswith("+") or (provider == "condor" and key.lower() in SUBMIT_EXAMPLES):
+        quoted = key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
+        return f"{begin}: it goes to HTCondor in submit, so write submit = {{{quoted} = {shown(value)}}}"
+    if key in (takes(provider) or ()):
+        return f"{begin}: it is an option of {provider}, so write options = {{{key} = {shown(value)}}}"
+    return f"{begin}: {suggestion(key, Tier.model_fields, _all_keys('a tier', Tier))}"
+
+
+def _all_keys(what: str, model: type[pydantic.BaseModel]) -> str:
+    return f"{what}'s keys are {', '.join(model.model_fields)}"
+
+
+def _advice(key: str, error: dict[str, Any], in_tier: bool) -> str:
+    given, context = error["input"], error.get("ctx", {})
+    field = (Tier if in_tier else Site).model_fields[key]
+    if key == "start_when" and isinstance(given, (int, float, str)):
+        number = _number(given)
+        share = number / 100 if number is not None and 1 < number <= 100 else 0.95
+        return f"write a share from 0 to 1, such as start_when = {share:g}"
+    if error["type"] in ("greater_than_equal", "greater_than"):
+        return f"write {context['ge']:g} or more" if "ge" in context else f"write more than {context['gt']:g}"
+    if error["type"] == "literal_error":
+        words = [str(word) for word in get_args(field.annotation)]
+        choice = " or ".join(f'"{word}"' for word in words)
+        hint = suggestion(str(given), words, "")
+        return f"write {choice}" + (f"; {hint}" if hint else "")
+    if error["type"] == "string_pattern_mismatch":
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", str(given)).strip("-") or "gpu"
+        return f'write letters, digits and hyphens, such as {key} = "{plain}"'
+    return _type_advice(key, given, str(field.annotation), field.default)
+
+
+def _type_advice(key: str, given: Any, annotation: str, default: Any) -> str:
+    """What to write where the type is wrong."""
+    if key == "port":
+        return "write a port, such as port = 9123, or the lowest and the highest, such as port = [9000, 9100]"
+    if "dict" in annotation:
+        return f"write a table, {key} = {{KEY = VALUE}}"
+    if "bool" in annotation:
+        return "write true or false, without quotes"
+    if "int" in annotation or "float" in annotation:
+        kind = _KINDS["float" if "float" in annotation else "int"]
+        number = _number(given, to_gb=key.endswith("_gb"))
+        if number is None or isinstance(given, (list, dict)):
+            number = default if isinstance(default, (int, float)) else 1
+        example = number if kind == _KINDS["float"] else round(number)
+        return f"write {kind} without quotes or a unit, such as {key} = {example}"
+    if isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given):
+        return f"write one text, such as {key} = {shown(' && '.join(f'({part})' for part in given))}"
+    return f"write text in quotes, such as {key} = {shown(str(given))}"
+
+
+def _number(given: Any, to_gb: bool = False) -> float | None:
+    """The number that something begins with, in GB where it has a unit of memory.
+
+    >>> _number("10000 MB", to_gb=True), _number("4 GPUs"), _number("many")
+    (10, 4, None)
+    """
+    match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)", str(given).lower())
+    if not match:
+        return None
+    number = float(match[1]) * (_UNITS.get(match[2], 1.0) if to_gb else 1.0)
+    return int(number) if number == int(number) else number

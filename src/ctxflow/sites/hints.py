@@ -1,0 +1,62 @@
+"""What is possible in a site, but seldom meant: said by `ctxflow site check`, and no error.
+
+What does not live here: what is impossible (rules.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ctxflow.sites.model import Site
+from ctxflow.sites.rules import ARCHIVES
+from ctxflow.sites.tier import Tier
+
+_TASKVINE_ONLY = (
+    "environment", "address", "port", "ssl", "fan_out", "keepalive_interval", "keepalive_timeout", "acquire",
+    "join_timeout",
+)  # fmt: skip
+_LARGE_GB = 2000
+
+
+def hints(site: Site, environment: bool = True) -> Iterator[str]:
+    """What a site's author may want to change, a sentence each.
+
+    :param environment: whether to say that the environment is not on this machine.
+
+    >>> list(hints(Site(fan_out=3)))
+    ['fan_out does nothing with the embedded engine: leave it out, or write engine = "taskvine" for a cluster']
+    """
+    if site.engine == "embedded":
+        for key in _TASKVINE_ONLY:
+            if key in site.model_fields_set:
+                instead = 'write engine = "taskvine" for a cluster'
+                yield f"{key} does nothing with the embedded engine: leave it out, or {instead}"
+        return
+    if site.gpus_per_worker is not None:
+        yield "gpus_per_worker is for the embedded engine: write gpus in each tier"
+    elsewhere = site.environment and not site.environment.endswith(ARCHIVES)
+    if environment and site.environment and elsewhere and not os.path.exists(site.environment):
+        yield (
+            f"environment {site.environment} is not on this machine: see that it is on those of the workers, or have "
+            "it sent there: `ctxflow env pack`"
+        )
+    for tier in site.tiers:
+        yield from _of_tier(tier)
+
+
+def _of_tier(tier: Tier) -> Iterator[str]:
+    for key in ("memory_gb", "disk_gb"):
+        value = getattr(tier, key)
+        if value >= _LARGE_GB * (10 if key == "disk_gb" else 1):
+            meant = f"{key} = {value / 1000:g}"
+            yield f"{key} = {value:g} of tier {tier.name} is {value / 1000:g} TB: if you meant MB, write {meant}"
+    if tier.workers == 0:
+        yield f"tier {tier.name} has workers = 0, so it is never used: write how many at most"
+    if tier.pool and not tier.schedd:
+        yield f"pool of tier {tier.name} has no schedd beside it, so any of that pool is taken: write schedd too"
+    if tier.requirements and any(word in tier.requirements for word in ("GPUs_", "CUDA")):
+        yield (
+            f"requirements of tier {tier.name} looks at GPUs, and fails where a machine has several models: write it "
+            "as require_gpus, without the prefix"
+        )

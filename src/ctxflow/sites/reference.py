@@ -1,0 +1,144 @@
+"""The reference page of site files, made from the models: `python -m ctxflow.sites.reference > docs/sites.md`.
+
+What does not live here: what the keys mean, which their models say (model.py, tier.py).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pydantic
+from pydantic.fields import FieldInfo
+
+from ctxflow.policies.registry import FAMILIES
+from ctxflow.sites.model import Site
+from ctxflow.sites.problem import toml_value
+from ctxflow.sites.tier import Tier
+
+_HEAD = """\
+<!-- Made by `python -m ctxflow.sites.reference`: change the models, not this page. -->
+# Site files
+
+A site file says where work runs; a program does not change when its site does: `ContextExecutor(site="my.toml")`.
+It is [TOML](https://toml.io): a key and its value on a line, text in quotes, and a header `[[tiers]]` before the keys
+of each tier.
+
+```toml
+name = "my-campus"
+engine = "taskvine"                      # a cluster; "embedded" is this machine
+environment = "/shared/envs/ctxflow"     # the workers' Python (environments.md)
+scaling = "queue-proportional"           # workers follow the load
+
+[[tiers]]                                # one kind of worker
+name = "a10"
+provider = "condor"                      # who lends it
+workers = 20
+require_gpus = 'DeviceName == "NVIDIA A10"'
+
+[[tiers]]                                # another, from another batch system: one run draws on both
+name = "static"
+provider = "slurm"
+workers = 4
+options = {partition = "gpu", walltime = "04:00:00"}
+```
+
+Begin with the file of [site-configs](../site-configs) that is closest to what you have: `local`, `gpu-server`,
+`condor-campus`, `ospool`, `slurm-campus`, `pbs`, `grid-engine`, `kubernetes`, `testbed`, `testbed-tiers`. Then:
+
+```console
+$ ctxflow site check my-site.toml           # is it right? what is wrong has its line, the key, and what to write
+$ ctxflow site check my-site.toml --live    # asks the batch systems: which machines and GPUs, may I submit
+$ ctxflow site show my-site.toml            # every key, and which of them you gave
+```
+
+Things that are easy to get wrong:
+
+- **Keys of the site come first.** What stands below a header `[[tiers]]` belongs to that tier.
+- **Expressions have double quotes inside**, so put them in single ones: `requirements = 'Arch == "X86_64"'`.
+- **`requirements` is asked of a machine, `require_gpus` of each of its GPUs**, where attributes have no prefix:
+  `DeviceName`, `Capability`, `GlobalMemoryMb`. A machine may hold GPUs of several models.
+- **Ask for little.** A worker is a job of its own; the smaller, the more machines will do, and the less is lost.
+"""
+_SITE = """
+## Keys of the site
+
+Keys whose meaning begins with "TaskVine" are for `engine = "taskvine"`.
+"""
+_TIER = """
+## Keys of a tier
+
+Under a header `[[tiers]]`. Keys whose meaning begins with the name of a batch system are for tiers that it lends.
+What `options` takes is what Parsl's provider takes; `ctxflow site check` knows the names.
+"""
+_POLICIES = f"""
+## Policies
+
+Each family of policies has a key: {", ".join(f"`{family}`" for family in FAMILIES)}.
+Its value is a policy's name, or a table with the policy's options too:
+
+```toml
+routing = "least-loaded"
+
+[batching]                               # or on one line: batching = {{policy = "fixed", size = 50}}
+policy = "fixed"
+size = 50
+```
+
+A name that there is not is answered with those that there are. In a program, `Site(routing=...)` takes an object.
+"""
+
+
+def reference() -> str:
+    """The page, in Markdown."""
+    return "".join([_HEAD, _SITE, *_table(Site), _TIER, *_table(Tier), _POLICIES])
+
+
+def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
+    yield "\n| key | type | default | meaning |\n|---|---|---|---|\n"
+    for key, field in model.model_fields.items():
+        if key in FAMILIES:
+            kind = "policy"
+        elif key == "tiers":
+            kind = "`[[tiers]]`"
+        else:
+            kind = _kind(field.annotation) + _bounds(field)
+        cells = (f"`{key}`", kind, _default(field), (field.description or "").replace("|", "\\|"))
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def _kind(annotation: Any) -> str:
+    """A type in words.
+
+    >>> _kind(int | None), _kind(Literal["a", "b"]), _kind(int | tuple[int, int])
+    ('whole number', '`"a"` or `"b"`', 'whole number, or list of 2')
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return ", or ".join(_kind(part) for part in arguments if part is not type(None))
+    if origin is Literal:
+        return " or ".join(f'`"{word}"`' for word in arguments)
+    if origin is tuple:
+        return f"list of {len(arguments)}"
+    if origin is dict:
+        return "table of texts" if arguments[1] is str else "table"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
+
+
+def _bounds(field: FieldInfo) -> str:
+    low, high = (next((getattr(m, name) for m in field.metadata if hasattr(m, name)), None) for name in ("ge", "le"))
+    above = next((m.gt for m in field.metadata if hasattr(m, "gt")), None)
+    if high is not None:
+        return f", {low:g} to {high:g}"
+    if low is not None:
+        return f", from {low:g}"
+    return "" if above is None else f", more than {above:g}"
+
+
+def _default(field: FieldInfo) -> str:
+    return "" if field.default in (None, {}, ()) else f"`{toml_value(field.default)}`"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201 - this is what it is for

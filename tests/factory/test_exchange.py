@@ -1,0 +1,193 @@
+"""What a run and its factory tell each other, through real files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+
+from ctxflow.errors import CtxflowError
+from ctxflow.executors.taskvine.setup import acquirer_of
+from ctxflow.factory import JobChange, exchange
+from ctxflow.factory.exchange import FactoryClient, RunFiles, factory_file, factory_pid, news_file, wanted_file
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def told():
+    return threading.Event()
+
+
+@pytest.fixture
+def client(told):
+    client = FactoryClient("abc", "lab", told.set)
+    client.start()
+    yield client
+    client.stop()
+
+
+def until(files, condition):
+    """The first wishes that meet a condition."""
+
+    def found():
+        wishes = files.read()
+        return wishes if wishes is not None and condition(wishes) else None
+
+    return eventually(found)
+
+
+def test_a_factory_reads_what_a_run_wants(client):
+    files = RunFiles("abc")
+    assert files.read().site == "lab"
+    assert files.read() is None  # Nothing new.
+    client.hold("a10", 8)
+    client.joined("a10", "1.0")
+    client.joined("a10", "1.1")
+    client.remove("a10", "1.1")
+    client.remove("a10", "1.1")
+    client.refused("a10", "1.2", "no libcuda")
+    client.look()
+    wishes = until(files, lambda wishes: wishes.looks)
+    assert wishes.wanted == {"a10": 8}
+    assert list(wishes.joined["a10"]) == ["1.0"]
+    assert wishes.removed == {"a10": ["1.1"]}
+    assert wishes.refused == {"a10": {"1.2": "no libcuda"}}
+    client.hold_none()
+    assert until(files, lambda wishes: True).wanted == {"a10": 0}
+    assert client.counts() == {"a10": {"wanted": 0, "joined": 1}}
+
+
+def test_a_run_hears_of_its_jobs(client, told):
+    client.joined("a10", "1.0")
+    client.remove("a10", "1.1")
+    files = RunFiles("abc")
+    changes = [
+        JobChange("1.1", "ended", "it was removed"),
+        JobChange("1.0", "evicted", "Vacated\n"),
+        JobChange("1.2", "running", "", "n1"),
+    ]
+    for change in changes:
+        files.tell("a10", change)
+    news = []
+    eventually(lambda: news.extend(client.take()) or len(news) == 3)
+    assert told.is_set()
+    assert news == [("a10", change) for change in changes]
+    # What is over need not be told any more.
+    wishes = until(RunFiles("abc"), lambda wishes: not wishes.joined["a10"] and not wishes.removed["a10"])
+    client.joined("a10", "1.0")
+    again = until(RunFiles("abc"), lambda wishes: wishes.joined["a10"])
+    assert again.joined["a10"]["1.0"] == 2 and wishes.removed == {"a10": []}
+    assert client.failure is None
+    files.fail("no worker can be used")
+    eventually(lambda: client.failure == "no worker can be used")
+
+
+def test_half_a_line_is_not_news(client):
+    with open(news_file("abc"), "a") as file:
+        file.write('{"tier": "a10", "job": "1.0", "sta')
+        file.flush()
+        RunFiles("abc").read()
+        time.sleep(2 * exchange._LOOK_SECONDS)
+        assert client.take() == []
+        file.write('te": "running", "something": "of a later version"}\n')
+    assert eventually(client.take) == [("a10", JobChange("1.0", "running"))]
+
+
+def test_files_are_their_users_alone_and_gone_afterwards(client, runtime):
+    client.hold("a10", 1)
+    until(RunFiles("abc"), lambda wishes: wishes.wanted)
+    assert {name: os.stat(runtime / "ctxflow" / name).st_mode & 0o777 for name in os.listdir(runtime / "ctxflow")} == {
+        "abc.wanted": 0o600,
+        "abc.news": 0o600,
+    }
+    assert os.stat(runtime / "ctxflow").st_mode & 0o777 == 0o700
+    client.stop()
+    assert os.listdir(runtime / "ctxflow") == []
+    RunFiles("abc").tell("a10", JobChange("1.0", "ended"))  # Nobody hears it, and nothing is left of it.
+    assert RunFiles("abc").read() is None
+    assert os.listdir(runtime / "ctxflow") == []
+
+
+def test_torn_wishes_are_none(runtime):
+    (runtime / "ctxflow").mkdir()
+    for text in ('{"site": "la', '{"colour": "blue"}', "[]"):
+        (runtime / "ctxflow" / "abc.wanted").write_text(text)
+        assert RunFiles("abc").read() is None
+
+
+def test_a_place_that_cannot_be_written_is_said_so(runtime):
+    (runtime / "ctxflow").write_text("a file")
+    with pytest.raises(CtxflowError, match='or set acquire = "run"'):
+        FactoryClient("abc", "lab", print).start()
+
+
+def test_a_run_without_a_factory_says_so_once(client, caplog, monkeypatch):
+    with caplog.at_level(logging.WARNING, "ctxflow"):
+        monkeypatch.setattr(exchange, "_ALONE_SECONDS", 0.0)
+        eventually(lambda: "none serves the site" in caplog.text)
+        client.look()
+        until(RunFiles("abc"), lambda wishes: wishes.looks)
+    assert caplog.text.count("none serves") == 1
+
+
+def test_the_factory_of_a_site_is_known_by_its_process(runtime):
+    (runtime / "ctxflow").mkdir()
+    assert factory_pid("my/lab") is None
+    for text, pid in ((str(os.getpid()), os.getpid()), ("", None), ("4194305", None)):
+        with open(factory_file("my/lab"), "w") as file:
+            file.write(text)
+        assert factory_pid("my/lab") == pid
+
+
+def test_the_site_chooses(tmp_path):
+    class Setup:
+        class run:
+            id = "abc"
+
+        def lead(self, port):
+            return None
+
+    site = Site(name="lab", acquire="factory", tiers=(Tier(provider="local"),))
+    chosen = acquirer_of(site, Setup(), 9123, print)
+    assert isinstance(chosen, FactoryClient)
+    chosen.start()
+    assert RunFiles("abc").read().site == "lab"
+    with pytest.raises(CtxflowError, match="factory of lab"):
+        chosen.provider("gpu")
+    chosen.stop()
+    assert not os.path.exists(wanted_file("abc"))
+
+
+def test_news_wait_while_the_disk_is_full(client, monkeypatch):
+    files, real = RunFiles("abc"), os.write
+
+    def full(file, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, data: real(file, data[:7]))  # A little room is left.
+        files.tell("a10", JobChange("1.0", "running"))
+        patched.setattr(os, "write", full)
+        files.tell("a10", JobChange("1.0", "evicted"))
+    files.retry()
+    news = []
+    eventually(lambda: news.extend(client.take()) or len(news) == 2)
+    assert [change.state for _, change in news] == ["running", "evicted"]

@@ -1,0 +1,402 @@
+"""The factory as people meet it: a process with real signals, runs that speak to it, and real worker processes.
+
+The runs are this test's: they have all that a run shows to a factory, and a program for workers that sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ctxflow.errors import CtxflowError
+from ctxflow.factory.connection import Connection, Run, write_private
+from ctxflow.factory.exchange import FactoryClient, news_file, wanted_file
+from ctxflow.factory.service import check_site, only_factory
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+SITE = """
+name = "lab"
+engine = "taskvine"
+acquire = "factory"
+"""
+TIER = """
+[[tiers]]
+name = "{name}"
+provider = "local"
+workers = {workers}
+"""
+
+
+def eventually(condition, what=""):
+    deadline = time.monotonic() + 40
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it did not happen in time: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Live:
+    """A run that has its workers from a factory.
+
+    :param pid: its driver's process.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, tiers=("a10",), site="lab", pid=None, worker="exec sleep 600"
+    ) -> None:
+        directory = directory / name
+        directory.mkdir()
+        self.directory = directory
+        program, password = str(directory / "ctxflow.pyz"), str(directory / "password")
+        write_private(program, worker)
+        write_private(password, "secret")
+        commands, variables = {tier: ["sh", program] for tier in tiers}, {tier: [] for tier in tiers}
+        pid = os.getpid() if pid is None else pid
+        where = (name, socket.gethostname(), pid, str(directory), "127.0.0.1", 1, password, program)
+        self.connection = Connection(Run(*where, commands, variables, "sh", False, "factory"))
+        self.client = FactoryClient(name, site, lambda: None)
+        self.client.start()
+        self.news = []
+
+    def jobs(self, tier="a10"):
+        """The jobs whose processes live, by their scratch directories."""
+        place = f"{self.directory}/taskvine/jobs/{tier}/"
+        found = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE and (cwd := process.cwd()).startswith(place):
+                    found[cwd.removeprefix(place)] = process
+        return found
+
+    def has(self, count, tier="a10"):
+        """Wait until it has so many workers, and have them join."""
+        jobs = eventually(lambda: (len(found := self.jobs(tier)) == count and found) or count == 0, f"{count} workers")
+        for job in jobs if count else ():
+            self.client.joined(tier, job)
+        return set(jobs) if count else set()
+
+    def heard(self, state):
+        """News of that state so far."""
+        self.news += self.client.take()
+        return [change for _, change in self.news if change.state == state]
+
+    def end(self):
+        self.client.stop()
+        self.connection.close()
+
+
+class Factory:
+    """A `ctxflow factory`, and its lines."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "ctxflow", "factory", *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+
+    def says(self, text: str, count: int = 1) -> str:
+        """The last line with a text, once there are so many."""
+        return eventually(
+            lambda: len(found := [line for line in list(self.lines) if text in line]) >= count and found[-1],
+            f"{text!r} among {self.lines}",
+        )
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        status = self.process.wait(60)
+        self._reader.join()
+        if not self.process.stderr.closed:
+            self.process.stderr.close()
+        return status
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path, monkeypatch):
+    place = tmp_path / "runtime"
+    place.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    return place / "ctxflow"
+
+
+@pytest.fixture
+def site(tmp_path):
+    def write(*tiers: tuple[str, int], more: str = "") -> str:
+        path = tmp_path / "lab.toml"
+        text = SITE + more + "".join(TIER.format(name=name, workers=workers) for name, workers in tiers)
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").rename(path)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def start():
+    """Starts factories, and ends those that are left."""
+    with contextlib.ExitStack() as last:
+
+        def start(*words: str) -> Factory:
+            factory = Factory(*words)
+            last.callback(factory.end)
+            return factory
+
+        yield start
+
+
+@pytest.fixture
+def live(tmp_path):
+    """Begins runs, and ends those that are left, with what is left of their workers."""
+    with contextlib.ExitStack() as last:
+
+        def begin(name: str, **options) -> Live:
+            run = Live(tmp_path, name, **options)
+            last.callback(lambda: [process.kill() for process in run.jobs().values()])
+            last.callback(run.end)
+            return run
+
+        yield begin
+
+
+def test_runs_share_and_nothing_is_left(site, start, live):
+    one = live("one")
+    one.client.hold("a10", 4)
+    factory = start(site(("a10", 4)))
+    first = one.has(4)
+    factory.says("a10, run one: asked for 4 workers")
+    two = live("two")
+    two.client.hold("a10", 3)
+    both = two.has(2)
+    assert len(eventually(lambda: len(jobs := one.jobs()) == 2 and set(jobs)) - first) == 0
+    # To the run they were evicted, which nobody in it is to blame for.
+    assert len(eventually(lambda: one.heard("evicted"))) == 2
+    assert {change.job for change in one.heard("evicted")} < first
+    factory.says("run one: wants 4, and gets 2: 2 runs share 4")
+    factory.says("run two: wants 3, and gets 2: 2 runs share 4")
+    factory.says("run one: gives 2 running workers")
+    one.end()
+    assert two.has(3) > both
+    factory.says("run one: nothing of it is left")
+    assert one.jobs() == {}
+    left = set(two.jobs())
+    assert factory.end() == 0
+    assert two.jobs() == {}
+    assert "nothing is left" in factory.lines[-1]
+    eventually(lambda: {change.job for change in two.heard("evicted")} == left)
+
+
+def test_a_run_is_obeyed(site, start, live):
+    run = live("one")
+    factory = start(site(("a10", 9)))
+    run.client.hold("a10", 2)
+    jobs = sorted(run.has(2))
+    run.client.hold("a10", 1)
+    run.client.remove("a10", jobs[0])
+    assert eventually(lambda: len(left := run.jobs()) == 1 and set(left)) == {jobs[1]}
+    assert eventually(lambda: run.heard("ended"))[0].job == jobs[0]
+    run.jobs()[jobs[1]].kill()  # A worker that ends is replaced.
+    [another] = eventually(lambda: (found := set(run.jobs())) - {jobs[1]} and found)
+    assert another not in jobs
+    run.client.hold_none()
+    assert factory.end(signal.SIGINT) == 130
+
+
+def test_workers_that_cannot_be_used_end_the_run_with_the_reason(site, start, live):
+    run = live("one")
+    start(site(("a10", 5)))
+    run.client.hold("a10", 5)
+    for job in eventually(lambda: len(found := run.jobs()) == 5 and found):
+        run.client.refused("a10", job, "no libcuda")
+    eventually(lambda: run.client.failure is not None)
+    assert "no libcuda" in run.client.failure
+
+
+def test_a_site_file_is_read_again(site, start, live):
+    run = live("one", tiers=("a10", "h100"))
+    path = site(("a10", 2), ("h100", 1))
+    factory = start(path)
+    run.client.hold("a10", 8)
+    run.client.hold("h100", 1)
+    first, h100 = run.has(2), run.has(1, "h100")
+
+    def again(*tiers, more=""):
+        site(*tiers, more=more)
+        factory.process.send_signal(signal.SIGHUP)
+
+    again(("a10", 3), ("h100", 1))
+    factory.says("tier a10 has at most 3 workers now, not 2")
+    second = run.has(3)
+    assert second > first
+    again(("a10", 1))
+    factory.says("tier h100 is gone: its workers may finish")
+    factory.says("wants 8, and gets 1")
+    again(("a10", 0), more="colour = 'blue'\n")
+    factory.says("the site file is refused, and what it said before stays in force: ")
+    assert "colour" in factory.says("is refused")
+    again(("a10", 1), more="environment = '/nowhere'\n")
+    factory.says("was read again", 3)
+    assert (set(run.jobs()), set(run.jobs("h100"))) == (second, h100)  # Nobody was lost.
+    run.jobs()[min(second)].kill()
+    run.client.remove("a10", max(second))
+    assert len(eventually(lambda: len(left := run.jobs()) == 1 and set(left)) - second) == 0
+    assert factory.end() == 0
+
+
+def test_a_changed_tier_holds_for_new_jobs(site, start, live):
+    run = live("one")
+    path = site(("a10", 2))
+    factory = start(path)
+    run.client.hold("a10", 2)
+    first = run.has(2)
+    Path(path).write_text(Path(path).read_text() + 'cores = 1\nvariables = {COLOUR = "blue"}\n')
+    factory.process.send_signal(signal.SIGHUP)
+    factory.says("tier a10 has another cores, variables")
+    run.jobs()[min(first)].kill()
+    [new] = eventually(lambda: set(run.jobs()) - first)
+    assert run.jobs()[new].environ()["COLOUR"] == "blue"
+    assert "COLOUR" not in run.jobs()[max(first)].environ()
+
+
+def test_a_driver_that_is_killed_leaves_no_worker(site, start, live):
+    with subprocess.Popen(["sleep", "600"]) as driver:
+        run = live("one", pid=driver.pid)
+        factory = start(site(("a10", 2)))
+        run.client.hold("a10", 2)
+        run.has(2)
+        run.client._stopped = True  # It is silent from here on.
+        run.client._thread.join()
+        driver.kill()  # It is not buried yet: a zombie is dead.
+        factory.says("run one: nothing of it is left")
+    assert run.jobs() == {}
+    assert not os.path.exists(wanted_file("one")) and not os.path.exists(news_file("one"))
+    assert factory.end() == 0
+
+
+def test_the_next_factory_takes_over(site, start, live):
+    run = live("one")
+    path = site(("a10", 3))
+    killed = start(path)
+    run.client.hold("a10", 3)
+    jobs = run.has(3)
+    eventually(lambda: all(job in Path(wanted_file("one")).read_text() for job in jobs))
+    killed.end(signal.SIGKILL)
+    assert set(run.jobs()) == jobs  # They stay with their run.
+    factory = start(path)
+    factory.says("run one: took over 3 running jobs of an earlier factory")
+    run.client.remove("a10", min(jobs))
+    eventually(lambda: run.heard("ended"))
+    # One is gone from the books, so that one is asked for; the others are not doubled.
+    factory.says("asked for 1 workers")
+    assert len(set(run.jobs()) - jobs) == 1
+    assert factory.end() == 0
+    assert set(run.jobs()) <= jobs
+
+
+def test_one_factory_for_a_site(site, start, live):
+    path = site(("a10", 1))
+    first = start(path)
+    first.says("serves the site")
+    second = start(path)
+    assert second.process.wait(60) == 1
+    [line] = eventually(lambda: second.lines)
+    assert line.startswith(f'ctxflow: a factory serves the site "lab" already, process {first.process.pid}: ')
+    stranger = live("other", site="elsewhere")
+    stranger.client.hold("a10", 1)
+    first.says('run other: it wants workers of the site "elsewhere": another factory is to serve it')
+    assert stranger.jobs() == {}
+    assert first.end() == 0
+    with only_factory("lab"):
+        pass
+
+
+def test_lines_as_json_and_metrics(site, start, live):
+    run = live("one")
+    run.client.hold("a10", 5)
+    factory = start(site(("a10", 2)), "--json", "--metrics", "0")
+    run.has(2)
+    told = [json.loads(line) for line in factory.lines]
+    assert {"tier": "a10", "run": "one"}.items() <= next(each for each in told if "asked for 2" in each["says"]).items()
+    place = factory.says("metrics are at").rpartition("http://")[2].rstrip('"}')
+
+    def figures():
+        with urllib.request.urlopen(f"http://{place}", timeout=10) as answer:
+            found = text_string_to_metric_families(answer.read().decode())
+        return {(sample.name, *sample.labels.values()): sample.value for each in found for sample in each.samples}
+
+    eventually(lambda: figures()["ctxflow_factory_workers_joined", "a10"] == 2)
+    found = figures()
+    assert place.startswith("127.0.0.1:")
+    assert found["ctxflow_factory_runs",] == 1
+    assert found["ctxflow_factory_jobs", "joined", "a10"] == 2
+    assert found["ctxflow_factory_jobs", "queued", "a10"] == 0
+    assert found["ctxflow_factory_workers_wanted", "a10"] == 5
+    assert found["ctxflow_factory_workers_granted", "a10"] == 2
+    assert found["ctxflow_factory_workers_maximum", "a10"] == 2
+    assert found["ctxflow_factory_jobs_submitted_total", "a10"] == 2
+    assert found["ctxflow_factory_submissions_total", "a10"] >= 1
+    run.end()
+    eventually(lambda: figures()["ctxflow_factory_runs",] == 0)
+    found = eventually(lambda: "nothing of it is left" in factory.says("") and figures())
+    assert found["ctxflow_factory_jobs_submitted_total", "a10"] == 2  # What was counted stays.
+    assert factory.end() == 0
+
+
+def test_metrics_that_cannot_be_served_are_said_so(site, start):
+    path = site(("a10", 2))
+    assert start(path, "--metrics", "nowhere").process.wait(60) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        factory = start(path, "--metrics", str(taken.getsockname()[1]))
+        assert factory.process.wait(60) == 1
+        factory.says("metrics cannot be served at 127.0.0.1")
+
+
+SIGNALS = """
+import os, signal, sys, time
+from ctxflow.cli.factory import _obey_signals
+class Slow:
+    def stop(self):
+        print("stops", flush=True)
+_obey_signals(Slow())
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_second_signal_ends_it_at_once():
+    with subprocess.Popen([sys.executable, "-c", SIGNALS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stops\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({}, 'write engine = "taskvine" and at least one'),
+        ({"engine": "taskvine", "tiers": [Tier(provider="local")]}, 'write acquire = "factory"'),
+    ],
+)
+def test_a_site_that_cannot_be_served_is_said_so(keys, sentence):
+    with pytest.raises(CtxflowError, match=sentence):
+        check_site(Site(name="lab", **keys))
