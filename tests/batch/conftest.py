@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -65,11 +64,17 @@ not_callable = 3
 """
 
 
+@pytest.fixture(scope="session")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a module of functions, `batch_functions`."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "batch_functions.py").write_text(FUNCTIONS)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a module of functions, `batch_functions`."""
-    (tmp_path / "batch_functions.py").write_text(FUNCTIONS)
+def folder(tmp_path: Path, functions: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, from which `batch_functions` can be imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "batch_functions", raising=False)
+    monkeypatch.syspath_prepend(str(functions))
     return tmp_path

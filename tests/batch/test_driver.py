@@ -1,5 +1,6 @@
 """Whole jobs in this process, on the embedded engine."""
 
+import contextlib
 import errno
 import json
 import os
@@ -8,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from batch_helpers import read_lines, write_lines
 
+from ctxflow import ContextExecutor
 from ctxflow.batch import driver, load_job, pump
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
@@ -34,6 +36,22 @@ def run(name, run_function, output="out.jsonl", display=None, fresh=False, retry
     choices = {"function": f"batch_functions:{run_function}", "workers": 2, **choices}
     job = load_job(None, input=name, output=output, **choices)
     return run_job(job, fresh=fresh, retry_errors=retry_errors, display=display)
+
+
+@pytest.fixture(scope="module")
+def executor(functions, tmp_path_factory):
+    """One for all jobs: each start takes a good part of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(functions))
+        executor = ContextExecutor(workers=2, log_events=False)
+        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
+        with executor:
+            yield executor
+
+
+@pytest.fixture(autouse=True)
+def shared(executor, monkeypatch):
+    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 def without_executor(monkeypatch):
@@ -223,7 +241,7 @@ def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
     write_lines(folder / "in.jsonl", [{"t": "a"}])
     stopped = []
 
-    class Stopped(driver.ContextExecutor):
+    class Stopped(ContextExecutor):
         """Its run ends as soon as it has something to do."""
 
         def __enter__(self):
