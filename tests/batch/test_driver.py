@@ -263,6 +263,14 @@ def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
     assert stopped and not (folder / "out.jsonl.errors.jsonl").exists()
 
 
+def test_a_mistake_is_mended_at_once_where_nothing_was_done(folder):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    assert run("in.jsonl", "upper", column=["missing"]).dead == 1
+    outcome = run("in.jsonl", "upper", column=["t"])
+    assert (outcome.done, outcome.dead, outcome.exit_status) == (1, 0, 0)
+    assert not (folder / "out.jsonl.errors.jsonl").exists()
+
+
 def test_an_empty_input(folder, monkeypatch):
     without_executor(monkeypatch)
     (folder / "in.jsonl").write_text("")

@@ -89,7 +89,10 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         facts = {"input": source.identity(), "settings": job.identity()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
             return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
-        _check_same(ledger, facts, files, job, retry_errors, display)
+        if ledger.done:
+            _check_same(ledger, facts, files, job, retry_errors, display)
+        elif ledger.facts != facts:
+            retry_errors = True  # There is nothing that could be mixed, so that a mistake can be mended at once.
         if ledger.forgotten:
             display.note(f"{files.rows} is shorter than it was: the {ledger.forgotten:,} rows that it lost run again")
         if retry_errors:
@@ -161,8 +164,6 @@ def _check_same(
 
     :raises ValueError: if the output holds those of another.
     """
-    if not ledger.facts:
-        return
     known = ledger.facts.get("settings", {})
     settings: dict[str, Any] = facts["settings"]
     changed = [name for name in settings if settings[name] != known.get(name)]
