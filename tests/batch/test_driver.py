@@ -189,6 +189,16 @@ def test_csv_to_parquet_with_kept_columns(folder):
     assert (folder / "out.parquet").exists()
 
 
+def test_parquet_of_others_is_not_overwritten(folder):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    (folder / "out.parquet").write_text("mine")
+    with pytest.raises(ValueError, match="is there already"):
+        run("in.jsonl", "upper", output="out.parquet", column=["t"])
+    assert (folder / "out.parquet").read_text() == "mine"
+    run("in.jsonl", "upper", output="out.parquet", column=["t"], fresh=True)
+    assert pyarrow.parquet.read_table(folder / "out.parquet").num_rows == 1
+
+
 def test_templates_and_whole_rows(folder):
     write_lines(folder / "in.jsonl", [{"text": "a", "n": 1}, {"text": "b"}])
     run("in.jsonl", "upper", template="{{ text }}{{ n }}")

@@ -89,31 +89,37 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         facts = {"input": source.identity(), "settings": job.identity()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
             return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
+        if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
+            raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
         if ledger.done:
             _check_same(ledger, facts, files, job, retry_errors, display)
-        elif ledger.facts != facts:
-            retry_errors = True  # There is nothing that could be mixed, so that a mistake can be mended at once.
         if ledger.forgotten:
             display.note(f"{files.rows} is shorter than it was: the {ledger.forgotten:,} rows that it lost run again")
-        if retry_errors:
+        # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
+        if retry_errors or (not ledger.done and ledger.facts != facts):
             ledger.retry()
         ledger.note(facts)
         before = ledger.done, ledger.dead
         if sum(before):
             display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
         try:
-            work.run(ledger, began)
-            if job.output_format == "parquet":
-                from ctxflow.batch.publish import publish_parquet
-
-                publish_parquet(files.rows, files.output, job.task == "embed")
+            _finish(work, ledger, files, job, began)
         finally:
             display.end()
         if not ledger.done + ledger.dead:
             display.note(f"{source.name} holds no rows: nothing to do")
-        ledger.finish()
         now = (ledger.done - before[0], ledger.dead - before[1])
         return Outcome(ledger.done, ledger.dead, *now, time.monotonic() - began)
+
+
+def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, began: float) -> None:
+    """Run what is missing, and make the output of it."""
+    work.run(ledger, began)
+    if job.output_format == "parquet":
+        from ctxflow.batch.publish import publish_parquet
+
+        publish_parquet(files.rows, files.output, job.task == "embed")
+    ledger.finish()
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:
