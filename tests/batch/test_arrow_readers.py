@@ -108,3 +108,14 @@ def test_a_folder_that_is_no_dataset_is_told(tmp_path):
     (tmp_path / "state.json").write_text("[")
     with pytest.raises(ValueError, match="not the JSON that a dataset has there"):
         open_source(tmp_path)
+
+
+def test_rows_that_are_skipped_are_left_out(tmp_path):
+    path = tmp_path / "in.parquet"
+    pyarrow.parquet.write_table(table(0, 3000), path)
+    source = open_source(path)[1]
+    skip = b"\1" * 1000 + b"\0\1" * 300
+    chunks = list(source.chunks(skip))
+    found = [row.number for chunk in chunks for row in chunk]
+    assert all(chunks) and found == [n for n in range(3000) if n >= len(skip) or not skip[n]]
+    assert [row.values["text"] for chunk in chunks for row in chunk][:2] == ["text 1000", "text 1002"]

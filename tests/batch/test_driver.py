@@ -152,9 +152,12 @@ def test_another_job_does_not_mix_with_the_results_of_the_first(folder):
 @pytest.mark.parametrize("cut", [0.2, 0.7])
 def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
     """As if it had been killed: what is on disk after so many commits, and a torn line beyond."""
-    write_lines(folder / "in.jsonl", [{"n": n} for n in range(600)])
+    # Every tenth row has an id that others may have too.
+    write_lines(folder / "in.jsonl", [{"n": n, "id": n - n % 8 - 1 if n % 10 == 9 else n} for n in range(600)])
     monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
-    run("in.jsonl", "slow", output="whole.jsonl", column=["n"], order=order, constants={"seconds": 0.001})
+    choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.001}}
+    whole = run("in.jsonl", "slow", output="whole.jsonl", **choices)
+    assert whole.dead >= 50
     commits = 0
     keep = pump.Ledger.commit
 
@@ -167,14 +170,18 @@ def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(pump.Ledger, "commit", commit)
-        run("in.jsonl", "slow", column=["n"], order=order, constants={"seconds": 0.001})
+        run("in.jsonl", "slow", **choices)
     with open(folder / "out.jsonl", "ab") as file:
         file.write(b'{"row": 1, "resu')
-    outcome = run("in.jsonl", "slow", column=["n"], order=order, constants={"seconds": 0.001})
-    assert 0 < outcome.done_now < 600 and outcome.done == 600 and commits > 1
-    found, expected = [(folder / name).read_bytes().splitlines() for name in ("out.jsonl", "whole.jsonl")]
-    assert sorted(found) == sorted(expected)
-    assert order == "completed" or found == expected
+    outcome = run("in.jsonl", "slow", **choices)
+    assert 0 < outcome.done_now < whole.done and commits > 1
+    assert (outcome.done, outcome.dead) == (whole.done, whole.dead)
+    for suffix in ("", ".errors.jsonl"):
+        found, expected = [
+            (folder / (name + suffix)).read_bytes().splitlines() for name in ("out.jsonl", "whole.jsonl")
+        ]
+        assert sorted(found) == sorted(expected)
+        assert order == "completed" or found == expected
 
 
 def test_csv_to_parquet_with_kept_columns(folder):

@@ -22,7 +22,7 @@ def lines(keys):
 
 
 def commit(ledger, done, dead=()):
-    ledger.commit(lines(done), lines(dead), done, dead)
+    ledger.commit(lines(done), lines(dead), *([(key, key % 100) for key in keys] for keys in (done, dead)))
 
 
 def listed(path):
@@ -87,6 +87,27 @@ def test_a_shorter_output_has_its_lost_rows_run_again(tmp_path):
         assert (ledger.settled.tolist(), ledger.forgotten) == ([10, 11], 2)
         commit(ledger, [12])
     assert listed(paths(tmp_path)[0]) == [10, 11, 12]
+
+
+def test_rows_are_skipped_by_number_as_long_as_the_input_is_the_same(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": 1})
+        commit(ledger, [501], [503])
+    with opened(tmp_path) as ledger:
+        assert (ledger.skip, sorted(ledger.skipped.tolist())) == (b"\0\1\0\1", [501, 503])
+        ledger.note({"input": "a", "settings": 2})
+        assert ledger.skip
+        ledger.retry()
+        assert (ledger.skip, ledger.skipped.tolist()) == (b"\0\1", [501])
+        commit(ledger, [], [503])
+        ledger.note({"input": "b"})
+        assert (ledger.skip, ledger.skipped.tolist(), ledger.facts["settings"]) == (b"", [], 2)
+        commit(ledger, [502], [505])
+    with opened(tmp_path) as ledger:
+        assert ledger.settled.tolist() == [501, 502, 503, 505]
+        assert (ledger.skip, sorted(ledger.skipped.tolist())) == (b"\0\0\1\0\0\1", [502, 505])
+        ledger.retry()
+        assert (ledger.skip, ledger.settled.tolist()) == (b"\0\0\1", [501, 502])
 
 
 def test_retry_forgets_the_dead(tmp_path):

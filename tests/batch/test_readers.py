@@ -200,3 +200,15 @@ def test_an_identity_is_that_of_the_content(tmp_path):
     assert file_identity([first]) != file_identity([second])
     second.write_bytes(b"x" * 2_999_999 + b"y")
     assert file_identity([first]) != file_identity([second])
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv"])
+def test_rows_that_are_skipped_are_left_out_good_or_bad(tmp_path, name):
+    lines = [GOOD, "broken", GOOD, "[]", GOOD] if name == "in.jsonl" else ["a", "1", "2,3", "4", "5,6", "7"]
+    (tmp_path / name).write_text("\n".join(lines))
+    source = open_source(tmp_path / name)[1]
+    every = [row.number for row in rows_of(source)]
+    assert every == [0, 1, 2, 3, 4]
+    for skip in (b"", b"\0\1\1", b"\1\0\0\1\1", b"\1" * 9):
+        found = [row.number for chunk in source.chunks(skip) for row in chunk]
+        assert found == [number for number in every if number >= len(skip) or not skip[number]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.batch.readers import file_identity
-from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source
+from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source, left_out
 from ctxflow.errors import CtxflowError
 
 try:
@@ -50,7 +50,7 @@ class _ArrowSource:
         """A digest of samples."""
         return file_identity(self._files)
 
-    def chunks(self) -> Iterator[list[Row]]:
+    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
         """The rows of each record batch."""
         self._done = 0
         for file in self._files:
@@ -59,7 +59,11 @@ class _ArrowSource:
                     for start in range(0, batch.num_rows, CHUNK_ROWS):
                         part = batch.slice(start, CHUNK_ROWS)
                         first, self._done = self._done, self._done + part.num_rows
-                        yield _rows(part, first)
+                        skipped = skip[first : self._done]
+                        if not any(skipped):
+                            yield _rows(part, first)
+                        elif not all(skipped) or len(skipped) < part.num_rows:
+                            yield [row for row in _rows(part, first) if not left_out(skip, row.number)]
             except (OSError, pyarrow.ArrowException) as error:
                 raise ValueError(
                     f"{file} cannot be read on from row {self._done}: {str(error).splitlines()[0]}"

@@ -224,7 +224,7 @@ class _Work:
     def run(self, ledger: Ledger, began: float) -> None:
         """Run what is missing."""
         job = self._job
-        intake = Intake(self._source, self._make, job.id_column, job.keep, ledger.settled)
+        intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
         before = ledger.done, ledger.dead
 
         def show(running: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ctxflow.batch.keys import Keys, SeenKeys, as_keys, contained, id_key
+from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.requests import Item, Make
 from ctxflow.batch.rows import Row, RowError, Source
 
@@ -44,28 +45,32 @@ class Intake:
     :param make: makes items of rows.
     :param id_column: the column of the ids; None knows rows by their numbers.
     :param keep: columns to be kept.
-    :param settled: the keys of the rows that are done or dead, sorted.
-    :ivar read: rows read so far; `skipped`, those of them that were settled.
+    :param ledger: what is settled.
+    :ivar read: how many rows the input has up to where it is read.
     """
 
-    def __init__(self, source: Source, make: Make, id_column: str | None, keep: tuple[str, ...], settled: Keys) -> None:
-        self.read = self.skipped = 0
+    def __init__(
+        self, source: Source, make: Make, id_column: str | None, keep: tuple[str, ...], ledger: Ledger
+    ) -> None:
+        self.read = 0
         self._source = source
         self._make = make
         self._id_column = id_column
         self._keep = keep
-        self._settled = settled
+        self._settled = ledger.settled
+        self._skip = ledger.skip
         self._seen = SeenKeys()
+        if id_column is not None:
+            self._seen.add(ledger.skipped)
 
     def chunks(self) -> Iterator[list[Prepared]]:
         """Chunks of rows, which may be empty: all of a chunk may be settled."""
-        for rows in self._source.chunks():
+        for rows in self._source.chunks(self._skip):
             ids: list[Any] = [None] * len(rows)
             errors: list[RowError | None] = [None] * len(rows)
             keys = self._keys(rows, ids, errors)
             settled = contained(keys, self._settled).tolist()
-            self.read += len(rows)
-            self.skipped += sum(settled)
+            self.read = rows[-1].number + 1
             yield [
                 self._prepared(row, key, identifier, error)
                 for row, key, identifier, error, known in zip(rows, keys.tolist(), ids, errors, settled, strict=True)

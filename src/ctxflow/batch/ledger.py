@@ -1,8 +1,8 @@
 """What a job has done, on disk: its results, its dead letters, and the journal that says how much of both counts.
 
-A commit appends lines to the results and the errors, then a frame to the journal: both files' sizes, and the keys
-of the rows. Only what a whole frame vouches for counts; when a job is opened, what lies beyond is cut off, so that
-no line is torn and no row is there twice, wherever its driver was killed. Where a file is shorter than its last
+A commit appends lines to the results and the errors, then a frame to the journal: both files' sizes, and the keys and
+numbers of the rows. Only what a whole frame vouches for counts; when a job is opened, what lies beyond is cut off, so
+that no line is torn and no row is there twice, wherever its driver was killed. Where a file is shorter than its last
 frames say (the machine lost power, or somebody cut it), those frames go too, and their rows run again.
 
 The journal is OUTPUT.progress: a first line that says what it is, then frames. Its lock keeps a second driver out.
@@ -34,6 +34,12 @@ _ROWS, _RETRY, _FINISHED, _FACTS = range(1, 5)
 _LARGEST = 1 << 30
 
 
+Pair = tuple[int, int]
+"""A row's key and its number."""
+
+_NO_PAIRS = np.zeros((0, 2), dtype=np.uint64)
+
+
 class Ledger:
     """A job's files, opened for this driver alone.
 
@@ -42,6 +48,8 @@ class Ledger:
     :param fresh: whether to forget an earlier job that wrote there.
     :ivar done: rows with a result; `dead`, rows in the dead letters.
     :ivar settled: their keys when the job was opened, sorted.
+    :ivar skip: a byte for each of the first rows by their numbers, 1 for those that were settled since the input is
+        what it is now; `skipped`, their keys.
     :ivar facts: what was noted of the job with `note`.
     :ivar finished: whether the job had come to its end.
     :ivar forgotten: rows that are run again since a file was shorter than it should be.
@@ -53,6 +61,8 @@ class Ledger:
         self.finished = False
         self.facts: dict[str, Any] = {}
         self.settled: Keys = as_keys(())
+        self.skip = b""
+        self.skipped: Keys = as_keys(())
         self._sizes = (0, 0)
         self._end = len(_MAGIC)
         self._errors = errors
@@ -104,21 +114,29 @@ class Ledger:
             good -= 1
         self.forgotten = sum(frame.done for frame in frames[good:])
         end = len(_MAGIC)
-        done, dead = [as_keys(())], [as_keys(())]
+        done, dead = [_NO_PAIRS], [_NO_PAIRS]
+        since = (1, 1)  # Where those begin whose numbers are of the input as it is now.
         for frame in frames[:good]:
             end, self._sizes = frame.end, frame.sizes
             self.finished = frame.kind == _FINISHED
             if frame.kind == _ROWS:
-                keys = np.frombuffer(frame.body, dtype="<u8")
-                done.append(keys[: frame.done])
-                dead.append(keys[frame.done :])
+                pairs = np.frombuffer(frame.body, dtype="<u8").reshape(-1, 2)
+                done.append(pairs[: frame.done])
+                dead.append(pairs[frame.done :])
             elif frame.kind == _RETRY:
                 del dead[1:]
+                since = (since[0], 1)
             elif frame.kind == _FACTS:
-                self.facts.update(json.loads(frame.body))
+                facts = json.loads(frame.body)
+                self.facts.update(facts)
+                if "input" in facts:
+                    since = (len(done), len(dead))
         self.done, self.dead = sum(map(len, done)), sum(map(len, dead))
-        self.settled = np.concatenate(done + dead).astype(np.uint64, copy=False)
+        self.settled = np.concatenate([pairs[:, 0] for pairs in done + dead])
         self.settled.sort()
+        now = [_NO_PAIRS, *done[since[0] :], *dead[since[1] :]]
+        self.skipped = np.concatenate([pairs[:, 0] for pairs in now])
+        self.skip = _marked(np.concatenate([pairs[:, 1] for pairs in now]))
         self._cut(end)
 
     def _cut(self, end: int) -> None:
@@ -136,15 +154,17 @@ class Ledger:
     # --- writing
 
     @uninterrupted
-    def commit(self, results: bytes, errors: bytes, done: Sequence[int], dead: Sequence[int]) -> None:
+    def commit(self, results: bytes, errors: bytes, done: Sequence[Pair], dead: Sequence[Pair]) -> None:
         """Keep whole lines, and that their rows are done or dead.
+
+        :param done: a key and a number for each line of the results; `dead` likewise of the errors.
 
         :raises OSError: if there is no room; then nothing of it counts.
         """
         for file, data, size in zip(self._files, (results, errors), self._sizes, strict=True):
             _write(file, data, size)
         sizes = (self._sizes[0] + len(results), self._sizes[1] + len(errors))
-        body = as_keys([*done, *dead]).astype("<u8", copy=False).tobytes()
+        body = np.array([*done, *dead], dtype="<u8").tobytes()
         self._add(_ROWS, body, sizes, len(done), len(dead))
         self.done += len(done)
         self.dead += len(dead)
@@ -163,6 +183,8 @@ class Ledger:
         if new:
             self._add(_FACTS, json.dumps(new).encode(), self._sizes)
             self.facts.update(new)
+            if "input" in new:
+                self.skip, self.skipped = b"", as_keys(())
 
     def finish(self) -> None:
         """Note that nothing is missing."""
@@ -220,6 +242,13 @@ def _frames(journal: BinaryIO) -> Iterator[_Frame]:
             ):
                 return
             yield _Frame(head, body, file.tell())
+
+
+def _marked(numbers: Keys) -> bytes:
+    """A byte for each number up to the highest, 1 for those that are there."""
+    marks = np.zeros(int(numbers.max()) + 1 if numbers.size else 0, dtype=np.uint8)
+    marks[numbers] = 1
+    return marks.tobytes()
 
 
 def _opened(stack: contextlib.ExitStack, path: Path) -> BinaryIO:

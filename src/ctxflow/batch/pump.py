@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ctxflow.batch.intake import Prepared
-from ctxflow.batch.ledger import Ledger
+from ctxflow.batch.ledger import Ledger, Pair
 from ctxflow.batch.records import Record, dead_letter, line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.engine import EngineFailed
@@ -137,8 +137,8 @@ class Pump:
             return  # Nothing may go before rows that were not run.
         results: list[bytes] = []
         errors: list[bytes] = []
-        done: list[int] = []
-        dead: list[int] = []
+        done: list[Pair] = []
+        dead: list[Pair] = []
         for row, result in self._turns.next(answers) if self._turns is not None else answers:
             self._rows -= 1
             self._bytes -= row.size
@@ -151,13 +151,13 @@ class Pump:
             if error is None:
                 try:
                     results.append(line(self._record(row, result)))
-                    done.append(row.key)
+                    done.append((row.key, row.number))
                 except (ValueError, TypeError, RecursionError) as reason:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:
                 place = self._place(row.number)
                 errors.append(line(dead_letter(row.number, row.key, row.id, place, error)))
-                dead.append(row.key)
+                dead.append((row.key, row.number))
                 self._told(place, str(error))
         if done or dead:
             self._ledger.commit(b"".join(results), b"".join(errors), done, dead)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source
+from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source, left_out
 
 FORMATS = ("openai", "jsonl", "csv", "parquet", "dataset")
 _SNIFFED_LINES = 100
@@ -173,14 +173,14 @@ class JsonLinesSource(_FileSource):
         """The line."""
         return f"{self.name}, line {number + 1}"
 
-    def chunks(self) -> Iterator[list[Row]]:
+    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
         """The lines' objects."""
         with _open(self._path) as file:
-            yield from self._chunked(self._rows(_Lines(file)), file)
+            yield from self._chunked(self._rows(_Lines(file), skip), file)
 
     @staticmethod
-    def _rows(lines: _Lines) -> Iterator[Row]:
-        number = -1
+    def _rows(lines: _Lines, skip: bytes) -> Iterator[Row]:
+        number, skipped = -1, len(skip)
         while True:
             number += 1
             try:
@@ -188,7 +188,10 @@ class JsonLinesSource(_FileSource):
             except StopIteration:
                 return
             except RowError as error:
-                yield Row(number, error, 0)
+                if not left_out(skip, number):
+                    yield Row(number, error, 0)
+                continue
+            if number < skipped and skip[number]:
                 continue
             if number == 0:
                 line = line.removeprefix(_BOM)
@@ -238,12 +241,13 @@ class CsvSource(_FileSource):
         """The record."""
         return f"{self.name}, row {number + 1} below the header"
 
-    def chunks(self) -> Iterator[list[Row]]:
+    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
         """The records; all values are strings."""
         with _open(self._path) as file:
             if file.read(3) != _BOM:
                 file.seek(0)
-            yield from self._chunked(self._rows(file), file)
+            rows = (row for row in self._rows(file) if not left_out(skip, row.number))
+            yield from self._chunked(rows, file)
 
     def _rows(self, file: BinaryIO) -> Iterator[Row]:
         csv.field_size_limit(MAX_ROW_BYTES)

@@ -32,6 +32,11 @@ class Row:
     size: int
 
 
+def left_out(skip: bytes, number: int) -> bool:
+    """Whether a row is one of those to be skipped."""
+    return number < len(skip) and skip[number] != 0
+
+
 class Source(Protocol):
     """An input that can be read from its beginning as often as one likes."""
 
@@ -39,9 +44,11 @@ class Source(Protocol):
     total: int | None
     """How many rows there are, None where only reading tells."""
 
-    def chunks(self) -> Iterator[list[Row]]:
+    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
         """All rows, bad ones among them, some at a time.
 
+        :param skip: a byte for each of the first rows, by their numbers: those that are not 0 are left out, and
+            where that can be, not even parsed.
         :raises ValueError: where nothing more can be read, saying why.
         """
 
