@@ -109,8 +109,12 @@ class Ledger:
         """Take over what frames say that the files bear out, and cut the rest off."""
         actual = [os.fstat(file.fileno()).st_size for file in self._files]
         frames = list(_frames(self._journal))
-        good = len(frames)
-        while good and any(size > there for size, there in zip(frames[good - 1].sizes, actual, strict=True)):
+        good, behind_retry = len(frames), False
+        while good:
+            last = frames[good - 1]
+            if last.sizes[0] <= actual[0] and (behind_retry or last.sizes[1] <= actual[1]):
+                break
+            behind_retry |= last.kind == _RETRY
             good -= 1
         self.forgotten = sum(frame.done for frame in frames[good:])
         end = len(_MAGIC)
@@ -131,6 +135,9 @@ class Ledger:
                 self.facts.update(facts)
                 if "input" in facts:
                     since = (len(done), len(dead))
+        if behind_retry:  # The errors are those of a later time: what they held at that one is gone.
+            del dead[1:]
+            since, self._sizes = (since[0], 1), (self._sizes[0], 0)
         self.done, self.dead = sum(map(len, done)), sum(map(len, dead))
         self.settled = np.concatenate([pairs[:, 0] for pairs in done + dead])
         self.settled.sort()
@@ -138,6 +145,8 @@ class Ledger:
         self.skipped = np.concatenate([pairs[:, 0] for pairs in now])
         self.skip = _marked(np.concatenate([pairs[:, 1] for pairs in now]))
         self._cut(end)
+        if behind_retry:
+            self._add(_RETRY, b"", self._sizes)
 
     def _cut(self, end: int) -> None:
         self._end = end
