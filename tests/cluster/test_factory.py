@@ -247,9 +247,10 @@ def test_by_hand_it_works_the_same_way(testbed: Testbed, make: Callable[[Testbed
 TROUBLES = (
     ("condor_off -fast -daemon schedd", "condor_on -daemon schedd", "its schedd does not answer"),
     (
-        "mount -o remount,size=$(($(du -sk /var/spool | cut -f1) + 64))k /var/spool;"
-        " dd if=/dev/zero of=/var/spool/fill bs=4k count=1000 || true",
-        "rm -f /var/spool/fill; mount -o remount,size=50% /var/spool",
+        # What HTCondor frees meanwhile is filled, too.
+        "touch /run/filling; mount -o remount,size=$(($(du -sk /var/spool | cut -f1) + 64))k /var/spool;"
+        " (while [ -e /run/filling ]; do cat /dev/zero >>/var/spool/fill; sleep 0.05; done) >/dev/null 2>&1 &",
+        "rm /run/filling; sleep 0.2; rm -f /var/spool/fill; mount -o remount,size=50% /var/spool",
         "schedd ",  # It cannot keep jobs; or it does not answer, for it ends over that, and is started again.
     ),
 )

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""How far the placement methods are from the optimum, and how long they take.
+
+    benchmarks/placement.py --json                     100 instances of each size, 60 s each for the exact method
+    benchmarks/placement.py --instances 10 --json
+    benchmarks/placement.py --quick
+
+Backs docs/placement.md's figures on the gap and the runtime. Instances are `draw(seed, shape)`, seeds from 0, of
+(3,3,3), (4,4,5) and (6,6,10): the paper's ranges, with its budget of 100 $ and its storage of 1,000 GB. A gap is a
+method's cost over the exact method's proven bound, less 1; every answer goes through the independent checker, and
+one that breaks a constraint ends the benchmark. `X_gap_mean` and `X_gap_max` are over all sizes together.
+
+- `unserved_points_over`: the most that AGH leaves unserved beyond the exact method, in points of all query types.
+- `closed`: the share of instances that the exact method proved within its time.
+- `binds_5c` and so on: the share in which the exact method's answer uses up 99.9 % of a limit that all share (5c,
+  5f, 5g, 5h), or of some query type's own (5i, 5j).
+- `X_seconds_20`: CPU seconds of one core at (20,20,20), from the problem to the answer; beside it the exact method's
+  with the same 60 s (`exact_gap_20` is what is open then).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+
+import common
+
+from ctxflow.policies.placement import Allocation, Problem, Solution, solve
+from ctxflow.policies.placement.allocation import data_gb
+from ctxflow.policies.placement.instances import draw
+
+SHAPES = ((3, 3, 3), (4, 4, 5), (6, 6, 10))
+LARGE = (20, 20, 20)
+HEURISTICS = ("gh", "agh-printed", "agh", "improved")
+FULL = 0.999
+
+
+def checked(problem: Problem, method: str, time_limit: float | None = None) -> Solution:
+    """A solution that keeps every constraint.
+
+    :raises SystemExit: if it does not.
+    """
+    found = solve(problem, method, time_limit=time_limit)
+    if found.violations:
+        raise SystemExit(f"{method} on {problem.name} breaks {found.violations[0]}")
+    return found
+
+
+def binding(problem: Problem, allocation: Allocation) -> set[str]:
+    """The constraints that an allocation uses up."""
+    costs, found = allocation.costs(problem), set()
+    if costs.rental + costs.model_storage + costs.data_storage >= FULL * problem.budget_dollars:
+        found.add("5c")
+    stored = sum(problem.models[route.model].weights_gb for route in allocation.routes)
+    stored += sum(data_gb(problem, route.query_type) * route.share for route in allocation.routes)
+    if stored >= FULL * problem.storage_gb:
+        found.add("5h")
+    for each in allocation.deployments:
+        tier, held = problem.tiers[each.tier], problem.models[each.model].weights_gb / each.gpus
+        if held >= FULL * tier.memory_gb:
+            found.add("5f")
+        work = 0.0
+        for route in allocation.routes:
+            if (route.model, route.tier) == (each.model, each.tier):
+                kind = problem.query_types[route.query_type]
+                alpha = problem.gflop_per_token[route.query_type][each.model][each.tier]
+                work += alpha * kind.tokens * kind.queries_per_hour / 1e3 * route.share
+        if work >= FULL * problem.utilization * 3600 * tier.tflops * each.gpus:
+            found.add("5g")
+    delay: dict[int, float] = defaultdict(float)
+    error: dict[int, float] = defaultdict(float)
+    for route, seconds in zip(allocation.routes, allocation.delays(problem), strict=True):
+        delay[route.query_type] += seconds
+        error[route.query_type] += problem.error[route.query_type][route.model][route.tier] * route.share
+    for i, kind in enumerate(problem.query_types):
+        if delay[i] >= FULL * kind.max_delay_seconds:
+            found.add("5i")
+        if error[i] >= FULL * kind.max_error:
+            found.add("5j")
+    return found
+
+
+def gaps(instances: int, time_limit: float) -> dict[str, common.Figure]:
+    """Every method beside the exact one's bound, over all sizes."""
+    over: dict[str, list[float]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    worse, closed = [], []
+    bound_by: dict[str, list[bool]] = defaultdict(list)
+    for shape in SHAPES:
+        for seed in range(instances):
+            problem = draw(seed, shape)
+            common.progress(f"{problem.name}: instance {seed + 1} of {instances}")
+            exact = checked(problem, "exact", time_limit)
+            if exact.bound is None or exact.allocation is None:
+                raise SystemExit(
+                    f"the exact method has no bound on {problem.name} after {time_limit:g} s: give it more"
+                )
+            closed.append(exact.proven)
+            full = binding(problem, exact.allocation)
+            for name in ("5c", "5f", "5g", "5h", "5i", "5j"):
+                bound_by[name].append(name in full)
+            seconds[f"exact_{shape[0]}"].append(exact.seconds)
+            for method in HEURISTICS:
+                found = checked(problem, method)
+                over[method].append(found.costs.total / exact.bound - 1)
+                seconds[f"{method.replace('-', '_')}_{shape[0]}"].append(found.seconds)
+                if method == "agh":
+                    missing = sum(found.allocation.unserved) - sum(exact.allocation.unserved)
+                    worse.append(100 * missing / shape[0])
+    figures = {}
+    for method, values in over.items():
+        name = method.replace("-", "_")
+        spread = max(values) - min(values)
+        figures[f"{name}_gap_mean"] = _one(100 * sum(values) / len(values), "%", "lower", spread * 100, len(values))
+        figures[f"{name}_gap_max"] = _one(100 * max(values), "%", "lower", spread * 100, len(values))
+    figures["unserved_points_over"] = _one(max(worse), "points", "lower", max(worse) - min(worse), len(worse))
+    figures["closed"] = _one(100 * sum(closed) / len(closed), "%", "higher", 0.0, len(closed))
+    for name, which in bound_by.items():
+        figures[f"binds_{name}"] = _one(100 * sum(which) / len(which), "% of draws", "lower", 0.0, len(which))
+    figures |= {f"{name}_seconds": common.figure(values, "s", "lower") for name, values in seconds.items()}
+    return figures
+
+
+def _one(value: float, unit: str, better: str, spread: float, count: int) -> common.Figure:
+    return common.Figure(float(f"{value:.4g}"), unit, better, float(f"{spread:.4g}"), count)
+
+
+def runtimes(rounds: int, time_limit: float | None) -> dict[str, common.Figure]:
+    """CPU seconds at (20,20,20), and the exact method's time beside them, if it is given any."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    for seed in range(rounds):
+        problem = draw(seed, LARGE)
+        for method in ("gh", "agh", "agh-printed"):
+            common.progress(f"{problem.name}: {method}")
+            begun = time.process_time()
+            solve(problem, method)
+            samples[method.replace("-", "_")].append(time.process_time() - begun)
+    figures = {f"{name}_seconds_20": common.figure(values, "s", "lower") for name, values in samples.items()}
+    if time_limit is not None:
+        problem = draw(0, LARGE)
+        common.progress(f"{problem.name}: exact, {time_limit:g} s")
+        found = checked(problem, "exact", time_limit)
+        figures["exact_seconds_20"] = common.figure([found.seconds], "s", "lower")
+        if found.gap is not None:
+            figures["exact_gap_20"] = _one(100 * found.gap, "%", "lower", 0.0, 1)
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="How far placements are from the optimum, and how long they take.")
+    parser.add_argument("--instances", type=int, default=100, help="of each size (100)")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for the exact method, each (60)")
+    parser.add_argument("--rounds", type=int, default=5, help="instances of (20,20,20) that are timed (5)")
+    parser.add_argument("--quick", action="store_true", help="3 instances of each size: to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    given = parser.parse_args()
+    if given.instances < 1 or given.rounds < 1:
+        parser.error("--instances and --rounds are how often it is measured: give 1 or more")
+    instances, rounds = (3, 2) if given.quick else (given.instances, given.rounds)
+    figures = runtimes(rounds, None if given.quick else given.time_limit)
+    figures |= gaps(instances, given.time_limit)
+    common.report("placement", figures, common.versions(("numpy", "scipy")), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The methods: feasible answers, their order by cost, the exact bound, the mechanisms, hopeless problems."""
+
+import dataclasses
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxflow.policies.placement import METHODS, Mechanisms, check, solve
+from ctxflow.policies.placement.adaptive import orderings, random_starts
+from ctxflow.policies.placement.arrays import Arrays
+from ctxflow.policies.placement.draft import Choices
+from ctxflow.policies.placement.exact import _credible, exact
+from ctxflow.policies.placement.greedy import greedy
+from ctxflow.policies.placement.instances import azure_instance, draw, paper_instance
+
+SEEDS = st.integers(0, 10**6)
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))
+
+
+def altered(problem, field, index=None, **values):
+    """A problem with values of one of its parts changed, or of all of them."""
+    parts = list(getattr(problem, field))
+    for n in range(len(parts)) if index is None else [index]:
+        parts[n] = parts[n].model_copy(update=values)
+    return problem.model_copy(update={field: tuple(parts)})
+
+
+@pytest.mark.parametrize("problem", [paper_instance(), azure_instance()], ids=lambda problem: problem.name)
+def test_methods_on_the_instances(problem):
+    found = {method: solve(problem, method) for method in METHODS}
+    total = {method: each.costs.total for method, each in found.items()}
+    assert all(each.feasible for each in found.values())
+    assert found["exact"].proven and found["exact"].gap < 1e-4
+    bound = found["exact"].bound
+    assert bound <= total["improved"] + 1e-6 <= total["agh"] + 2e-6 <= total["gh"] + 3e-6
+    assert total["agh"] <= 1.02 * bound
+    assert total["improved"] <= 1.005 * bound
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=SEEDS, shape=SHAPES, budget=st.sampled_from([20.0, 45.0, 75.0, 100.0]), storage=st.sampled_from([300, 1000])
+)
+def test_heuristics_keep_every_constraint(seed, shape, budget, storage):
+    problem = draw(seed, shape, budget_dollars=budget, storage_gb=storage)
+    gh, printed, agh = (solve(problem, method) for method in ("gh", "agh-printed", "agh"))
+    assert [*gh.violations, *printed.violations, *agh.violations] == []
+    assert agh.costs.total <= gh.costs.total + 1e-6
+    assert printed.costs.total <= gh.costs.total + 1e-6
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=SEEDS, shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)))
+def test_no_answer_is_below_the_bound(seed, shape):
+    problem = draw(seed, shape)
+    found = solve(problem, "exact", time_limit=20)
+    assert found.feasible
+    for method in ("gh", "agh", "improved"):
+        assert solve(problem, method).costs.total >= found.bound - 1e-6 * max(1.0, found.bound)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_paper_s_formulation_has_the_same_optimum(seed):
+    arrays = Arrays.of(draw(seed, (3, 3, 3)))
+    tight, printed = exact(arrays), exact(arrays, tightened=False)
+    assert tight.closed and printed.closed
+    assert tight.bound == pytest.approx(printed.bound, rel=1e-3)
+
+
+def test_the_optimum_of_a_small_problem_by_hand():
+    """One type, one model, two tiers: the cheaper one needs two GPUs for the delay, and still costs less."""
+    problem = altered(draw(0, (1, 1, 2)), "tiers", dollars_per_hour=1.0, memory_gb=1000.0)
+    problem = altered(problem, "tiers", 0, dollars_per_hour=3.0)
+    problem = altered(problem, "query_types", delay_dollars_per_ms=0.0, max_error=1.0, max_delay_seconds=1.0)
+    slow = 1.5 / problem.query_types[0].tokens
+    table = (((slow / 2, slow),),)
+    problem = problem.model_copy(update={
+        "compute_seconds_per_token": table, "budget_dollars": 1e4, "storage_gb": 1e4,
+        "communication_seconds_per_token": (((0.0, 0.0),),),
+    })  # fmt: skip
+    for method in METHODS:
+        (deployment,) = solve(problem, method).allocation.deployments
+        assert (deployment.tier, deployment.gpus) == (1, 2), method
+
+
+def test_a_wrong_optimum_is_not_believed():
+    problem = draw(1, (3, 3, 3))
+    arrays = Arrays.of(problem)
+    right = exact(arrays)
+    cheap = greedy(arrays).total
+    assert _credible(problem, right, cheap, 1e-4)
+    assert not _credible(problem, dataclasses.replace(right, bound=2 * cheap), cheap, 1e-4)
+    assert not _credible(problem, dataclasses.replace(right, allocation=None, bound=None), cheap, 1e-4)
+    broken = dataclasses.replace(right.allocation, deployments=())
+    routed = dataclasses.replace(right, allocation=dataclasses.replace(broken, routes=()))
+    assert not _credible(problem, routed, cheap, 1e-4)
+
+
+def test_time_limit_leaves_a_bound():
+    found = solve(draw(5, (6, 6, 10)), "exact", time_limit=0.05)
+    assert not found.proven
+    assert found.bound is None or found.costs is None or found.bound <= found.costs.total
+
+
+@pytest.mark.parametrize(("switch", "broken"), [("select", {"5f", "5i"}), ("upgrade", {"5i"})])
+def test_without_m1_or_m3_infeasible_answers_appear(switch, broken):
+    seen = set()
+    for seed in range(12):
+        found = solve(draw(seed), "agh", mechanisms=Mechanisms(**{switch: False}))
+        seen |= {violation.constraint for violation in found.violations}
+    assert "5i" in seen
+    assert seen <= broken
+
+
+def test_without_m1_a_model_is_put_where_it_does_not_fit():
+    problem = altered(paper_instance(), "models", weights_gb=60.0)
+    found = solve(problem, "gh", mechanisms=Mechanisms(select=False))
+    assert "5f" in {violation.constraint for violation in found.violations}
+    assert solve(problem, "gh").feasible
+
+
+def test_without_m2_the_cost_rises():
+    with_m2 = [solve(draw(seed), "agh-printed").costs.total for seed in range(6)]
+    without = [solve(draw(seed), "agh", mechanisms=Mechanisms(rank=False)) for seed in range(6)]
+    assert all(found.feasible for found in without)
+    assert sum(found.costs.total for found in without) > sum(with_m2)
+
+
+def test_m1_chooses_the_fewest_gpus_and_then_the_smaller_delay():
+    arrays = Arrays.of(paper_instance())
+    chosen = Choices(arrays, Mechanisms()).config
+    for i, j, k in itertools.product(*map(range, chosen.shape)):
+        fits = arrays.fits[j, k] & (arrays.delay[i, j, k] <= arrays.max_delay[i])
+        fits &= arrays.rent[k] * arrays.gpus <= arrays.problem.budget_dollars
+        if chosen[i, j, k] < 0:
+            assert not fits.any()
+            continue
+        best = min(np.flatnonzero(fits), key=lambda c: (arrays.gpus[c], arrays.delay[i, j, k, c]))
+        assert chosen[i, j, k] == best
+
+
+def test_orderings_are_eight_and_some_at_random():
+    arrays = Arrays.of(paper_instance())
+    found = list(orderings(arrays, seed=3))
+    assert len(found) == 8 + random_starts(arrays) == 28
+    assert all(sorted(order) == list(range(6)) for order in found)
+    assert found == list(orderings(arrays, seed=3)) != list(orderings(arrays, seed=4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "starts"), [((6, 6, 10), 20), ((10, 10, 10), 10), ((15, 15, 10), 5), ((20, 20, 20), 3)]
+)
+def test_random_starts(shape, starts):
+    assert random_starts(Arrays.of(draw(0, shape))) == starts
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("problem", "constraint", "text"),
+    [
+        (paper_instance().model_copy(update={"budget_dollars": 0.0}), "5c", "the budget of 0 $ does not pay"),
+        (altered(paper_instance(), "tiers", memory_gb=0.01), "5f", "no model fits any tier"),
+        (altered(paper_instance(), "tiers", gpus=0), "gpus", "no tier has as many GPUs"),
+        (paper_instance().model_copy(update={"storage_gb": 1.0}), "5h", "holds no model"),
+        (altered(paper_instance(), "query_types", max_delay_seconds=1e-6), "5i", "the fastest model"),
+        (altered(paper_instance(), "query_types", max_error=0.0), "5j", "the best model"),
+        (altered(paper_instance(), "query_types", 5, max_error=0.014, max_delay_seconds=2.0), "5j", "contradict"),
+    ],
+)
+def test_the_impossible_is_explained(problem, constraint, text, method):
+    found = solve(problem, method, time_limit=3)
+    assert found.feasible
+    assert found.allocation.unserved[5] > 0
+    reason = next(each for each in found.reasons if each.query_type in ("", "Video"))
+    assert reason.constraint == constraint
+    assert text in reason.text
+
+
+def test_what_has_to_be_served_and_cannot_be_is_infeasible():
+    problem = altered(paper_instance(), "query_types", 0, max_delay_seconds=1e-4, max_unserved=0.1)
+    assert [each.constraint for each in solve(problem, "agh").violations] == ["unserved"]
+    found = solve(problem, "exact")
+    assert (found.allocation, found.proven, found.feasible) == (None, True, False)
+    assert found.reasons[0].constraint == "5i"
+
+
+def test_the_stock_of_gpus_is_kept():
+    problem = altered(paper_instance(), "tiers", gpus=1)
+    for method in METHODS:
+        found = solve(problem, method)
+        assert found.feasible and all(each.gpus == 1 for each in found.allocation.deployments)
+
+
+@pytest.mark.parametrize("method", ["exact", "improved"])
+def test_without_scipy_it_is_said_what_to_install(method, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ctxflow\[policies\]'"):
+        solve(paper_instance(), method)
+    assert solve(paper_instance(), "agh").feasible
+
+
+def test_unknown_method():
+    with pytest.raises(ValueError, match="there is no placement method 'best': choose one of gh, agh"):
+        solve(paper_instance(), "best")
+
+
+def test_data_of_a_solution():
+    problem = paper_instance()
+    data = solve(problem, "agh").as_data()
+    assert data["feasible"] and data["bound"] is None and data["violations"] == []
+    assert sum(route["share"] for route in data["routes"]) == pytest.approx(6)
+    assert check(problem, solve(problem, "agh").allocation) == []
