@@ -1,6 +1,7 @@
 """The command's frame: its verbs, its version, and how errors become one sentence and an exit status.
 
-Exit statuses: 0 all went well, 1 it failed, 2 the command line is wrong, 130 interrupted.
+Exit statuses: 0 all went well, 1 it failed, 2 the command line is wrong, 3 some rows of a batch failed,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ctxflow.cli.batch import batch
 from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
@@ -51,6 +53,7 @@ def _frame(
 
 app.command("doctor")(doctor)
 app.command("demo")(demo)
+app.command("batch")(batch)
 app.command("plan")(plan)
 app.command("report")(report)
 app.command("factory")(factory)

@@ -110,6 +110,8 @@ _PACKAGES = [
     ("torch", False, "for model contexts: pip install 'ctxflow[transformers]'"),
     ("transformers", False, "for model contexts: pip install 'ctxflow[transformers]'"),
     ("vllm", False, "for fast generation on GPUs: pip install 'ctxflow[vllm]'"),
+    ("pyarrow", False, "for Parquet and datasets in `ctxflow batch`: pip install 'ctxflow[batch]'"),
+    ("jinja2", False, "for templates in `ctxflow batch`: pip install 'ctxflow[batch]'"),
     ("scipy", False, "for the placement and routing policies: pip install 'ctxflow[policies]'"),
     ("matplotlib", False, "for plots: pip install 'ctxflow[report]'"),
     ("htcondor", False, "to acquire workers from HTCondor: pip install 'ctxflow[htcondor]'"),

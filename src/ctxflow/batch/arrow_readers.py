@@ -1,0 +1,170 @@
+"""Inputs of Arrow's formats: Parquet files, and the folders of Hugging Face's datasets. Needs pyarrow.
+
+What does not live here: files of lines, and which reader an input needs (readers.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxflow.batch.readers import file_identity
+from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source, left_out
+from ctxflow.errors import CtxflowError
+
+try:
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+except ImportError as missing:
+    raise CtxflowError(f"this input or output needs pyarrow ({missing}): pip install 'ctxflow[batch]'") from None
+
+
+class _ArrowSource:
+    """Files of record batches, one after the other."""
+
+    def __init__(self, files: Sequence[Path], name: str) -> None:
+        self.name = name
+        self._files = files
+        self._done = 0
+        self._ended = False
+        self.total: int | None = self._count()
+
+    def _count(self) -> int | None:
+        return None
+
+    def _batches(self, file: Path) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def fraction(self) -> float:
+        """How many of the rows are read; where their number is unknown, 0 before the end."""
+        return self._done / self.total if self.total else float(self._ended)
+
+    def place(self, number: int) -> str:
+        """The row."""
+        return f"{self.name}, row {number} (from 0)"
+
+    def identity(self) -> str:
+        """A digest of samples."""
+        return file_identity(self._files)
+
+    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
+        """The rows of each record batch."""
+        self._done = 0
+        for file in self._files:
+            try:
+                for batch in self._batches(file):
+                    for start in range(0, batch.num_rows, CHUNK_ROWS):
+                        part = batch.slice(start, CHUNK_ROWS)
+                        first, self._done = self._done, self._done + part.num_rows
+                        skipped = skip[first : self._done]
+                        if not any(skipped):
+                            yield _rows(part, first)
+                        elif not all(skipped) or len(skipped) < part.num_rows:
+                            yield [row for row in _rows(part, first) if not left_out(skip, row.number)]
+            except (OSError, pyarrow.ArrowException) as error:
+                raise ValueError(
+                    f"{file} cannot be read on from row {self._done}: {str(error).splitlines()[0]}"
+                ) from None
+        self._ended = True
+
+
+def _rows(batch: Any, first: int) -> list[Row]:
+    size = batch.nbytes // max(1, batch.num_rows)
+    try:
+        return [Row(first + n, values, size) for n, values in enumerate(batch.to_pylist())]
+    except (ValueError, OverflowError, pyarrow.ArrowException):  # Not UTF-8, or a date beyond Python's.
+        return [_row(batch.slice(n, 1), first + n, size) for n in range(batch.num_rows)]
+
+
+def _row(batch: Any, number: int, size: int) -> Row:
+    try:
+        return Row(number, batch.to_pylist()[0], size)
+    except (ValueError, OverflowError, pyarrow.ArrowException) as error:
+        return Row(number, RowError(f"the row cannot be read: {error}"), size)
+
+
+class ParquetSource(_ArrowSource):
+    """Parquet files.
+
+    :raises ValueError: for a file that is not Parquet.
+    """
+
+    def _count(self) -> int:
+        total = 0
+        for path in self._files:
+            with _parquet(path) as file:
+                total += file.metadata.num_rows
+        return total
+
+    def _batches(self, file: Path) -> Iterator[Any]:
+        with _parquet(file) as parquet:
+            about = parquet.metadata
+            size = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+            rows = max(1, min(CHUNK_ROWS, 8 * CHUNK_BYTES * about.num_rows // max(1, size)))
+            yield from parquet.iter_batches(batch_size=rows, use_threads=False)
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from None
+
+
+class ArrowSource(_ArrowSource):
+    """Arrow streams, as datasets are saved."""
+
+    def _batches(self, file: Path) -> Iterator[Any]:
+        with pyarrow.memory_map(str(file)) as memory, pyarrow.ipc.open_stream(memory) as stream:
+            yield from stream
+
+
+def open_dataset(folder: Path, split: str | None = None) -> Source:
+    """A dataset's folder: one made by `save_to_disk`, or one of Parquet files, as on the hub.
+
+    :param split: which of its parts, such as "train".
+    :raises ValueError: if it is none, or has several splits and none is named.
+    """
+    if (folder / "dataset_dict.json").is_file():
+        splits = _json(folder / "dataset_dict.json").get("splits", [])
+        return open_dataset(folder / _chosen(folder, splits, split))
+    if (folder / "state.json").is_file():
+        if split is not None:
+            raise ValueError(f"the dataset {folder} has no splits: leave --split out")
+        files = [folder / str(file["filename"]) for file in _json(folder / "state.json").get("_data_files", [])]
+        return ArrowSource(files, str(folder))
+    files = sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
+    if not files:
+        raise ValueError(f"{folder} is no dataset: it has neither state.json (save_to_disk) nor Parquet files")
+    names = sorted({_split_of(file) for file in files})
+    if split is not None or len(names) > 1:
+        chosen = _chosen(folder, names, split)
+        files = [file for file in files if _split_of(file) == chosen]
+    return ParquetSource(files, str(folder))
+
+
+def _split_of(file: Path) -> str:
+    """train-00000-of-00002.parquet is a part of train."""
+    return file.stem.split("-")[0]
+
+
+def _chosen(folder: Path, splits: Sequence[str], split: str | None) -> str:
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split is None or split not in splits:
+        what = "has several splits" if split is None else f"has no split {split!r}"
+        raise ValueError(f"the dataset {folder} {what}: give --split with one of {', '.join(splits)}")
+    return split
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not the JSON that a dataset has there")
+    return found

@@ -1,0 +1,271 @@
+"""A job from its beginning to its end: files opened, an executor started if there is work, rows pumped, a result.
+
+What does not live here: flags (cli/batch.py), and the loop (pump.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxflow.apps import BatchApp
+from ctxflow.batch.display import Display, QuietDisplay
+from ctxflow.batch.intake import Intake
+from ctxflow.batch.job import Job
+from ctxflow.batch.ledger import Ledger
+from ctxflow.batch.outcome import Outcome, Progress
+from ctxflow.batch.pump import Pump
+from ctxflow.batch.readers import open_source
+from ctxflow.batch.records import Record, openai_record, plain_record
+from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
+from ctxflow.batch.rows import Source
+from ctxflow.batch.tasks import function_app, model_app
+from ctxflow.executors import ContextExecutor
+from ctxflow.executors.futures import Stream
+from ctxflow.sites import load_site
+
+_SHOW_SECONDS = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Where a job writes.
+
+    :ivar output: what the user asked for; `rows`, the lines that it is made of: the same, unless it is Parquet.
+    """
+
+    output: Path
+    rows: Path
+    errors: Path
+    journal: Path
+
+
+def files_of(output: Path, form: str) -> Files:
+    """The files of a job with that output."""
+    real = output.resolve()
+
+    def beside(suffix: str) -> Path:
+        return real.with_name(real.name + suffix)
+
+    rows = beside(".rows.jsonl") if form == "parquet" else real
+    return Files(real, rows, beside(".errors.jsonl"), beside(".progress"))
+
+
+def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> Outcome:
+    """Do what is missing of a job.
+
+    :param fresh: begin anew, and forget what an earlier run did.
+    :param retry_errors: try the dead letters again.
+    :raises ValueError: for an input, output or choice that makes no sense, saying what to do.
+    :raises CtxflowError: if nothing can be run, such as when the model cannot be loaded.
+
+    >>> import json, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     words = pathlib.Path(folder) / "words.csv"
+    ...     _ = words.write_text("word\\nParis\\nRome\\n")
+    ...     results = words.with_suffix(".jsonl")
+    ...     job = Job(input=words, output=results, function="copy:copy", column=("word",), order="input")
+    ...     outcome = run_job(job)
+    ...     [json.loads(line)["result"] for line in results.read_text().splitlines()]
+    ['Paris', 'Rome']
+    >>> outcome.exit_status
+    0
+    """
+    began = time.monotonic()
+    display = display or QuietDisplay()
+    form, source = open_source(job.input, job.input_format, job.split)
+    job = resolved(job, form, source)
+    files = files_of(job.output, str(job.output_format))
+    if files.output == job.input.resolve():
+        raise ValueError("the output is the input: name another output")
+    if files.output.is_dir():
+        raise ValueError(f"the output {job.output} is a folder: name a file")
+    work = _Work(job, form, source, display)  # Which finds what is wrong with the job, before anything is written.
+    with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
+        facts = {"input": source.identity(), "settings": job.identity()}
+        if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
+            return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
+        if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
+            raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
+        if ledger.done:
+            _check_same(ledger, facts, files, job, retry_errors, display)
+        if ledger.forgotten:
+            display.note(f"{files.rows} is shorter than it was: the {ledger.forgotten:,} rows that it lost run again")
+        # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
+        if retry_errors or (not ledger.done and ledger.facts != facts):
+            ledger.retry()
+        ledger.note(facts)
+        before = ledger.done, ledger.dead
+        if sum(before):
+            display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
+        try:
+            _finish(work, ledger, files, job, began)
+        finally:
+            display.end()
+        if not ledger.done + ledger.dead:
+            display.note(f"{source.name} holds no rows: nothing to do")
+        now = (ledger.done - before[0], ledger.dead - before[1])
+        return Outcome(ledger.done, ledger.dead, *now, time.monotonic() - began)
+
+
+def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, began: float) -> None:
+    """Run what is missing, and make the output of it."""
+    work.run(ledger, began)
+    if job.output_format == "parquet":
+        from ctxflow.batch.publish import publish_parquet
+
+        publish_parquet(files.rows, files.output, job.task == "embed")
+    ledger.finish()
+
+
+def resolved(job: Job, form: str, source: Source) -> Job:
+    """The job with what its input decides: the task of OpenAI's requests, the form of the output.
+
+    :raises ValueError: for choices that do not fit the input.
+    """
+    changes: dict[str, Any] = {"input_format": form}
+    requests = form == "openai" and job.function is None
+    if requests:
+        if job.id_column not in (None, "custom_id"):
+            raise ValueError("OpenAI's requests are known by their custom_id: leave --id-column out")
+        if job.template is not None or job.column or job.system is not None or job.row_parameter:
+            raise ValueError("OpenAI's requests say all themselves: templates, columns and --system are for plain rows")
+        changes["task"] = job.task or _task_of(source)
+    elif job.function is None:
+        changes["task"] = job.task or "generate"
+    if form == "openai":
+        changes["id_column"] = job.id_column or "custom_id"
+    output = job.output_format
+    if output is None:
+        parquet = job.output.suffix.lower() == ".parquet"
+        output = "parquet" if parquet else "openai" if requests and job.task != "classify" else "jsonl"
+    if output == "openai" and job.keep:
+        raise ValueError("OpenAI's form has no place for columns that are kept: choose another output format")
+    if output == "openai" and not requests:
+        raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl or parquet as output format")
+    if job.task == "classify" and requests:
+        raise ValueError("OpenAI's requests do not ask for labels: classify plain rows")
+    return job.model_copy(update={**changes, "output_format": output})
+
+
+def _task_of(source: Source) -> str:
+    """What the first request with a known URL asks for."""
+    for chunk in source.chunks():
+        for row in chunk:
+            family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
+            if family is not None:
+                return "chat" if family == "generate" else family
+        break
+    return "chat"
+
+
+def _check_same(
+    ledger: Ledger, facts: dict[str, Any], files: Files, job: Job, retry_errors: bool, display: Display
+) -> None:
+    """Refuse to mix the results of two jobs.
+
+    :raises ValueError: if the output holds those of another.
+    """
+    known = ledger.facts.get("settings", {})
+    settings: dict[str, Any] = facts["settings"]
+    changed = [name for name in settings if settings[name] != known.get(name)]
+    if changed:
+        text = ", ".join(f"{name} was {known.get(name)!r} and is {settings[name]!r}" for name in changed)
+        if not retry_errors:
+            raise ValueError(
+                f"{files.output} holds the results of another job ({text}): "
+                "name another output, or begin anew with --fresh"
+            )
+        display.note(f"rows that are done keep their results, although {text}")
+    if facts["input"] != ledger.facts.get("input"):
+        if job.id_column is None and not retry_errors:
+            raise ValueError(
+                f"the input {job.input} has changed since {files.output} was begun, and its rows are known by their "
+                "numbers alone: name another output, begin anew with --fresh, or know rows by an --id-column"
+            )
+        display.note("the input has changed: rows that were done before are not run again")
+
+
+class _Work:
+    """What a job needs to run.
+
+    :raises ValueError: if the job makes no sense.
+    """
+
+    def __init__(self, job: Job, form: str, source: Source, display: Display) -> None:
+        self._job = job
+        self._source = source
+        self._display = display
+        self._executor: ContextExecutor | None = None
+        self._shown = 0.0
+        site = load_site(job.site, workers=job.workers)
+        self._site = site
+        self._app: BatchApp
+        self._constants: dict[str, Any]
+        self._record: Record
+        self._make: Make
+        if job.function is not None:
+            self._app, self._constants = function_app(job), dict(job.constants)
+            self._make = function_maker(job, self._app)
+        else:
+            family = family_of(job)
+            staged = site.engine == "taskvine"
+            self._app, self._constants = model_app(job, family, job.output_format == "openai", staged)
+            self._make = openai_maker(job) if form == "openai" else plain_maker(job)
+        if job.output_format == "openai":
+            self._record = openai_record(job, int(job.input.stat().st_mtime))
+        else:
+            self._record = plain_record(job)
+
+    def run(self, ledger: Ledger, began: float) -> None:
+        """Run what is missing."""
+        job = self._job
+        intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
+        before = ledger.done, ledger.dead
+
+        def show(running: int) -> None:
+            if time.monotonic() >= self._shown:
+                self._shown = time.monotonic() + _SHOW_SECONDS
+                self._display.progress(self._progress(ledger, intake, running, before, began))
+
+        with contextlib.ExitStack() as stack:
+
+            def submit(items: Sequence[Any], stream: Stream) -> range:
+                if self._executor is None:
+                    self._executor = stack.enter_context(ContextExecutor(self._site))
+                run = self._executor.calls.run
+                return run.submit(self._app.declare(run, self._constants), items, stream)
+
+            Pump(
+                intake.chunks(), submit, ledger, self._record, self._source.place, job.order == "input",
+                self._display.dead, show,
+            ).run()  # fmt: skip
+
+    def _progress(
+        self, ledger: Ledger, intake: Intake, running: int, before: tuple[int, int], began: float
+    ) -> Progress:
+        total, fraction = self._source.total, self._source.fraction()
+        if total is None and fraction > 0.001:
+            total = round(intake.read / fraction)
+        status = self._executor.status() if self._executor is not None else None
+        states: dict[str, int] = {}
+        for counts in status.contexts.values() if status is not None else ():
+            for state, count in counts.items():
+                states[state] = states.get(state, 0) + count
+        return Progress(
+            done=ledger.done,
+            dead=ledger.dead,
+            done_now=ledger.done - before[0],
+            dead_now=ledger.dead - before[1],
+            running=running,
+            read=intake.read,
+            total=total,
+            guessed=self._source.total is None and fraction < 1,
+            workers=status.workers if status is not None else None,
+            contexts=", ".join(f"{count} {state}" for state, count in states.items() if state != "ready"),
+            seconds=time.monotonic() - began,
+        )

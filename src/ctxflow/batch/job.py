@@ -1,0 +1,157 @@
+"""What a job is: every choice that flags and job files may make, checked, and told apart from other jobs.
+
+What does not live here: carrying it out (driver.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from ctxflow.batch.templates import template_text
+from ctxflow.models.sampling import Sampling
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TASKS = ("generate", "chat", "embed", "classify")
+GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+# What another run of the same job may change: the results do not depend on it.
+_FREE = {"input", "output", "site", "workers", "batch_size", "timeout", "retries", "order", "device", "gpus"}
+_COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
+
+
+class Job(pydantic.BaseModel):
+    """A batch job: its input and output, what is done with each row, and where.
+
+    :raises pydantic.ValidationError: for a choice that makes no sense, or two that exclude each other.
+
+    >>> Job(input="in.jsonl", output="out.jsonl", model="package:some_encoder", task="embed").columns
+    ('text',)
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    input: Path
+    output: Path
+    model: str | None = None
+    function: str | None = None
+    task: Literal["generate", "chat", "embed", "classify"] | None = None
+    site: str = "local"
+    workers: int | None = pydantic.Field(None, ge=1)
+    input_format: Literal["openai", "jsonl", "csv", "parquet", "dataset"] | None = None
+    output_format: Literal["openai", "jsonl", "parquet"] | None = None
+    split: str | None = None
+    column: tuple[str, ...] = ()
+    template: str | None = None
+    system: str | None = None
+    id_column: str | None = None
+    keep: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    row_parameter: tuple[Literal["max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop"], ...] = ()
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    backend: Literal["transformers", "vllm"] = "transformers"
+    dtype: str | None = None
+    device: str | None = None
+    gpus: int | None = pydantic.Field(None, ge=0)
+    max_input_tokens: int | None = pydantic.Field(None, ge=1)
+    constants: dict[str, Any] = {}
+    batch_size: int | None = pydantic.Field(None, ge=1)
+    timeout: float | None = pydantic.Field(None, gt=0)
+    retries: int = pydantic.Field(0, ge=0)
+    order: Literal["completed", "input"] = "completed"
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Job:
+        if (self.model is None) == (self.function is None):
+            raise ValueError("a job needs a model or a function, and not both: give --model or --function")
+        if self.function is not None and (self.task or self.label or self.parameters or self.row_parameter):
+            raise ValueError("a function decides itself what it does: leave tasks, labels and parameters to it")
+        if self.constants and self.function is None:
+            raise ValueError("constants are a function's: give --function, or leave --set out")
+        if self.task == "classify" and len(self.label) < 2:
+            raise ValueError("to classify takes two labels or more: give --label for each")
+        if self.label and self.task != "classify":
+            raise ValueError("labels are for classifying: give --task classify")
+        if self.backend == "vllm" and self.task in ("embed", "classify"):
+            raise ValueError("vLLM serves to generate and to chat: leave --backend out")
+        if self.system is not None and self.task != "chat":
+            raise ValueError("a system message is for conversations: give --task chat")
+        if self.function is None and len(self.column) > 1:
+            raise ValueError("a model reads one column: make one text of several with --template")
+        if self.template is not None and self.column:
+            raise ValueError("a template names its columns itself: leave --column out")
+        if set(self.row_parameter) & set(self.keep):
+            raise ValueError("a column cannot be both kept and a parameter")
+        Sampling(**self.parameters)
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The generation parameters that were given."""
+        return {name: value for name in GENERATION if (value := getattr(self, name)) not in (None, ())}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a model's task or a function reads; none where the whole row or a template is read."""
+        if self.column or self.template is not None or self.task is None:
+            return self.column
+        return (_COLUMNS[self.task],)
+
+    def identity(self) -> dict[str, Any]:
+        """What the results depend on, as JSON: a job that differs here is another job."""
+        chosen = {name: value for name, value in self.model_dump(mode="json").items() if name not in _FREE}
+        for name in ("template", "system"):
+            if chosen[name] is not None:
+                chosen[name] = template_text(chosen[name])
+        return chosen
+
+
+def load_job(file: Path | None, **flags: Any) -> Job:
+    """A job from a TOML file and from flags, which come first; None and empty flags say nothing.
+
+    The file's keys are the flags' names with underscores, such as `max_new_tokens = 64`.
+
+    :raises ValueError: for a key or value that makes no sense, saying what to write.
+    """
+    values = _read(file) if file is not None else {}
+    values.update({name: value for name, value in flags.items() if value not in (None, [], {}, ())})
+    try:
+        return Job(**values)
+    except pydantic.ValidationError as error:
+        raise ValueError("; ".join(_explain(dict(each)) for each in error.errors())) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return values
+    except OSError as error:
+        raise ValueError(f"the job file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def _explain(error: dict[str, Any]) -> str:
+    if not error["loc"]:
+        return str(error["msg"]).removeprefix("Value error, ")
+    key = str(error["loc"][0])
+    if error["type"] == "missing":
+        return f"a job needs its {key}: give it on the command line or in the job file"
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, Job.model_fields, n=1)
+        return f"a job has no key {key!r}: " + (
+            f"did you mean {close[0]!r}?" if close else f"its keys are {', '.join(Job.model_fields)}"
+        )
+    return f"{key} cannot be {error['input']!r}: {error['msg'].lower()}"

@@ -1,0 +1,182 @@
+"""The loop of a job: rows in, answers out, in bounded memory.
+
+What does not live here: where rows come from (intake.py), what lines are (records.py), how they are kept
+(ledger.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ctxflow.batch.intake import Prepared
+from ctxflow.batch.ledger import Ledger, Pair
+from ctxflow.batch.records import Record, dead_letter, line
+from ctxflow.errors import ContextError, CtxflowError, RunEnded
+from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.futures import Failed, Stream
+from ctxflow.executors.interrupts import uninterrupted
+
+Submit = Callable[[Sequence[Any], Stream], range]
+"""Submits items, whose answers go to the stream; gives their numbers."""
+
+WINDOW_ROWS = 20_000
+WINDOW_BYTES = 64 << 20
+_PATIENCE = 0.5
+_FATAL = (ContextError, RunEnded, EngineFailed)  # What is no row's fault.
+
+
+class ResultError(CtxflowError, ValueError):
+    """A function's result cannot be written; the message says what is wrong with it."""
+
+
+class Pump:
+    """Has the rows of some chunks run, and keeps what comes of them.
+
+    At most `WINDOW_ROWS` rows or `WINDOW_BYTES` are on their way, or wait for their turn.
+
+    :param submit: called for the first time when there is a row to run.
+    :param place: where a row stands, for a person.
+    :param in_order: whether results are kept in the order of the rows, instead of as they come.
+    :param told: called with the place and the message of each dead letter.
+    :param show: called now and then with the number of rows on their way.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterator[list[Prepared]],
+        submit: Submit,
+        ledger: Ledger,
+        record: Record,
+        place: Callable[[int], str],
+        in_order: bool,
+        told: Callable[[str, str], None],
+        show: Callable[[int], None],
+    ) -> None:
+        self._chunks = chunks
+        self._submit = submit
+        self._ledger = ledger
+        self._record = record
+        self._place = place
+        self._told = told
+        self._show = show
+        self._stream = Stream()
+        self._turns = _Turns() if in_order else None
+        self._waiting: dict[int, Prepared] = {}
+        self._rows = self._bytes = 0
+        self._exhausted = False
+        self._broken: ValueError | None = None
+        self._fatal: BaseException | None = None
+
+    def run(self) -> None:
+        """Run all of them.
+
+        :raises ContextError, RunEnded, EngineFailed: if nothing more can be run; what was done is kept.
+        :raises ValueError: if the input cannot be read to its end; what was read is run before.
+        :raises OSError: if results cannot be written.
+        """
+        try:
+            while self._feed() or self._waiting:
+                self._show(self._rows)
+                self._settle(self._answers(_PATIENCE))
+                if self._fatal is not None:
+                    raise self._fatal
+        except BaseException:
+            with contextlib.suppress(OSError):  # The disk may be full, which is told already.
+                self._settle(self._answers(0))
+            raise
+        if self._broken is not None:
+            raise self._broken
+
+    def _feed(self) -> bool:
+        """Take in rows until the window is full; whether there may be more, although none is on its way."""
+        until = time.monotonic() + _PATIENCE
+        while not self._exhausted and self._rows < WINDOW_ROWS and self._bytes < WINDOW_BYTES:
+            try:
+                chunk = next(self._chunks, None)
+            except ValueError as error:
+                chunk, self._broken = None, error
+            if chunk is None:
+                self._exhausted = True
+                return False
+            self._take_in(chunk)
+            if time.monotonic() > until:
+                break
+        return not self._exhausted
+
+    def _take_in(self, chunk: list[Prepared]) -> None:
+        self._rows += len(chunk)
+        self._bytes += sum(row.size for row in chunk)
+        if self._turns is not None:
+            self._turns.expect(chunk)
+        good = [row for row in chunk if row.error is None]
+        if good:
+            items = self._submit([row.item for row in good], self._stream)
+            self._waiting.update(zip(items, good, strict=True))
+        if len(good) < len(chunk):
+            self._settle((row, Failed(row.error)) for row in chunk if row.error is not None)
+
+    def _answers(self, timeout: float) -> Iterable[tuple[Prepared, Any]]:
+        if not self._waiting:
+            return
+        pop = self._waiting.pop
+        for items, results in self._stream.take(timeout):
+            for item, result in zip(items, results, strict=True):
+                yield pop(item), result
+
+    def _settle(self, answers: Iterable[tuple[Prepared, Any]]) -> None:
+        """Keep answers, or have them wait for their turn."""
+        self._keep(list(answers))
+
+    @uninterrupted
+    def _keep(self, answers: list[tuple[Prepared, Any]]) -> None:
+        if self._fatal is not None and self._turns is not None:
+            return  # Nothing may go before rows that were not run.
+        results: list[bytes] = []
+        errors: list[bytes] = []
+        done: list[Pair] = []
+        dead: list[Pair] = []
+        for row, result in self._turns.next(answers) if self._turns is not None else answers:
+            self._rows -= 1
+            self._bytes -= row.size
+            error = result.error if type(result) is Failed else None
+            if isinstance(error, _FATAL):
+                self._fatal = error
+                if self._turns is not None:
+                    break
+                continue
+            if error is None:
+                try:
+                    results.append(line(self._record(row, result)))
+                    done.append((row.key, row.number))
+                except (ValueError, TypeError, RecursionError) as reason:
+                    error = ResultError(f"the result cannot be written: {reason}")
+            if error is not None:
+                place = self._place(row.number)
+                errors.append(line(dead_letter(row.number, row.key, row.id, place, error)))
+                dead.append((row.key, row.number))
+                self._told(place, str(error))
+        if done or dead:
+            self._ledger.commit(b"".join(results), b"".join(errors), done, dead)
+
+
+class _Turns:
+    """Answers that wait until all rows before theirs are answered."""
+
+    def __init__(self) -> None:
+        self._order: collections.deque[Prepared] = collections.deque()
+        self._ready: dict[int, Any] = {}
+
+    def expect(self, rows: Iterable[Prepared]) -> None:
+        self._order += rows
+
+    def next(self, answers: Iterable[tuple[Prepared, Any]]) -> Iterator[tuple[Prepared, Any]]:
+        """Those whose turn has come."""
+        for row, answer in answers:
+            self._ready[row.number] = answer
+        while self._order and self._order[0].number in self._ready:
+            row = self._order.popleft()
+            yield row, self._ready.pop(row.number)

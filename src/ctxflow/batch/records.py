@@ -1,0 +1,147 @@
+"""From answers to lines: results in OpenAI's batch form or plain, and dead letters. Pure.
+
+What does not live here: where lines go (ledger.py), and Parquet (publish.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ctxflow.batch.intake import Prepared
+from ctxflow.batch.job import Job
+from ctxflow.batch.rows import RowError
+from ctxflow.errors import CallError, RemoteTraceback
+
+Record = Callable[[Prepared, Any], dict[str, Any]]
+"""Makes the object of a result's line from its row and its answer."""
+
+_OBJECTS = {"generate": {"text", "finish_reason", "prompt_tokens", "completion_tokens", "truncated"}}
+_OBJECTS |= {"chat": _OBJECTS["generate"], "embed": {"embedding"}, "classify": {"label", "scores"}}
+
+
+def line(record: Mapping[str, Any]) -> bytes:
+    """A record as a line of JSON.
+
+    :raises ValueError: if it holds NaN, which JSON lacks, or itself.
+    :raises TypeError: if it holds what JSON cannot.
+    """
+    try:
+        return _ENCODE(record).encode() + b"\n"
+    except UnicodeEncodeError:
+        return _ENCODE_ASCII(record).encode() + b"\n"
+
+
+def _plain_value(value: Any) -> Any:
+    """What JSON lacks, as what it has: numpy's numbers and arrays, dataclasses, dates, decimals, bytes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("latin-1")
+    if type(value).__module__ in ("datetime", "decimal", "uuid", "pathlib"):
+        return str(value)
+    raise TypeError(f"the result holds a {type(value).__name__}, which JSON cannot: return plain data")
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain_value).encode
+_ENCODE_ASCII = json.JSONEncoder(allow_nan=False, default=_plain_value).encode
+
+
+def plain_record(job: Job) -> Record:
+    """Rows' numbers, ids and kept columns, and the answers' parts as columns.
+
+    :raises ValueError: if a kept column and a part of the answer have one name.
+    """
+    parts = _OBJECTS.get(str(job.task), {"result"})
+    ours = {"row", *parts}
+    if clash := sorted(ours & {*job.keep, job.id_column or "custom_id"}):
+        raise ValueError(f"the results have a column {clash[0]!r} of their own: rename yours")
+    name = job.id_column or "custom_id"
+
+    def make(row: Prepared, answer: Any) -> dict[str, Any]:
+        record: dict[str, Any] = {"row": row.number}
+        if row.id is not None:
+            record[name] = row.id
+        record.update(row.kept)
+        if job.task is None:
+            record["result"] = answer
+        elif job.task == "embed":
+            vectors = answer["embeddings"]
+            record["embedding"] = vectors[0] if isinstance(row.item[0]["input"], str) else vectors
+        else:
+            record.update(answer)
+        return record
+
+    return make
+
+
+def openai_record(job: Job, created: int) -> Record:
+    """The lines of OpenAI's batch output.
+
+    :param created: the time that responses name, in seconds since 1970. One for all, so that a job that is run
+        again writes the same lines.
+    """
+    model = str(job.model)
+
+    def make(row: Prepared, answer: Any) -> dict[str, Any]:
+        name = f"{row.key:016x}"
+        if "messages" in row.item[0]:
+            choice = {"message": {"role": "assistant", "content": answer["text"]}}
+            body = _completion(f"chatcmpl-{name}", "chat.completion", choice, answer)
+        elif "prompt" in row.item[0]:
+            body = _completion(f"cmpl-{name}", "text_completion", {"text": answer["text"]}, answer)
+        else:
+            body = _embeddings(answer)
+        body |= {"model": model} if "data" in body else {"created": created, "model": model}
+        return {
+            "id": f"batch_req_{name}",
+            "custom_id": row.id,
+            "response": {"status_code": 200, "request_id": f"req_{name}", "body": body},
+            "error": None,
+        }
+
+    return make
+
+
+def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    read, written = answer["prompt_tokens"], answer["completion_tokens"]
+    return {
+        "id": name,
+        "object": kind,
+        "choices": [{"index": 0, **choice, "logprobs": None, "finish_reason": answer["finish_reason"]}],
+        "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
+    }
+
+
+def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = answer["prompt_tokens"]
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(answer["embeddings"])
+        ],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def dead_letter(number: int, key: int, identifier: Any, place: str, error: BaseException) -> dict[str, Any]:
+    """A row that failed: a line of OpenAI's error form, with the row's place and what the worker saw beside it."""
+    cause = error.__cause__
+    remote = cause.text if isinstance(cause, RemoteTraceback) else getattr(error, "remote_traceback", "")
+    code = "InvalidRow" if isinstance(error, RowError) else type(error).__name__
+    return {
+        "id": f"batch_req_{key:016x}",
+        "custom_id": identifier,
+        "response": None,
+        "error": {"code": code, "message": str(error)},
+        "row": number,
+        "place": place,
+        "worker": error.worker if isinstance(error, CallError) else "",
+        "traceback": remote,
+    }

@@ -1,0 +1,80 @@
+"""What the tests of this room share: functions to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FUNCTIONS = """
+import time
+from ctxflow import batch_app, context
+
+
+@context
+def table():
+    return {"one": 1, "two": 2}
+
+
+@batch_app(table())
+def look_up(known, words):
+    return [known[word] for word in words]
+
+
+@batch_app(batch_size=7)
+def upper(texts):
+    for text in texts:
+        if text == "bad":
+            raise ValueError(f"{text} is bad\\nin two lines")
+    return [text.upper() for text in texts]
+
+
+@batch_app(batch_size=50)
+def slow(numbers, *, seconds=0.01):
+    time.sleep(seconds)
+    return [int(number) * 2 for number in numbers]
+
+
+@batch_app
+def joined(first, second, *, between=" "):
+    return [a + between + b for a, b in zip(first, second)]
+
+
+@batch_app
+def odd(texts):
+    return [{"nan": float("nan"), "object": object(), "fine": {1, 2}}[text] for text in texts]
+
+
+@context
+def broken():
+    raise RuntimeError("no such weights")
+
+
+@batch_app(broken())
+def hopeless(model, rows):
+    return rows
+
+
+@batch_app
+def wide(rows):
+    return [{"length": len(row["text"])} for row in rows]
+
+
+not_callable = 3
+"""
+
+
+@pytest.fixture(scope="session")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a module of functions, `batch_functions`."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "batch_functions.py").write_text(FUNCTIONS)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, functions: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, from which `batch_functions` can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(functions))
+    return tmp_path

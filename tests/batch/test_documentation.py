@@ -1,0 +1,22 @@
+"""What docs/batch.md shows is there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from ctxflow.batch.job import load_job
+
+TEXT = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
+
+
+def test_the_job_file_is_one(tmp_path):
+    (tmp_path / "job.toml").write_text(re.search(r"```toml\n(.*?)```", TEXT, re.DOTALL)[1])
+    assert load_job(tmp_path / "job.toml").parameters == {"max_new_tokens": 4}
+
+
+def test_the_options_are_there():
+    words = [sys.executable, "-m", "ctxflow", "batch", "--help"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - {"--detach"}:
+        assert option in shown, option

@@ -1,0 +1,371 @@
+"""Whole jobs in this process, on the embedded engine."""
+
+import contextlib
+import errno
+import json
+import os
+
+import pyarrow.parquet
+import pytest
+from batch_helpers import read_lines, write_lines
+
+from ctxflow import ContextExecutor
+from ctxflow.batch import driver, load_job, pump
+from ctxflow.batch.display import LineDisplay
+from ctxflow.batch.driver import run_job
+from ctxflow.errors import ContextError, RunEnded
+
+
+class Notes(LineDisplay):
+    """Keeps what is said."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+        self.shown = []
+
+    def _print(self, text):
+        self.said.append(text)
+
+    def progress(self, now):
+        self.shown.append(now)
+        super().progress(now)
+
+
+def run(name, run_function, output="out.jsonl", display=None, fresh=False, retry_errors=False, **choices):
+    choices = {"function": f"batch_functions:{run_function}", "workers": 2, **choices}
+    job = load_job(None, input=name, output=output, **choices)
+    return run_job(job, fresh=fresh, retry_errors=retry_errors, display=display)
+
+
+@pytest.fixture(scope="module")
+def executor(functions, tmp_path_factory):
+    """One for all jobs: each start takes a good part of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(functions))
+        executor = ContextExecutor(workers=2, log_events=False)
+        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
+        with executor:
+            yield executor
+
+
+@pytest.fixture(autouse=True)
+def shared(executor, monkeypatch):
+    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+
+
+def without_executor(monkeypatch):
+    """Let no worker be started."""
+
+    def refuse(*_, **__):
+        raise AssertionError("an executor was started")
+
+    monkeypatch.setattr(driver, "ContextExecutor", refuse)
+
+
+@pytest.fixture
+def letters(folder):
+    """Rows of which some are bad in many ways."""
+    lines = [{"custom_id": f"id {n}", "text": f"text {n}"} for n in range(40)]
+    lines[3] = "broken"
+    lines[5] = {"custom_id": "id 4", "text": "a repeated id"}
+    lines[7] = {"text": "no id"}
+    lines[11] = {"custom_id": "id 11"}
+    lines[13] = {"custom_id": "id 13", "text": "bad"}
+    lines[17] = {"custom_id": {"a": 1}, "text": "strange id"}
+    return write_lines(folder / "in.jsonl", lines)
+
+
+BAD = {3, 5, 7, 11, 13, 17}
+CHOICES = {"id_column": "custom_id", "column": ["text"]}
+
+
+@pytest.mark.parametrize("order", ["completed", "input"])
+def test_each_bad_row_gets_a_line_and_good_ones_run(letters, folder, order):
+    notes = Notes()
+    outcome = run("in.jsonl", "upper", display=notes, order=order, **CHOICES)
+    assert (outcome.done, outcome.dead, outcome.exit_status) == (34, 6, 3)
+    results = read_lines(folder / "out.jsonl")
+    assert [each["row"] for each in sorted(results, key=lambda r: r["row"])] == sorted(set(range(40)) - BAD)
+    assert all(each["result"] == f"TEXT {each['row']}" for each in results)
+    errors = {each["row"]: each for each in read_lines(folder / "out.jsonl.errors.jsonl")}
+    assert errors.keys() == BAD
+    if order == "input":
+        assert [each["row"] for each in results] == sorted(each["row"] for each in results)
+        assert list(errors) == sorted(BAD)
+    assert errors[5]["error"]["message"] == "the custom_id 'id 4' is that of an earlier row: each needs its own"
+    assert errors[11]["error"]["message"] == "the row has no 'text': it has 'custom_id'"
+    assert errors[11]["custom_id"] == "id 11"
+    assert errors[13]["error"]["code"] == "ValueError"
+    assert "in upper" in errors[13]["traceback"]
+    assert sorted(notes.said) == sorted(
+        f"in.jsonl, line {n + 1}: {' '.join(errors[n]['error']['message'].split())}" for n in BAD
+    )
+
+
+def test_a_finished_job_starts_nothing_again(letters, monkeypatch):
+    run("in.jsonl", "upper", **CHOICES)
+    without_executor(monkeypatch)
+    outcome = run("in.jsonl", "upper", **CHOICES)
+    assert outcome.already and (outcome.done, outcome.dead, outcome.done_now) == (34, 6, 0)
+
+
+def test_the_dead_are_tried_again_alone(letters, folder):
+    run("in.jsonl", "upper", **CHOICES)
+    before = read_lines(folder / "out.jsonl")
+    text = letters.read_text().replace("broken", '{"custom_id": "id 3", "text": "mended"}').replace('"bad"', '"good"')
+    letters.write_text(text)
+    notes = Notes()
+    outcome = run("in.jsonl", "upper", retry_errors=True, display=notes, **CHOICES)
+    assert (outcome.done, outcome.dead, outcome.done_now, outcome.dead_now) == (36, 4, 2, 4)
+    after = read_lines(folder / "out.jsonl")
+    assert after[:34] == before
+    assert sorted(each["result"] for each in after[34:]) == ["GOOD", "MENDED"]
+    assert {each["row"] for each in read_lines(folder / "out.jsonl.errors.jsonl")} == {5, 7, 11, 17}
+    assert any("the input has changed" in said for said in notes.said)
+
+
+def test_a_changed_input_goes_on_by_ids_and_not_by_numbers(folder):
+    rows = [{"name": f"n{n}", "text": f"t{n}"} for n in range(5)]
+    write_lines(folder / "in.jsonl", rows)
+    run("in.jsonl", "upper", id_column="name", column=["text"])
+    run("in.jsonl", "upper", output="numbers.jsonl", column=["text"])
+    write_lines(folder / "in.jsonl", [{"name": "new", "text": "t"}, *rows])
+    outcome = run("in.jsonl", "upper", id_column="name", column=["text"])
+    assert (outcome.done_now, outcome.done) == (1, 6)
+    with pytest.raises(ValueError, match="known by their numbers alone"):
+        run("in.jsonl", "upper", output="numbers.jsonl", column=["text"])
+    assert run("in.jsonl", "upper", output="numbers.jsonl", column=["text"], fresh=True).done == 6
+
+
+def test_another_job_does_not_mix_with_the_results_of_the_first(folder):
+    write_lines(folder / "in.jsonl", [{"first": "a", "second": "b"}])
+    run("in.jsonl", "joined", constants={"between": "-"})
+    with pytest.raises(ValueError, match=r"another job \(constants was .*'-'.* and is .*'\+'"):
+        run("in.jsonl", "joined", constants={"between": "+"})
+    assert read_lines(folder / "out.jsonl") == [{"row": 0, "result": "a-b"}]
+    run("in.jsonl", "joined", constants={"between": "+"}, fresh=True)
+    assert read_lines(folder / "out.jsonl") == [{"row": 0, "result": "a+b"}]
+
+
+@pytest.mark.parametrize("order", ["completed", "input"])
+@pytest.mark.parametrize("cut", [0.2, 0.7])
+def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
+    """As if it had been killed: what is on disk after so many commits, and a torn line beyond."""
+    # Every tenth row has an id that others may have too.
+    write_lines(folder / "in.jsonl", [{"n": n, "id": n - n % 8 - 1 if n % 10 == 9 else n} for n in range(600)])
+    monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
+    choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.001}}
+    whole = run("in.jsonl", "slow", output="whole.jsonl", **choices)
+    assert whole.dead >= 50
+    commits = 0
+    keep = pump.Ledger.commit
+
+    def commit(ledger, *given):
+        nonlocal commits
+        commits += 1
+        if ledger.done > cut * 600:
+            raise KeyboardInterrupt
+        keep(ledger, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pump.Ledger, "commit", commit)
+        run("in.jsonl", "slow", **choices)
+    with open(folder / "out.jsonl", "ab") as file:
+        file.write(b'{"row": 1, "resu')
+    outcome = run("in.jsonl", "slow", **choices)
+    assert 0 < outcome.done_now < whole.done and commits > 1
+    assert (outcome.done, outcome.dead) == (whole.done, whole.dead)
+    for suffix in ("", ".errors.jsonl"):
+        found, expected = [
+            (folder / (name + suffix)).read_bytes().splitlines() for name in ("out.jsonl", "whole.jsonl")
+        ]
+        assert sorted(found) == sorted(expected)
+        assert order == "completed" or found == expected
+
+
+def test_csv_to_parquet_with_kept_columns(folder):
+    (folder / "in.csv").write_text("first,second,k\na,b,1\nc,d,2\ne\n")
+    outcome = run("in.csv", "joined", output="out.parquet", keep=["k"], order="input")
+    assert (outcome.done, outcome.dead) == (2, 1)
+    table = pyarrow.parquet.read_table(folder / "out.parquet").to_pylist()
+    assert table == [{"row": 0, "k": "1", "result": "a b"}, {"row": 1, "k": "2", "result": "c d"}]
+    assert run("in.csv", "joined", output="out.parquet", keep=["k"], order="input").already
+    (folder / "out.parquet").unlink()
+    assert run("in.csv", "joined", output="out.parquet", keep=["k"], order="input").done_now == 0
+    assert (folder / "out.parquet").exists()
+
+
+def test_parquet_of_others_is_not_overwritten(folder):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    (folder / "out.parquet").write_text("mine")
+    with pytest.raises(ValueError, match="is there already"):
+        run("in.jsonl", "upper", output="out.parquet", column=["t"])
+    assert (folder / "out.parquet").read_text() == "mine"
+    run("in.jsonl", "upper", output="out.parquet", column=["t"], fresh=True)
+    assert pyarrow.parquet.read_table(folder / "out.parquet").num_rows == 1
+
+
+def test_templates_and_whole_rows(folder):
+    write_lines(folder / "in.jsonl", [{"text": "a", "n": 1}, {"text": "b"}])
+    run("in.jsonl", "upper", template="{{ text }}{{ n }}")
+    assert read_lines(folder / "out.jsonl") == [{"row": 0, "result": "A1"}]
+    run("in.jsonl", "wide", output="wide.jsonl")
+    assert [each["result"] for each in read_lines(folder / "wide.jsonl")] == [{"length": 1}, {"length": 1}]
+
+
+def test_results_that_cannot_be_written_are_dead_letters(folder):
+    write_lines(folder / "in.jsonl", [{"t": "nan"}, {"t": "object"}, {"t": "fine"}])
+    assert run("in.jsonl", "odd", column=["t"]).dead == 2
+    messages = {each["row"]: each["error"]["message"] for each in read_lines(folder / "out.jsonl.errors.jsonl")}
+    assert "not JSON compliant" in messages[0] and "a object, which JSON cannot" in messages[1]
+    assert read_lines(folder / "out.jsonl") == [{"row": 2, "result": [1, 2]}]
+
+
+def test_a_context_that_cannot_be_built_ends_the_job_and_buries_nobody(folder):
+    write_lines(folder / "in.jsonl", [{"t": n} for n in range(5)])
+    with pytest.raises(ContextError, match="no such weights"):
+        run("in.jsonl", "hopeless")
+    assert not (folder / "out.jsonl.errors.jsonl").exists()
+    with pytest.raises(ContextError, match="no such weights"):
+        run("in.jsonl", "hopeless")
+
+
+def test_a_full_disk_ends_the_job_and_loses_nothing(folder, monkeypatch):
+    write_lines(folder / "in.jsonl", [{"n": n} for n in range(600)])
+    monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
+    room = 3000
+    write = os.pwrite
+
+    def pwrite(descriptor, data, offset):
+        nonlocal room
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(descriptor, data[: max(1, room)], offset)
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(os, "pwrite", pwrite)
+        run("in.jsonl", "slow", column=["n"], constants={"seconds": 0.001})
+    outcome = run("in.jsonl", "slow", column=["n"], constants={"seconds": 0.001})
+    assert outcome.done == 600 and not outcome.dead
+    found = {each["row"]: each["result"] for each in read_lines(folder / "out.jsonl")}
+    assert found == {n: 2 * n for n in range(600)}
+
+
+def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    stopped = []
+
+    class Stopped(ContextExecutor):
+        """Its run ends as soon as it has something to do."""
+
+        def __enter__(self):
+            executor = super().__enter__()
+            stopped.append(executor)
+            submit = executor.run.submit
+
+            def stop(*given, **more):
+                items = submit(*given, **more)
+                executor.run.stop()
+                return items
+
+            executor.run.submit = stop
+            return executor
+
+    with monkeypatch.context() as patch, pytest.raises(RunEnded):
+        patch.setattr(driver, "ContextExecutor", Stopped)
+        run("in.jsonl", "slow", column=["t"])
+    assert stopped and not (folder / "out.jsonl.errors.jsonl").exists()
+
+
+def test_a_mistake_is_mended_at_once_where_nothing_was_done(folder):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    assert run("in.jsonl", "upper", column=["missing"]).dead == 1
+    outcome = run("in.jsonl", "upper", column=["t"])
+    assert (outcome.done, outcome.dead, outcome.exit_status) == (1, 0, 0)
+    assert not (folder / "out.jsonl.errors.jsonl").exists()
+
+
+def test_an_empty_input(folder, monkeypatch):
+    without_executor(monkeypatch)
+    (folder / "in.jsonl").write_text("")
+    notes = Notes()
+    outcome = run("in.jsonl", "upper", display=notes)
+    assert (outcome.done, outcome.exit_status) == (0, 0)
+    assert notes.said == ["ctxflow: in.jsonl holds no rows: nothing to do"]
+
+
+def test_what_was_read_before_an_input_breaks_is_run(folder):
+    path = folder / "in.parquet"
+    table = pyarrow.table({"text": [f"text {n}" for n in range(2000)]})
+    pyarrow.parquet.write_table(table, path, row_group_size=1000, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    second = pyarrow.parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data[second : second + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="cannot be read on from row 1000"):
+        run("in.parquet", "upper", column=["text"])
+    assert len(read_lines(folder / "out.jsonl")) == 1000
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("batch_functions:missing", "has nothing called 'missing'"),
+        ("batch_functions:not_callable", "is a int, not a function"),
+        ("no_such_module:f", "is not found"),
+        ("batch_functions", "module:name"),
+    ],
+)
+def test_what_is_no_function_is_told_before_anything_is_written(folder, function, sentence):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    with pytest.raises(ValueError, match=sentence):
+        run("in.jsonl", "", function=function)
+    assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"output": "in.jsonl"}, "the output is the input"),
+        ({"output": "."}, "is a folder: name a file"),
+        ({"output_format": "openai"}, "choose jsonl or parquet"),
+        ({"function": None, "model": "m", "task": "generate", "output_format": "openai"}, "choose jsonl or parquet"),
+        ({"site": "nowhere.toml"}, "there is no site"),
+        ({"function": None, "model": "m", "template": "{{"}, "no Jinja2 template"),
+    ],
+)
+def test_what_does_not_fit_is_told(folder, choices, sentence):
+    write_lines(folder / "in.jsonl", [{"t": "a"}])
+    with pytest.raises(ValueError, match=sentence):
+        run("in.jsonl", "upper", **choices)
+    assert not [name for name in os.listdir(folder) if name.endswith(".progress")]
+    assert read_lines(folder / "in.jsonl") == [{"t": "a"}]
+
+
+def test_progress_counts_what_is_done_and_left(folder):
+    write_lines(folder / "in.jsonl", [{"n": n} for n in range(300)])
+    notes = Notes()
+    run("in.jsonl", "slow", column=["n"], constants={"seconds": 0.4}, display=notes)
+    last = notes.shown[-1]
+    assert last.total == 300 and not last.guessed and last.workers == 2
+    assert [each.done for each in notes.shown] == sorted(each.done for each in notes.shown)
+    assert all(each.done + each.running <= 300 for each in notes.shown)
+
+
+def test_memory_is_bounded_by_rows_and_by_bytes(folder, monkeypatch):
+    monkeypatch.setattr(pump, "WINDOW_BYTES", 200_000)
+    on_their_way = []
+    write_lines(folder / "in.jsonl", [{"t": "x" * 50_000} for _ in range(60)])
+
+    class Watching(Notes):
+        def progress(self, now):
+            on_their_way.append(now.running)
+
+    monkeypatch.setattr(driver, "_SHOW_SECONDS", 0)
+    assert run("in.jsonl", "upper", column=["t"], display=Watching()).done == 60
+    # A chunk is a megabyte at most, 20 of these rows, and is taken in whole.
+    assert max(on_their_way) <= 24
+    assert json.loads((folder / "out.jsonl").read_text().splitlines()[0])["result"] == "X" * 50_000

@@ -1,0 +1,164 @@
+"""The ledger: whatever is torn, what it vouches for is whole, and nothing is there twice."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxflow.batch.ledger import Ledger
+
+
+def paths(folder):
+    return [folder / name for name in ("out.jsonl", "out.jsonl.errors.jsonl", "out.jsonl.progress")]
+
+
+def opened(folder, **options):
+    return Ledger(*paths(folder), **options)
+
+
+def lines(keys):
+    return "".join(f"{key}\n" for key in keys).encode()
+
+
+def commit(ledger, done, dead=()):
+    ledger.commit(lines(done), lines(dead), *([(key, key % 100) for key in keys] for keys in (done, dead)))
+
+
+def listed(path):
+    return [int(line) for line in path.read_bytes().split()] if path.exists() else []
+
+
+def test_what_is_committed_is_there_when_it_is_opened_again(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.note({"settings": {"a": 1}})
+        commit(ledger, [1, 5], [3])
+        commit(ledger, [1 << 63])
+    with opened(tmp_path) as ledger:
+        assert (ledger.done, ledger.dead, ledger.finished) == (3, 1, False)
+        assert ledger.settled.tolist() == [1, 3, 5, 1 << 63]
+        assert ledger.facts == {"settings": {"a": 1}}
+        ledger.finish()
+    with opened(tmp_path) as ledger:
+        assert ledger.finished
+        commit(ledger, [9])
+    with opened(tmp_path) as ledger:
+        assert not ledger.finished
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_after_any_tear_the_files_hold_exactly_what_counts(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("torn")
+    keys = iter(range(1, 1000))
+    safe = 0  # Bytes of the journal that are on the disk for good.
+    with opened(folder) as ledger:
+        for _ in range(data.draw(st.integers(1, 5))):
+            if data.draw(st.integers(0, 4)) == 0:
+                ledger.retry()
+                safe = paths(folder)[2].stat().st_size
+            else:
+                counts = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+                commit(ledger, *([next(keys) for _ in range(count)] for count in counts))
+    for path in paths(folder):
+        if path.exists():
+            size = path.stat().st_size
+            if data.draw(st.booleans()):
+                least = safe if path == paths(folder)[2] else 0
+                os.truncate(path, max(least, size - data.draw(st.integers(0, 40))))
+            else:
+                path.write_bytes(path.read_bytes() + b"torn")
+    with opened(folder) as ledger:
+        commit(ledger, [5000])
+        settled = ledger.settled.tolist()
+    results, errors = listed(paths(folder)[0]), listed(paths(folder)[1])
+    assert sorted(results + errors) == sorted([*settled, 5000])
+    assert len(set(results)) == len(results) and results[-1] == 5000
+    with opened(folder) as ledger:
+        assert sorted(ledger.settled.tolist()) == sorted([*settled, 5000])
+
+
+def test_a_shorter_output_has_its_lost_rows_run_again(tmp_path):
+    with opened(tmp_path) as ledger:
+        commit(ledger, [10, 11])
+        commit(ledger, [12, 13])
+    os.truncate(paths(tmp_path)[0], 8)
+    with opened(tmp_path) as ledger:
+        assert (ledger.settled.tolist(), ledger.forgotten) == ([10, 11], 2)
+        commit(ledger, [12])
+    assert listed(paths(tmp_path)[0]) == [10, 11, 12]
+
+
+def test_rows_are_skipped_by_number_as_long_as_the_input_is_the_same(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a", "settings": 1})
+        commit(ledger, [501], [503])
+    with opened(tmp_path) as ledger:
+        assert (ledger.skip, sorted(ledger.skipped.tolist())) == (b"\0\1\0\1", [501, 503])
+        ledger.note({"input": "a", "settings": 2})
+        assert ledger.skip
+        ledger.retry()
+        assert (ledger.skip, ledger.skipped.tolist()) == (b"\0\1", [501])
+        commit(ledger, [], [503])
+        ledger.note({"input": "b"})
+        assert (ledger.skip, ledger.skipped.tolist(), ledger.facts["settings"]) == (b"", [], 2)
+        commit(ledger, [502], [505])
+    with opened(tmp_path) as ledger:
+        assert ledger.settled.tolist() == [501, 502, 503, 505]
+        assert (ledger.skip, sorted(ledger.skipped.tolist())) == (b"\0\0\1\0\0\1", [502, 505])
+        ledger.retry()
+        assert (ledger.skip, ledger.settled.tolist()) == (b"\0\0\1", [501, 502])
+
+
+def test_retry_forgets_the_dead(tmp_path):
+    with opened(tmp_path) as ledger:
+        commit(ledger, [1], [2, 3])
+        ledger.retry()
+        assert (ledger.done, ledger.dead, ledger.settled.tolist()) == (1, 0, [1])
+        commit(ledger, [2])
+    assert listed(paths(tmp_path)[0]) == [1, 2]
+    assert not paths(tmp_path)[1].exists(), "no empty file of errors is left"
+
+
+def test_a_second_driver_is_refused_until_the_first_is_gone(tmp_path):
+    with opened(tmp_path) as ledger:
+        commit(ledger, [1])
+        with pytest.raises(ValueError, match="being written by another driver"):
+            opened(tmp_path)
+        with pytest.raises(ValueError, match="being written by another driver"):
+            opened(tmp_path, fresh=True)
+        commit(ledger, [2])
+    with opened(tmp_path) as ledger:
+        assert ledger.done == 2
+
+
+def test_files_of_others_are_refused(tmp_path):
+    results, _, journal = paths(tmp_path)
+    results.write_text("mine\n")
+    with pytest.raises(ValueError, match="without the journal"):
+        opened(tmp_path)
+    assert results.read_text() == "mine\n"
+    journal.unlink()
+    journal.write_text("a diary\n")
+    for fresh in (False, True):
+        with pytest.raises(ValueError, match="not the journal of a job"):
+            opened(tmp_path, fresh=fresh)
+    assert journal.read_text() == "a diary\n"
+    journal.write_text("")
+    with opened(tmp_path, fresh=True) as ledger:
+        commit(ledger, [1])
+    assert listed(results) == [1]
+
+
+def test_an_output_that_was_changed_is_refused(tmp_path):
+    with opened(tmp_path) as ledger:
+        commit(ledger, [1, 2])
+    paths(tmp_path)[0].write_bytes(b"1234567")
+    with pytest.raises(ValueError, match="changed by another program"):
+        opened(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written"):
+        Ledger(tmp_path / "file" / "out", tmp_path / "e", tmp_path / "file" / "p")

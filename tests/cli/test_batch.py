@@ -1,0 +1,115 @@
+"""`ctxflow batch` as a person meets it: started, interrupted, killed, and started again."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+FUNCTIONS = """
+import time
+from ctxflow import batch_app
+
+@batch_app(batch_size=20)
+def double(numbers):
+    time.sleep(0.01)
+    if -1 in numbers:
+        raise ValueError("a negative number")
+    return [2 * number for number in numbers]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "batch_doubling.py").write_text(FUNCTIONS)
+    return tmp_path
+
+
+def write_numbers(folder, numbers):
+    lines = "".join(json.dumps({"custom_id": f"id {n}", "n": n}) + "\n" for n in numbers)
+    (folder / "in.jsonl").write_text(lines)
+
+
+def started(folder, *options, output="out.jsonl", **more):
+    words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "--function", "batch_doubling:double"]
+    words += ["--column", "n", "--id-column", "custom_id", "--workers", "2", *options]
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, cwd=folder, text=True, env=environment, **pipes, **more)
+
+
+def run(folder, *options, **more):
+    process = started(folder, *options, **more)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def lines(path):
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def await_lines(path, count, process):
+    while len(lines(path)) < count and process.poll() is None:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("order", ["completed", "input"])
+def test_killed_again_and_again_the_output_is_that_of_an_undisturbed_run(folder, order):
+    write_numbers(folder, range(3000))
+    kills, chance = 0, random.Random(order)
+    for _ in range(3):
+        process = started(folder, "--order", order)
+        await_lines(folder / "out.jsonl", len(lines(folder / "out.jsonl")) + chance.randrange(1, 600), process)
+        time.sleep(chance.uniform(0, 0.05))
+        process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+    status, _, said = run(folder, "--order", order)
+    assert (status, kills >= 2) == (0, True), said
+    found = [json.loads(line) for line in lines(folder / "out.jsonl")]
+    expected = [{"row": n, "custom_id": f"id {n}", "result": 2 * n} for n in range(3000)]
+    assert expected == (found if order == "input" else sorted(found, key=lambda each: each["row"]))
+
+
+def test_exit_statuses_and_what_is_said(folder):
+    write_numbers(folder, [1, 2, -1])
+    status, out, said = run(folder)
+    assert (status, out) == (3, "")
+    assert "in.jsonl, line 3: a negative number" in said
+    assert "1 row failed, see out.jsonl.errors.jsonl; --retry-errors tries them again" in said
+    status, out, said = run(folder, "--quiet", "--json")
+    assert (status, said) == (3, "")
+    assert json.loads(out) | {"seconds": 0} == {
+        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True,
+    }  # fmt: skip
+    status, _, said = run(folder, "--site", "nowhere.toml")
+    assert status == 1 and said.startswith("ctxflow: there is no site") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_job_keeps_what_is_done(folder, number):
+    write_numbers(folder, range(20_000))
+    process = started(folder)
+    await_lines(folder / "out.jsonl", 40, process)
+    refused = run(folder)
+    assert refused[0] == 1 and "is being written by another driver" in refused[2]
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "ctxflow: interrupted" in said
+    found = [json.loads(line) for line in lines(folder / "out.jsonl")]
+    assert 40 <= len(found) < 20_000
+    assert len({each["row"] for each in found}) == len(found)
+
+
+def test_help_teaches():
+    process = subprocess.run(
+        [sys.executable, "-m", "ctxflow", "batch", "--help"], capture_output=True, text=True, check=True
+    )
+    for word in ("--template", "--retry-errors", "Exit status", "ctxflow batch requests.jsonl -o results.jsonl"):
+        assert word in process.stdout
