@@ -269,6 +269,7 @@ class Scheduler:
         worker = Worker(event.worker, joined=state.now)
         state.workers[worker.id] = worker
         state.counters.joined += 1
+        tiers.joined(state, worker)
         state.update_free(worker)
         self._plan()
         self._scale(out)
@@ -282,7 +283,7 @@ class Scheduler:
         taken = evicted and not worker.draining  # One that was given back was not taken.
         state.counters.lost += 1
         state.counters.evicted += taken
-        tiers.note_lifetime(state, worker, taken)
+        tiers.gone(state, worker, taken)
         if evicted:
             for context in list(worker.contexts):
                 residency.drop(state, worker, context)

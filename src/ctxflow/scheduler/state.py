@@ -240,12 +240,14 @@ class Tier:
 
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
+    :ivar connected: workers that were asked for and are there.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
     """
 
     spec: TierSpec
     asked: int | None = None
+    connected: int = 0
     worker_seconds: float = 0.0
     lifetimes: list[float] | None = None
     lacking_seconds: float = 0.0
