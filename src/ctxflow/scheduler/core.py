@@ -14,6 +14,7 @@ from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import items, residency, tiers
 from ctxflow.scheduler.commands import Abandon, Command, Run
+from ctxflow.scheduler.pace import REMEMBERED_ITEMS, Pace
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
@@ -88,8 +89,8 @@ class Scheduler:
         self._handlers[type(event)](event, out)
         if state.ready:
             self._serve(out)
-        elif state.free:
-            self._duplicate(out)
+        elif state.free and state.attempts:
+            self._duplicate(event, out)
         return out
 
     def validate(self) -> None:
@@ -154,12 +155,18 @@ class Scheduler:
         state.update_free(worker)
         out.append(Run(worker.id, number, app.id, app.context, batch))
 
-    def _duplicate(self, out: list[Command]) -> None:
-        """Let workers that have nothing to do run straggling batches a second time, where the policy says so."""
+    def _duplicate(self, event: ev.Event, out: list[Command]) -> None:
+        """Let workers that have nothing to do run straggling batches a second time, where the policy says so.
+
+        Asked are all of them on ticks, and else the one that has just come free: to ask all of them each time would
+        make the end of a run on n workers take n * n steps.
+        """
         state = self.state
-        if not state.attempts:
-            return
-        for worker in list(state.free.values()):
+        freed = getattr(event, "worker", None)
+        idle = list(state.free.values()) if type(event) is ev.Tick else [state.free.get(freed)] if freed else []
+        for worker in idle:
+            if worker is None:
+                continue
             number = state.policies.batching.duplicate(state, worker)
             attempt = state.attempts.get(number) if number is not None else None
             if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
@@ -356,12 +363,28 @@ class Scheduler:
         if found is None:
             return
         attempt, worker = found
-        measured = event.seconds / len(attempt.items)
-        before = worker.item_seconds.get(attempt.app, measured)
-        worker.item_seconds[attempt.app] = 0.5 * before + 0.5 * measured
+        self._measure(attempt, worker, event.seconds)
         items.answer(self.state, attempt, out)
         residency.used(self.state, worker, attempt.context, out)
         # What another attempt answered first is closed; nothing of this attempt stays open.
+
+    def _measure(self, attempt: Attempt, worker: Worker, seconds: float) -> None:
+        """Learn from a finished batch how fast the worker is, and what a call costs beside its items."""
+        count = len(attempt.items)
+        cost = self.state.apps[attempt.app].call_cost
+        # Calls of one worker may wait for each other: that is no cost.
+        cost.add(self.state.now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)
+        # At least a tenth is the items': the cost is that of all workers, and this one may be far faster.
+        item_seconds = max(seconds - cost.inside, 0.1 * seconds) / count
+        pace = worker.paces.get(attempt.app)
+        if pace is None:
+            worker.paces[attempt.app] = Pace(item_seconds, count, (count, seconds))
+            return
+        share = count / (count + min(pace.items, REMEMBERED_ITEMS))
+        pace.item_seconds += share * (item_seconds - pace.item_seconds)
+        pace.items += count
+        cost.add_pair(pace.last, (count, seconds), pace.item_seconds)
+        pace.last = (count, seconds)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
         found = self._attempt(event.worker, event.attempt)
