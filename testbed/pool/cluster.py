@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import machine, network, root
+from . import machine, network, root, slurm
 from .condor import configuration, slots
 from .gpus import gpus_of, inventory, speeds, topology
 from .machine import SWITCH, enter, run, until
@@ -85,6 +85,7 @@ def restore(name: str, settings: Settings) -> None:
         pid = _pid(name)
         network.connect(switch, name, pid, settings.link_mbit)
         run([*enter(pid), "condor_master"])
+        run([*enter(pid), "bash", "-c", slurm.START, slurm.daemon(name)])
     else:
         network.join(switch, name)
         network.slow(switch, name, pid, settings.link_mbit)
@@ -124,6 +125,7 @@ def state() -> dict[str, Any]:
     links, gpus, running = network.links(_switch()), gpus_of(settings), dict(machine.inits())
     words = ["condor_status", "-af", "Machine", "Name", "SlotType", "State", "RemoteOwner"]
     found = [line.split() for line in run([*enter(running[SUBMIT]), *words], check=False).stdout.splitlines()]
+    nodes = slurm.nodes(enter(running[SUBMIT]))
     hosts = {}
     for name in settings.names:
         link = links.get(name, {"cut": True, "mbit": None, "sent": 0, "received": 0})
@@ -135,6 +137,7 @@ def state() -> dict[str, Any]:
             "state": up_or_not, "address": address(name), "mbit": link["mbit"], "bytes_sent": link["sent"],
             "bytes_received": link["received"], "gpus": [gpu.model.name for gpu in gpus.get(name, [])],
             "slots": [dict(zip(("name", "type", "state", "owner"), line[1:], strict=False)) for line in mine],
+            "slurm": nodes.get(name),
         }  # fmt: skip
     return {"hosts": hosts, "static": settings.static, "numa": settings.numa, "shared": str(STATE / "shared")}
 
@@ -165,6 +168,12 @@ def _lay_out(settings: Settings) -> None:
     password.write_text(secrets.token_hex(32))
     table = [f"{address(name)} {name}.{DOMAIN} {name}" for name in settings.names]
     (STATE / "hosts.txt").write_text("\n".join(["127.0.0.1 localhost", *table]) + "\n")
+    (STATE / "slurm").mkdir()
+    for path, text in slurm.configuration(settings).items():
+        (STATE / "slurm" / path).write_text(text)
+    key = STATE / "slurm" / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(secrets.token_bytes(128))
     gpus = gpus_of(settings)
     for name in settings.names:
         mine = gpus.get(name, [])
@@ -217,6 +226,13 @@ def _wait_until_ready(settings: Settings) -> None:
     factor = ("condor_userprio", "-setfactor", f"bob@{DOMAIN}", "1")
     until(lambda: answers(*factor), 30, f"HTCondor's negotiator did not answer (logs: {_kept_logs()})", 0.3)
 
+    def usable() -> bool:
+        return [
+            name for name, state in slurm.nodes(submit).items() if not slurm.UNUSABLE.search(state)
+        ] == settings.execute_hosts
+
+    until(usable, 60, f"Slurm did not list its {settings.hosts} nodes (logs: {_kept_logs()})", 0.3)
+
 
 def _kept_logs() -> Path:
     return cache() / "failed"
@@ -226,7 +242,8 @@ def _keep_logs() -> None:
     """Save the hosts' logs, which end with the hosts, before a pool that did not come up is taken down."""
     shutil.rmtree(_kept_logs(), ignore_errors=True)
     for name, pid in machine.inits():
-        for log in Path(f"/proc/{pid}/root/var/log/condor").glob("*Log"):
+        logs = Path(f"/proc/{pid}/root/var/log")
+        for log in (*logs.glob("condor/*Log"), *logs.glob("slurm/*.log")):
             (_kept_logs() / name).mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(OSError):
                 shutil.copyfile(log, _kept_logs() / name / log.name)

@@ -19,9 +19,9 @@ def up(words: Sequence[str]) -> int:
     """`testbed/up`."""
     parser = argparse.ArgumentParser(
         prog="testbed/up",
-        description="Bring up a real HTCondor pool with TaskVine on this machine: a submit host, and execute "
-        "hosts that advertise GPUs. The first time takes a minute or two, later ones seconds. Run again, it "
-        "mends what is broken and installs what changed.",
+        description="Bring up a real HTCondor pool and a Slurm cluster with TaskVine on this machine: a submit "
+        "host, and execute hosts that advertise GPUs. The first time takes a minute or two, later ones seconds. "
+        "Run again, it mends what is broken and installs what changed.",
     )
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="execute hosts (default: 4)")
     parser.add_argument("--gpus", type=int, default=3, metavar="N", help="GPUs that each advertises (default: 3)")
@@ -151,7 +151,7 @@ def status(words: Sequence[str]) -> int:
 
 
 def _table(state: dict[str, Any]) -> str:
-    rows = [("HOST", "STATE", "ADDRESS", "MBIT/S", "SENT MB", "RECEIVED MB", "CLAIMED", "GPUS")]
+    rows = [("HOST", "STATE", "ADDRESS", "MBIT/S", "SENT MB", "RECEIVED MB", "CLAIMED", "SLURM", "GPUS")]
     for name, its in state["hosts"].items():
         claimed = sum(slot["state"] == "Claimed" and slot["type"] != "Partitionable" for slot in its["slots"])
         speed = "-" if its["mbit"] is None else f"{its['mbit']:g}"
@@ -164,6 +164,7 @@ def _table(state: dict[str, Any]) -> str:
                 speed,
                 *megabytes,
                 str(claimed),
+                its["slurm"] or "-",
                 ", ".join(its["gpus"]) or "-",
             )
         )

@@ -152,7 +152,7 @@ def _bootstrap(root: Path) -> None:
     except TestbedError as error:
         raise CannotBuild(str(error)) from None  # No mirror within reach, or a machine that lets root make no devices.
     _configure(partial)
-    _provision(partial, "Installing HTCondor and TaskVine", "packages", [])
+    _provision(partial, "Installing HTCondor, Slurm and TaskVine", "packages", [])
     _write_stamp(partial, "base", digest([PROVISION]))
     partial.rename(root)
 

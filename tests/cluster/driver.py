@@ -118,7 +118,7 @@ class Driver:
         """What it logged after so many lines, once a text is there."""
         deadline = time.monotonic() + limit
         while text not in (said := "".join(self.errors[since:])):
-            assert time.monotonic() < deadline, f"it did not say {text!r}: {said}"
+            assert time.monotonic() < deadline, f"it did not say {text!r}: {self.said()} {self.last}"
             time.sleep(0.1)
         return said
 

@@ -106,7 +106,6 @@ def main() -> int:
         tiers=collections.Counter(answer[2] for answer in answers),
         retried=status.retried_items, evicted=status.evictions, lost=status.workers_lost, joined=status.workers_joined,
         counts=counts, seconds=status.time, directory=os.path.abspath(directory),
-        samples=executor.history(),
         report=as_data(read_report(Path(directory)))["history"],
     )  # fmt: skip
     return 0

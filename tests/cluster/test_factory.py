@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +102,7 @@ def all_right(result: dict[str, Any]) -> None:
 
 def answers(driver: Driver) -> None:
     """Wait until the run gets on."""
+    assert driver.line()
     done = driver.last["done"]
     driver.until(lambda line: line["done"] > done + 10, limit=120)
 
@@ -121,41 +124,44 @@ def nothing_left(testbed: Testbed, limit: float = 60) -> None:
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_second_user_squeezes_the_workers_and_gives_them_back(
-    any_testbed: Testbed, make: Callable[[Testbed], Bench]
+    testbed: Testbed, make: Callable[[Testbed], Bench], tmp_path: Path
 ) -> None:
-    any_testbed.command("up", "--gpus", "2", limit=600)  # 8 GPUs, of which two are on each host.
-    bench = make(any_testbed)
-    driver, _ = bench.run(None, *bench.until, "--seconds", "0.05", "--batch", "4", path=SQUEEZED)
+    bench = make(testbed)
+    driver, _ = bench.run(None, *bench.until, "--seconds", "0.05", "--batch", "4", path=FOUR_TIERS)
     driver.until(lambda line: line["there"] == 8)
-    whole = {"executable": "/bin/sleep", "arguments": "600", "request_cpus": 4, "request_memory": "1GB"}
-    any_testbed.submit(whole, count=3, user="bob")
+    # Two of the eight GPUs are on host3, the others on these two.
+    whole = {"executable": "/bin/sleep", "arguments": "600", "request_cpus": 6, "request_memory": "1GB"}
+    testbed.submit({**whole, "requirements": 'regexp("^host[12]", Machine)'}, count=2, user="bob")
     driver.until(lambda line: line["there"] == 2)
     done = driver.last["done"]
     driver.until(lambda line: line["done"] > done + 100)
-    any_testbed.run("condor_rm", "bob", user="root")
+    testbed.run("condor_rm", "bob", user="root")
     driver.until(lambda line: line["there"] == 8, limit=90)
     done = driver.last["done"]
     driver.until(lambda line: line["done"] > done + 500)
     bench.enough()
     result = driver.result()
     all_right(result)
-    assert len(result["tiers"]) >= 3, result["tiers"]
-    assert result["evicted"] >= 6, result
-    workers = [there for _, there, _ in result["samples"]]
-    assert squeezed(workers), workers
-    nothing_left(any_testbed)
-    pictures = f"ctxflow report {result['directory']} --output {bench.inside}"
-    assert "workers_and_items" in any_testbed.run("bash", "-c", f"{pictures} || true")
+    assert len(result["tiers"]) == 4 and result["evicted"] == 6, result
+    assert eight_two_eight(result["report"]["workers"]["workers"]), result["report"]["workers"]
+    tiers = result["report"]["tiers"]
+    assert sum(tier["evicted"] for tier in tiers.values()) == 6, tiers
+    nothing_left(testbed)
+    testbed.run("cp", "-r", result["directory"], f"{bench.inside}/run")
+    words = [sys.executable, "-m", "ctxflow", "report", str(bench.folder / "run"), "--output", str(tmp_path)]
+    subprocess.run(words, check=True, capture_output=True)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert {"workers_and_items.png", "lifetimes.png"} <= drawn, drawn
 
 
-SQUEEZED = "/checkout/site-configs/testbed.toml"
+FOUR_TIERS = "/checkout/site-configs/testbed-tiers.toml"
 
 
-def squeezed(workers: list[int]) -> bool:
-    """Whether there were eight, then two, then eight again."""
+def eight_two_eight(changes: list[tuple[float, int]]) -> bool:
+    """Whether there were eight workers, then two, then eight again."""
     wanted = iter((8, 2, 8))
     target = next(wanted)
-    for there in workers:
+    for _, there in changes:
         if there == target:
             target = next(wanted, -1)
     return target == -1
@@ -240,7 +246,8 @@ def test_by_hand_it_works_the_same_way(testbed: Testbed, make: Callable[[Testbed
 TROUBLES = (
     ("condor_off -fast -daemon schedd", "condor_on -daemon schedd", "its schedd does not answer"),
     (
-        "mount -o remount,size=2M /var/spool; dd if=/dev/zero of=/var/spool/fill bs=1M count=9 || true",
+        "mount -o remount,size=$(($(du -sk /var/spool | cut -f1) + 64))k /var/spool;"
+        " dd if=/dev/zero of=/var/spool/fill bs=4k count=1000 || true",
         "rm -f /var/spool/fill; mount -o remount,size=50% /var/spool",
         "its schedd ",  # It cannot keep jobs; or it does not answer, for it ends over that, and is started again.
     ),

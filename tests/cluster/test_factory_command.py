@@ -30,7 +30,7 @@ def test_one_factory_serves_the_runs_of_its_user(testbed: Testbed) -> None:
     assert found["lowered"], "neither a killed factory nor a lowered maximum costs a worker, and none is doubled"
     assert found["losses"] == [True, True], "those that the second run got, and nobody is to blame"
     assert found["statuses"] == [0, 0, 0] and found["outputs"] == [True, True], found["log"]
-    assert "gives 2 running workers" in found["log"] and "nothing of it is left" in found["log"]
+    assert "gives 2 running workers" in found["log"] and "nothing is left" in found["log"]
     assert testbed.run("condor_q", "-af", "ClusterId") == ""
 
 

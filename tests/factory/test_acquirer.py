@@ -172,6 +172,16 @@ def test_an_evicted_job_is_no_failure(make: Callable[..., Bench], caplog: pytest
     assert len(bench.provider.calls) == 1  # It came back by itself.
 
 
+def test_a_job_that_ends_with_its_eviction_is_no_failure(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    job = bench.changes[0].job
+    bench.provider.news = [JobChange(job, "evicted", "the node failed"), JobChange(job, "ended", "the node failed")]
+    bench.until(lambda: bench.states().count("running") == 2)
+    assert bench.counts()["evictions"] == 1 and bench.counts()["failures"] == 0
+
+
 def test_where_no_machine_will_do_it_says_why(
     make: Callable[..., Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

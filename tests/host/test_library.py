@@ -1,5 +1,9 @@
 """What a library process finds in its environment about the machine that it stands for."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from ctxflow.host.library import _slowdown
@@ -18,3 +22,21 @@ from ctxflow.host.library import _slowdown
 )
 def test_a_slow_card_is_played_only_where_that_is_asked_for(environment, expected):
     assert _slowdown(environment) == pytest.approx(expected)
+
+
+NOTICED = """
+import os, signal, time
+from ctxflow.host.library import leave_notice_to_host
+leave_notice_to_host()
+os.kill(os.getpid(), signal.SIGTERM)
+child = os.fork()
+if not child:
+    time.sleep(60)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_notice_to_all_processes_does_not_end_it_but_what_users_fork_obeys():
+    done = subprocess.run([sys.executable, "-c", NOTICED], capture_output=True, text=True, check=True, timeout=30)
+    assert int(done.stdout) == -signal.SIGTERM

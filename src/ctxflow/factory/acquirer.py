@@ -19,7 +19,8 @@ from ctxflow.factory.tier_jobs import TierJobs
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
-_STUCK_SECONDS = 15.0  # How long jobs may wait before the batch system is asked whether any machine will do.
+_OFTEN, _OFTEN_SECONDS = 0.2, 4.0
+_STUCK_SECONDS = 10.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
 _REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is told again.
 _REMIND_SECONDS = 300.0  # The same trouble is told again only after so long.
@@ -75,6 +76,7 @@ class Acquirer:
         self._troubled = decided or (lambda tier, sentence: logger.warning("tier %s: %s", tier, sentence))
         self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
         self._look = False
+        self._look_until = 0.0
         self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
         self.failure: str | None = None
@@ -123,6 +125,7 @@ class Acquirer:
         with self._condition:
             if tier in self._tiers:
                 self._tiers[tier].jobs.joined(job)
+                self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """The worker of a job joined, and cannot be used: no better than one that never joins."""
@@ -136,9 +139,10 @@ class Acquirer:
                 self._notify()
 
     def look(self) -> None:
-        """Ask the batch systems for news at once."""
+        """Ask the batch systems for news at once, and often for a moment: a worker is gone, and nobody knows why."""
         with self._condition:
             self._look = True
+            self._look_until = time.monotonic() + _OFTEN_SECONDS
             self._notify()
 
     def take(self) -> list[tuple[str, JobChange]]:
@@ -187,7 +191,8 @@ class Acquirer:
         while True:
             with self._condition:
                 if not (self._stopped or self._look or self._due()):
-                    self._condition.wait(_LOOK_SECONDS)
+                    often = time.monotonic() < self._look_until
+                    self._condition.wait(_OFTEN if often else _LOOK_SECONDS)
                 if self._stopped:
                     return
                 self._look = False
@@ -224,7 +229,7 @@ class Acquirer:
                 held.totals["holds"] += 1
                 self._give_up(held, [change.job])
                 self._failed(name, held, f"job {change.job} was put on hold, and is given up: {change.reason}")
-            elif change.state == "ended" and not before.joined:
+            elif change.state == "ended" and not before.joined and before.state != "evicted":
                 words = _last_line(held.provider, change.job)
                 self._failed(name, held, f"workers end before they join ({change.reason}): {words}")
         if news:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ctxflow.factory.connection import live_runs, runs_directory
 from ctxflow.factory.provider import FoundJob, ProviderError
-from ctxflow.factory.providers import provider_of, source_of
+from ctxflow.factory.providers import provider_of, queue_of
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 
@@ -44,7 +44,7 @@ def find_leftovers(site: Site) -> Leftovers:
     """All jobs of this user that are workers of no live run, and all files of dead ones."""
     found: list[tuple[Tier, FoundJob]] = []
     troubles = []
-    for tier in {source_of(tier): tier for tier in reversed(site.tiers)}.values():
+    for tier in {queue_of(tier): tier for tier in reversed(site.tiers)}.values():
         try:
             found += [(tier, job) for job in provider_of(tier, "clean").find()]
         except ProviderError as error:
@@ -60,9 +60,9 @@ def find_leftovers(site: Site) -> Leftovers:
 def remove_leftovers(found: Leftovers) -> list[str]:
     """Remove all of it; gives what could not be, a sentence each."""
     troubles = []
-    for source, tier in {source_of(tier): tier for tier, _ in found.jobs}.items():
+    for source, tier in {queue_of(tier): tier for tier, _ in found.jobs}.items():
         try:
-            provider_of(tier, "clean").discard([job.job for its, job in found.jobs if source_of(its) == source])
+            provider_of(tier, "clean").discard([job.job for its, job in found.jobs if queue_of(its) == source])
         except ProviderError as error:
             troubles.append(str(error))
     for path in found.files:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ctxflow.factory.condor import CondorProvider
 from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.factory.parsl_tiers import PARSL, parsl_provider
 from ctxflow.factory.provider import Provider, ProviderError
 from ctxflow.sites.tier import Tier
 
@@ -18,6 +20,17 @@ def source_of(tier: Tier) -> tuple[object, ...]:
     True
     """
     return tier.provider, tier.schedd, tier.pool, str(sorted(tier.options.items()))
+
+
+def queue_of(tier: Tier) -> tuple[object, ...]:
+    """What tells the queue in which one tier's jobs are found from that of another: Slurm's is one for all partitions.
+
+    >>> queue_of(Tier(provider="slurm", options={"partition": "a"})) == queue_of(Tier(provider="slurm"))
+    True
+    """
+    if tier.provider == "slurm":
+        return tier.provider, tier.options.get("clusters")
+    return source_of(tier)
 
 
 def provider_of(tier: Tier, run: str) -> Provider:
@@ -33,4 +46,7 @@ def provider_of(tier: Tier, run: str) -> Provider:
         return CondorProvider(run=run, schedd=tier.schedd, pool=tier.pool)
     if tier.provider == "local":
         return LocalProvider()
-    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write condor or local")
+    if tier.provider in PARSL or ":" in tier.provider:
+        return ParslProvider(parsl_provider(tier), run)
+    names = ", ".join(["condor", "local", *PARSL])
+    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write one of {names}, or MODULE:NAME")

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -40,6 +41,7 @@ def main(descriptor: int, scratch: str, parent: int) -> None:
     os.setpgid(0, 0)
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_notice_to_host()
     os.set_inheritable(descriptor, False)
     restore_python_path()
     # A crash, and the host before it ends a call that takes too long, have Python print where it is.
@@ -55,6 +57,21 @@ def main(descriptor: int, scratch: str, parent: int) -> None:
         library.host.receive()
     # What the user's code left running (threads, exit handlers) must not keep the process.
     os._exit(0)
+
+
+def leave_notice_to_host() -> None:
+    """Take SIGTERM for a notice of eviction, which Slurm sends to all processes of a job: the host sees to it.
+
+    In processes that the user's code forks it means what it does everywhere.
+    """
+    library = os.getpid()
+
+    def noticed(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != library:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, noticed)
 
 
 class _Library:

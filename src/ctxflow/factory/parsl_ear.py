@@ -1,0 +1,130 @@
+"""Hearing what Parsl and a batch system tell each other, which Parsl's own words leave out.
+
+What does not live here: what is to be told (parsl_jobs.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from parsl.jobs.states import JobState as ParslState
+from parsl.jobs.states import JobStatus
+
+from ctxflow.factory.parsl_story import Word
+from ctxflow.factory.provider import JobState
+
+_STATES: dict[ParslState, JobState] = {
+    ParslState.PENDING: "queued",
+    ParslState.RUNNING: "running",
+    ParslState.HELD: "held",
+    ParslState.CANCELLED: "ended",
+    ParslState.COMPLETED: "ended",
+    ParslState.FAILED: "ended",
+    ParslState.TIMEOUT: "ended",
+}
+
+
+class Ear:
+    """Hears what Parsl tells the batch system, and what that answers: Parsl's own words leave it out.
+
+    :ivar script: the script that was submitted last.
+    """
+
+    def __init__(self, parsl: Any) -> None:
+        self.script = ""
+        self._answer: tuple[int, str, str] = (0, "", "")
+        self._trying = self._muted = False
+        self._plain = getattr(parsl, "execute_wait", None)
+        if self._plain is not None:
+            parsl.execute_wait = self._heard
+
+    def _heard(self, command: str, timeout: float | None = None) -> tuple[int, str, str]:
+        if command.startswith(("sbatch ", "qsub ", "bsub ")):
+            self.script = command.rsplit(maxsplit=1)[-1]
+        if self._muted:
+            return 1, "", ""
+        if self._trying:
+            command = command.replace("sbatch ", "sbatch --test-only ", 1)
+        assert self._plain is not None
+        self._answer = self._plain(command, timeout)
+        return self._answer
+
+    def forget(self) -> None:
+        """Nothing was heard yet."""
+        self._answer = (0, "", "")
+
+    def complaint(self) -> str:
+        """What the batch system said last, "" if nothing."""
+        return sentence(self._answer[2] or self._answer[1])
+
+    def rehearsal(self, submit: Callable[[], object]) -> str:
+        """The script that would be submitted, "" where Parsl has none; nothing is."""
+        if self._plain is None:
+            return ""
+        self._muted = True
+        log = logging.getLogger("parsl")
+        before, log.propagate = log.propagate, False
+        try:
+            submit()
+        except Exception:
+            if not self.script:
+                raise
+        finally:
+            self._muted, log.propagate = False, before
+        with open(self.script) as file:
+            return file.read()
+
+    def trial(self, submit: Callable[[], object]) -> str:
+        """What Slurm has against a submission that is only tried, "" if nothing."""
+        self._trying = True
+        self.forget()
+        log = logging.getLogger("parsl.providers.slurm.slurm")  # It takes a trial for a failure.
+        before, log.disabled = log.disabled, True
+        try:
+            submit()
+        except Exception:
+            if not self._answer[2]:  # Parsl itself has something against it: a walltime that is none, for example.
+                raise
+        finally:
+            self._trying, log.disabled = False, before
+        status, output, error = self._answer
+        return (error or output).strip() if status else ""
+
+
+class OnePod:
+    """Kubernetes' client as Parsl uses it, for pods that run once: else what ends is started again."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def create_namespaced_pod(self, namespace: str, body: Any) -> Any:
+        """Create a pod that is not started again."""
+        body.spec.restart_policy = "Never"
+        return self._client.create_namespaced_pod(namespace=namespace, body=body)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def word_of(status: JobStatus, label: str) -> Word | None:
+    """What Parsl says of a job, None if it does not know.
+
+    >>> word_of(JobStatus(ParslState.TIMEOUT), "pbspro")
+    Word(state='ended', reason='pbspro says TIMEOUT', taken=True, host=None, restarts=None)
+    """
+    state = _STATES.get(status.state)
+    if state is None:
+        return None
+    taken = status.state in (ParslState.TIMEOUT, ParslState.CANCELLED)
+    return Word(state, status.message or f"{label} says {status.state.name}", taken)
+
+
+def sentence(text: str) -> str:
+    """Text as one sentence that may be followed by more.
+
+    >>> sentence("sbatch: error:\\n it is down.")
+    'sbatch: error: it is down'
+    """
+    return " ".join(text.split()).rstrip(".")[:500]

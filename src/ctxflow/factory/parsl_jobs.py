@@ -1,0 +1,419 @@
+"""Workers as jobs of any batch system that Parsl has a provider for.
+
+What does not live here: the job's script (parsl_script.py), what news mean (parsl_story.py), what Slurm is asked
+besides (slurm.py), and making Parsl's provider of a tier (parsl_tiers.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import secrets
+import shlex
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parsl.launchers import SimpleLauncher, SingleNodeLauncher
+from parsl.providers.base import ExecutionProvider
+
+from ctxflow.factory import slurm
+from ctxflow.factory.parsl_ear import Ear, OnePod, sentence, word_of
+from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
+from ctxflow.factory.parsl_story import Story, Word
+from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
+
+_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
+_SETTLE_SECONDS = 10.0  # How long a batch system may take to see that a job's script has ended.
+_GONE = re.compile(r"invalid job|already|unknown job|not exist|finished|does not|not found", re.IGNORECASE)
+
+
+@dataclass
+class _Job:
+    """A job that has not ended."""
+
+    native: Any  # Parsl's id.
+    places: Places
+    story: Story
+    trouble: str  # Where the batch system writes what it has to say itself.
+    read: int = 0  # Bytes of its events.
+    ended_at: float | None = None  # When its script was seen to have ended.
+
+
+class ParslProvider:
+    """Jobs of a batch system, through one of Parsl's execution providers: each worker its own job, on one node.
+
+    The directory that `start` is given must be on a filesystem that the machines share under the same path, as home
+    directories of clusters are: the job's program and password are copied from there into a scratch directory of the
+    job (in TMPDIR, or /tmp), and what it tells of itself is read there. So beginnings, ends and notices are known at
+    once, and the batch system is asked about all jobs together, every 5 s at first and ever more seldom, up to
+    60 s, while nothing happens.
+
+    A job's cores, memory, GPUs and options are the Parsl provider's own, given when that was made: the `WorkerJob`'s
+    are not applied (parsl_tiers.py makes Parsl's providers of tiers). Of Parsl's launchers, SingleNodeLauncher, which
+    would keep signals from the worker, is replaced by SimpleLauncher; others are used as they are.
+
+    Eviction. Under Slurm, a job that was cancelled by others, preempted, requeued or suspended, timed out, or lost its
+    node, was evicted. Elsewhere one is that got SIGTERM, was cancelled or timed out, or that is queued again. Notice
+    (SIGTERM to the script, USR1 or USR2) is passed on to the worker as SIGTERM. Slurm's `scancel`, and its preemption
+    where slurm.conf has no `PreemptParameters=send_user_signal`, signal all processes at once, which ends the call that
+    is running.
+
+    When the driver is killed, running workers leave by themselves, as they find no manager, and those that wait leave
+    when they begin, unless they begin within the time of the lease.
+
+    `find` and `survey` are answered for Slurm. Parsl has no way to list what it did not submit itself, or to ask what
+    there is: elsewhere nothing is found (`qstat -u $USER` and `kubectl get pods` show jobs named ctxflow.RUN.TIER), and
+    the survey is advice.
+
+    :param parsl: the Parsl provider, for this one's use alone. Of a block, one node is asked for.
+    :param run: the run's id, with which the jobs' names begin; by default one is made up.
+    :param lease: seconds for which a job that begins need not have heard of the driver.
+    :param patience: seconds that `stop` waits for jobs to leave their machines.
+
+    >>> from parsl.providers import SlurmProvider  # doctest: +SKIP
+    >>> provider = ParslProvider(SlurmProvider("gpu", walltime="01:00:00", exclusive=False))  # doctest: +SKIP
+    >>> provider.start("/home/ada/runs/7/jobs/gpu")  # doctest: +SKIP
+    >>> provider.submit(WorkerJob("gpu", ["vine_worker", "login1", "9123"]), 2)  # doctest: +SKIP
+    ['4711', '4712']
+    """
+
+    def __init__(
+        self,
+        parsl: ExecutionProvider,
+        run: str | None = None,
+        lease: int = 120,
+        patience: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.run = run or uuid.uuid4().hex[:12]
+        self.queries = 0
+        self._parsl = parsl
+        self._lease = lease
+        self._patience = patience
+        self._clock = clock
+        self._label = str(getattr(parsl, "label", "") or type(parsl).__name__)
+        self._ear = Ear(parsl)
+        self._directory = ""
+        self._jobs: dict[str, _Job] = {}
+        self._ended: dict[str, _Job] = {}
+        self._news: list[JobChange] = []
+        self._tiers: set[str] = set()
+        self._beat_at = self._asked_at = self._ask_at = 0.0
+        self._pause = _FIRST_PAUSE
+        parsl.nodes_per_block = 1
+        if self._label == "kubernetes":
+            parsl.kube_client = OnePod(parsl.kube_client)
+        if isinstance(getattr(parsl, "launcher", None), SingleNodeLauncher):
+            parsl.launcher = SimpleLauncher()
+
+    def start(self, directory: str) -> None:
+        """Make ready, once, before anything else.
+
+        :raises ProviderError: if the machines cannot see the directory, as far as that is known.
+        """
+        self._directory = os.path.abspath(directory)
+        mounts = [mount for _, mount in getattr(self._parsl, "persistent_volumes", ())]
+        if self._label == "kubernetes" and not any(_lies_in(self._directory, mount) for mount in mounts):
+            raise ProviderError(
+                f"pods cannot see the run's directory {self._directory}: start the run in a directory of a volume that "
+                "they mount at the same path, and name it in the tier's options.persistent_volumes, as [[CLAIM, PATH]]"
+            )
+        if re.search(r"[^\w@%+=:,./-]", self._directory):
+            raise ProviderError(
+                f"Parsl cannot submit from the directory {self._directory!r}: start the run in one whose path has "
+                "no spaces and no characters that a shell knows"
+            )
+        self._parsl.script_dir = self._directory
+        self._beat()
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        """Submit jobs that are all alike, and return their ids: the batch system's own where jobs can know them.
+
+        If the batch system takes only some, those are returned.
+
+        :raises ProviderError: if it takes none.
+        """
+        ids: list[str] = []
+        self._beat()
+        self._tiers.add(job.tier)
+        for _ in range(count):
+            try:
+                ids.append(self._submit(job))
+            except ProviderError:
+                if not ids:
+                    raise
+                break
+        if ids:
+            self._hurry(_FIRST_PAUSE)
+        return ids
+
+    def _submit(self, job: WorkerJob) -> str:
+        places = Places(self._directory, f"job-{secrets.token_hex(4)}")
+        variable = ID_VARIABLES.get(self._label)
+        text = worker_script(job, places, variable, self._lease)
+        try:
+            with open(os.open(places.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
+                file.write(text)
+        except OSError as error:
+            raise ProviderError(f"a worker's script cannot be written: {error}; make room there") from None
+        native = self._called(
+            "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
+        )
+        if not native:
+            os.unlink(places.script)
+            raise ProviderError(f"{self._label} did not take a worker: {self._ear.complaint() or 'it says no more'}")
+        name = job_id(native) if variable else places.name
+        self._jobs[name] = _Job(native, places, Story(name), f"{self._ear.script}.stderr")
+        return name
+
+    def description(self, job: WorkerJob, count: int, directory: str) -> str:
+        """What asks for each of so many workers, to be read: Parsl's script, if it has one, and the worker's own.
+
+        Nothing is asked for.
+
+        :raises ProviderError: if Parsl, or a shell, could not be told so.
+        """
+        places = Places(directory, "job-ID")
+        own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
+        submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
+        theirs = self._elsewhere(functools.partial(self._ear.rehearsal, submit))
+        return f"# {count} times, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
+
+    def _elsewhere(self, call: Callable[[], str]) -> str:
+        """Call Parsl where the scripts that it writes are not kept."""
+        before = getattr(self._parsl, "script_dir", None)
+        with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
+            self._parsl.script_dir = directory
+            try:
+                return str(self._called("cannot be asked about such a job", call))
+            finally:
+                self._parsl.script_dir = before
+
+    @staticmethod
+    def _command(script: str) -> str:
+        """What Parsl writes into its own script, which becomes ours, so that signals reach it."""
+        return f"exec /bin/bash {shlex.quote(script)}"
+
+    def _name(self, job: WorkerJob) -> str:
+        return f"ctxflow.{self.run}.{job.tier}"
+
+    def remove(self, jobs: Sequence[str]) -> None:
+        """Cancel jobs; those that run get SIGTERM, and time to end that the batch system sets.
+
+        :raises ProviderError: if the batch system cannot be reached.
+        """
+        ours = [self._jobs[job] for job in jobs if job in self._jobs]
+        if ours:
+            for each in ours:
+                each.story.removed = True
+            self._cancel(ours)
+            self._hurry(_SHORTEST_PAUSE)
+
+    def changes(self) -> list[JobChange]:
+        """What happened since the last call, in order.
+
+        :raises ProviderError: if the batch system was to be asked and did not answer.
+        """
+        self._beat()
+        self._read_events()
+        if self._jobs and self._clock() >= self._ask_at:
+            self._ask()
+        news, self._news = self._news, []
+        return news
+
+    def last_words(self, job: str) -> str:
+        """The last lines that a job's present or last incarnation wrote, or the batch system in its place."""
+        its = self._jobs.get(job) or self._ended.get(job)
+        return (tail(its.places.output) or tail(its.trouble)) if its else ""
+
+    def survey(self, job: WorkerJob) -> Survey:
+        """What the batch system has for such a job now.
+
+        :raises ProviderError: if Slurm cannot be asked.
+        """
+        if self._label != "slurm":
+            look = "kubectl describe nodes" if self._label == "kubernetes" else "qhost or pbsnodes -a or bhosts"
+            return Survey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
+        parsl = self._parsl
+        submit = functools.partial(parsl.submit, "true", 1, self._name(job))
+        trial = self._elsewhere(functools.partial(self._ear.trial, submit))
+        self.queries += 1
+        gres, constraint = getattr(parsl, "gres", None), getattr(parsl, "constraint", None)
+        return slurm.survey(self._run, trial, job, parsl.partition, gres, constraint)
+
+    def find(self) -> list[FoundJob]:
+        """All workers of this user in Slurm's queue, also those of runs that are over; elsewhere none.
+
+        :raises ProviderError: if Slurm does not answer.
+        """
+        return slurm.found_jobs(self._squeue()) if self._label == "slurm" else []
+
+    def discard(self, jobs: Sequence[str]) -> None:
+        """Cancel jobs that `find` found.
+
+        :raises ProviderError: if Slurm cannot be reached.
+        """
+        if jobs and self._label == "slurm":
+            self._scancel(jobs)
+
+    def stop(self) -> None:
+        """Cancel all jobs of this provider, and wait until they have left, or the patience is at its end.
+
+        :raises ProviderError: if the batch system cannot be reached; the message names the jobs.
+        """
+        deadline, pause = self._clock() + self._patience, 0.2
+        try:
+            self._read_events()
+            self.remove(list(self._jobs))
+            self._scancel(self._untold())
+            while (self._jobs or self._untold()) and self._clock() < deadline:
+                time.sleep(pause)
+                pause = min(2.0, pause * 1.5)
+                self._read_events()
+                if self._jobs:
+                    self._ask()
+        except ProviderError as error:
+            left = " ".join(str(job.native) for job in self._jobs.values())
+            raise ProviderError(f"{error}; later, cancel the jobs {left}") from None
+
+    # --- what happens to jobs
+
+    def _read_events(self) -> None:
+        for job in list(self._jobs.values()):
+            self._read(job)
+
+    def _read(self, job: _Job) -> None:
+        """Hear what a job told of itself since the last time."""
+        try:
+            with open(job.places.events, "rb") as file:
+                file.seek(job.read)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        if not whole:
+            return
+        job.read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            self._tell(job, job.story.heard(line))
+        job.ended_at = self._clock() if job.story.status is not None else None
+        if not whole.startswith(b"began"):
+            self._hurry(_SHORTEST_PAUSE)  # The batch system knows why.
+
+    def _ask(self) -> None:
+        """Ask the batch system about all jobs."""
+        self._asked_at = self._clock()
+        told = len(self._news)
+        self._ask_at = self._asked_at + _LONGEST_PAUSE / 2  # If it fails.
+        words = self._slurm_words() if self._label == "slurm" else self._parsl_words()
+        for job in list(self._jobs.values()):
+            word = words.get(job.story.job)
+            if word is not None and word.state == "ended":
+                self._read(job)  # What it told last.
+            if word is not None:
+                self._tell(job, job.story.told(word))
+        self._bury()
+        settling = any(job.ended_at is not None or job.story.removed for job in self._jobs.values())
+        first = _SHORTEST_PAUSE if settling else _FIRST_PAUSE
+        self._pause = first if len(self._news) > told else min(_LONGEST_PAUSE, max(first, self._pause * _GROWTH))
+        self._ask_at = self._asked_at + self._pause
+
+    def _bury(self) -> None:
+        """End jobs whose script has ended long ago, though the batch system does not see it."""
+        wait = 0.0 if self._label == "kubernetes" else _SETTLE_SECONDS  # There, pods that ended stay.
+        limit = self._clock() - wait
+        over = [job for job in self._jobs.values() if job.ended_at is not None and job.ended_at <= limit]
+        if over:
+            self._cancel(over)
+        for job in over:
+            self._tell(job, job.story.end("its script has ended"))
+
+    def _tell(self, job: _Job, news: list[JobChange]) -> None:
+        self._news += news
+        if job.story.state == "ended" and job.story.job in self._jobs:
+            self._ended[job.story.job] = self._jobs.pop(job.story.job)
+
+    def _hurry(self, pause: float) -> None:
+        """Ask soon, since something moves."""
+        self._pause = pause
+        self._ask_at = min(self._ask_at, max(self._clock(), self._asked_at + pause))
+
+    def _slurm_words(self) -> Mapping[str, Word]:
+        lines = self._squeue()
+        unknown = Word("ended", "Slurm knows it no more")
+        return {name: lines[job.native].word if job.native in lines else unknown for name, job in self._jobs.items()}
+
+    def _parsl_words(self) -> Mapping[str, Word]:
+        self.queries += 1
+        natives = [job.native for job in self._jobs.values()]
+        found = self._called("does not say how its jobs are", self._parsl.status, natives)
+        words = {name: word_of(status, self._label) for name, status in zip(self._jobs, found, strict=True)}
+        return {name: word for name, word in words.items() if word is not None}
+
+    # --- what the batch system is told and asked
+
+    def _cancel(self, jobs: Sequence[_Job]) -> None:
+        done = self._called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
+        if not all(done or ()) and not _GONE.search(said := self._ear.complaint()):
+            raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
+
+    def _untold(self) -> list[str]:
+        """Jobs of this provider that it never learnt of, where they can be found."""
+        if self._label != "slurm" or not self._tiers:
+            return []
+        names = tuple(f"ctxflow.{self.run}.{tier}." for tier in self._tiers)
+        known = {job.native for job in self._jobs.values()}
+        return [
+            line.id
+            for line in self._squeue().values()
+            if line.name.startswith(names) and line.word.state != "ended" and line.id not in known
+        ]
+
+    def _scancel(self, ids: Sequence[str]) -> None:
+        try:
+            slurm.scancel(self._run, ids, getattr(self._parsl, "clusters", None))
+        except ProviderError as error:
+            if not _GONE.search(str(error)):
+                raise
+
+    def _squeue(self) -> dict[str, slurm.Line]:
+        self.queries += 1
+        return slurm.squeue(self._run, getattr(self._parsl, "clusters", None))
+
+    def _run(self, command: str) -> str:
+        """What a command of the batch system writes."""
+        status, output, _ = self._called("does not answer", self._parsl.execute_wait, command)
+        if status != 0:
+            raise ProviderError(f"{self._label} does not answer: {self._ear.complaint() or f'status {status}'}")
+        return str(output)
+
+    def _called(self, what: str, call: Callable[..., Any], *words: Any) -> Any:
+        """Call Parsl, whose complaints become one sentence."""
+        self._ear.forget()
+        try:
+            return call(*words)
+        except Exception as error:  # Whatever a provider raises: each has errors of its own.
+            raise ProviderError(f"{self._label} {what}: {self._ear.complaint() or sentence(str(error))}") from None
+
+    def _beat(self) -> None:
+        """Tell jobs that begin that somebody looks after them."""
+        now = self._clock()
+        if now < self._beat_at:
+            return
+        path = Places(self._directory, "").seen
+        try:
+            with open(f"{path}.new", "w") as file:
+                file.write(f"{int(time.time())}\n")
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            raise ProviderError(f"{self._directory} cannot be written: {error}; make room there") from None
+        self._beat_at = now + self._lease / 6
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, os.path.abspath(folder)]) == os.path.abspath(folder)

@@ -1,0 +1,190 @@
+"""From a tier of a site to the Parsl provider that lends its workers.
+
+What does not live here: what is done with it (parsl_jobs.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from parsl.launchers import SimpleLauncher
+from parsl.providers import GridEngineProvider, KubernetesProvider, PBSProProvider, SlurmProvider
+from parsl.providers.base import ExecutionProvider
+
+from ctxflow.factory.parsl_ear import sentence
+from ctxflow.factory.provider import ProviderError
+from ctxflow.sites.tier import Tier
+
+PARSL: Mapping[str, type[ExecutionProvider]] = {
+    "slurm": SlurmProvider,
+    "pbs": PBSProProvider,
+    "grid-engine": GridEngineProvider,
+    "kubernetes": KubernetesProvider,
+}
+_OURS = {
+    "self", "launcher", "nodes_per_block", "init_blocks", "min_blocks", "max_blocks", "parallelism", "regex_job_id",
+    "pod_name",
+}  # fmt: skip
+_EXTRA = {"slurm": ("grace",), "grid-engine": ("parallel_environment",)}  # Options that are not Parsl's.
+_WALLTIME = "01:00:00"
+
+
+def parsl_provider(tier: Tier) -> ExecutionProvider:
+    """The Parsl provider of a tier, whose options are that provider's keyword arguments.
+
+    - `slurm`: cores, memory and GPUs become cores_per_node, mem_per_node (in whole GiB) and gpus_per_node, unless
+      the options have these, or a gres with GPUs. Nodes are shared (`exclusive`). One more option: `grace`, the seconds
+      before the end of the walltime at which Slurm gives notice (60).
+    - `pbs` (PBS Pro, OpenPBS): cpus_per_node; memory and GPUs go into select_options, as `mem` and `ngpus`, unless
+      they are there.
+    - `grid-engine`: what is asked for goes into scheduler_options, unless they ask for it: `-pe` for more than one core
+      (one more option: `parallel_environment`, by default "smp"), `-l mem_free` and `-l gpu`; and `-notify`.
+    - `kubernetes`: init_cpu and max_cpu, init_mem and max_mem, and the limit `nvidia.com/gpu`. The tier's `image` is
+      needed, and `persistent_volumes`, [[CLAIM, PATH], ...]: the run's directory must lie in one of them.
+    - `MODULE:NAME`: a Parsl provider that is used as it is, or what makes one when it is called with the options.
+
+    The walltime is an hour if the options have none.
+
+    :raises ProviderError: for an option that there is not, or one that will not do, saying what to write.
+
+    >>> provider = parsl_provider(Tier(provider="slurm", memory_gb=8, options={"partition": "gpu"}))
+    >>> provider.mem_per_node, provider.gpus_per_node, provider.exclusive
+    (8, 1, False)
+    """
+    if ":" in tier.provider:
+        return _named(tier)
+    kind = PARSL[tier.provider]
+    options = _checked(tier, kind)
+    wanted = {"slurm": _slurm, "pbs": _pbs, "grid-engine": _grid_engine, "kubernetes": _kubernetes}[tier.provider]
+    words = wanted(tier, options)
+    if tier.provider != "kubernetes":
+        walltime = words.setdefault("walltime", _WALLTIME)
+        if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", str(walltime)):
+            raise ProviderError(f"tier {tier.name}'s walltime cannot be {walltime!r}: write HH:MM:SS")
+        words["launcher"] = SimpleLauncher()
+    try:
+        return kind(**words)
+    except Exception as error:  # Each provider checks its arguments in its own way.
+        raise ProviderError(_explained(tier, error)) from None
+
+
+def _checked(tier: Tier, kind: type[ExecutionProvider]) -> dict[str, Any]:
+    """The tier's options, which its provider has all of."""
+    takes_image = tier.provider == "kubernetes"
+    for key in tier.wishes:
+        if not (key == "image" and takes_image):
+            raise ProviderError(f"tier {tier.name} has {key!r}, which {tier.provider} does not know: leave it out")
+    known = [name for name in inspect.signature(kind.__init__).parameters if name not in _OURS]
+    known += _EXTRA.get(tier.provider, ())
+    for option in tier.options:
+        if option in _OURS:
+            raise ProviderError(f"tier {tier.name}'s options set {option!r}, which ctxflow does itself: leave it out")
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(known)}"
+            raise ProviderError(f"tier {tier.name} has no option {option!r} for {tier.provider}: {hint}")
+    return dict(tier.options)
+
+
+def _slurm(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
+    grace = options.pop("grace", 60)
+    if not isinstance(grace, int) or grace < 0:
+        raise ProviderError(f"tier {tier.name}'s grace cannot be {grace!r}: write seconds")
+    lines = [options.get("scheduler_options", "")]
+    if grace and "--signal" not in lines[0]:
+        lines.append(f"#SBATCH --signal=B:USR1@{grace}")
+    asks_gpus = "gpus_per_node" in options or "gpu" in options.get("gres", "") or "--gpus" in lines[0]
+    return {
+        "cores_per_node": tier.cores,
+        "mem_per_node": math.ceil(tier.memory / 2**30),
+        "gpus_per_node": None if asks_gpus or not tier.gpus else tier.gpus,
+        "exclusive": False,
+        "cmd_timeout": 30,
+        **options,
+        "scheduler_options": "\n".join(line for line in lines if line),
+    }
+
+
+def _pbs(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
+    select = str(options.get("select_options", "")).strip(":")
+    parts = [select] if select else []
+    if not re.search(r"(^|:)mem=", select):
+        parts.append(f"mem={_mebibytes(tier)}mb")
+    if tier.gpus and "ngpus=" not in select:
+        parts.append(f"ngpus={tier.gpus}")
+    return {"cpus_per_node": tier.cores, **options, "select_options": ":".join(parts)}
+
+
+def _grid_engine(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
+    environment = options.pop("parallel_environment", "smp")
+    given = str(options.get("scheduler_options", ""))
+    lines = [given] if given else []
+    if tier.cores > 1 and "-pe " not in given:
+        lines.append(f"#$ -pe {environment} {tier.cores}")
+    if not re.search(r"mem_free|h_vmem|h_rss|-l mem", given):
+        lines.append(f"#$ -l mem_free={_mebibytes(tier)}M")
+    if tier.gpus and "gpu" not in given:
+        lines.append(f"#$ -l gpu={tier.gpus}")
+    if "-notify" not in given:
+        lines.append("#$ -notify")
+    return {**options, "scheduler_options": "\n".join(lines)}
+
+
+def _kubernetes(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
+    image = options.pop("image", tier.image)
+    if not image:
+        raise ProviderError(f"tier {tier.name} has no image, which Kubernetes needs: write image = ...")
+    volumes = options.pop("persistent_volumes", ())
+    if not volumes or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in volumes):
+        raise ProviderError(
+            f"tier {tier.name} needs options.persistent_volumes, a volume that pods and this machine both mount: "
+            "write [[CLAIM, PATH]]"
+        )
+    memory = f"{_mebibytes(tier)}Mi"
+    limits = dict(options.pop("extra_limits", {}))
+    if tier.gpus:
+        limits.setdefault("nvidia.com/gpu", str(tier.gpus))
+    asked = {"init_cpu": tier.cores, "max_cpu": tier.cores, "init_mem": memory, "max_mem": memory}
+    pairs = [(str(claim), str(path)) for claim, path in volumes]
+    return {**asked, **options, "image": image, "persistent_volumes": pairs, "extra_limits": limits}
+
+
+def _named(tier: Tier) -> ExecutionProvider:
+    """A site's own provider."""
+    module, _, name = tier.provider.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ProviderError(
+            f"tier {tier.name}'s provider {tier.provider!r} cannot be imported ({error}): write MODULE:NAME, of "
+            "a module on PYTHONPATH"
+        ) from None
+    made = found
+    if not isinstance(found, ExecutionProvider):
+        if not callable(found):
+            raise ProviderError(f"tier {tier.name}'s provider {tier.provider!r} is no Parsl provider: name one")
+        try:
+            made = found(**tier.options)
+        except Exception as error:  # Theirs to raise.
+            raise ProviderError(_explained(tier, error)) from None
+    elif tier.options:
+        raise ProviderError(f"tier {tier.name} has options, but {tier.provider!r} is made already: leave them out")
+    if not isinstance(made, ExecutionProvider):
+        raise ProviderError(f"tier {tier.name}'s provider {tier.provider!r} does not make a Parsl provider")
+    return made
+
+
+def _explained(tier: Tier, error: Exception) -> str:
+    if type(error).__name__ == "OptionalModuleMissing":
+        return f"tier {tier.name}'s provider {tier.provider} needs the package kubernetes: pip install kubernetes"
+    return f"Parsl's provider for tier {tier.name} ({tier.provider}) cannot be made: {sentence(str(error))}"
+
+
+def _mebibytes(tier: Tier) -> int:
+    return math.ceil(tier.memory / 2**20)

@@ -1,0 +1,154 @@
+"""Runs inside the testbed: one program, on workers that Slurm, HTCondor or a person starts, some of them taken away.
+
+    python slurm_run_inside.py slurm|condor|hand [--take] | --die
+
+It writes what came of it as JSON. With `--take`, workers of Slurm are taken away meanwhile: in three ways by the
+program itself, then by somebody else, after it wrote a line. With `--die` a run on Slurm is killed, and its workers
+are watched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from parsl.providers import SlurmProvider
+
+from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+BATCH = 5
+SECONDS = 0.1  # An item takes.
+WORKERS = 3
+
+
+@context(gpus=1)
+def place():
+    return os.uname().nodename, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("CTXFLOW_TESTBED_GPU")
+
+
+@batch_app(place(), batch_size=BATCH)
+def answer(where, items, *, log):
+    time.sleep(SECONDS * len(items))
+    # Calls on several hosts append to it: what is small enough stays whole.
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, (" ".join(map(str, items)) + "\n").encode())
+    os.close(descriptor)
+    return [(item * item, where) for item in items]
+
+
+def site(kind: str) -> Site:
+    small = {"cores": 1, "memory_gb": 1, "disk_gb": 5, "gpus": 1}
+    tier = {
+        "slurm": Tier(name="gpu", provider="slurm", workers=WORKERS, options={"grace": 30}, **small),
+        "condor": Tier(name="gpu", provider="condor", workers=WORKERS, **small),
+        "hand": Tier(name="gpu", provider="local", workers=0, **small),
+    }[kind]
+    return Site(
+        name=kind, engine="taskvine", environment="/opt/ctxflow", tiers=(tier,),
+        keepalive_interval=1, keepalive_timeout=5,
+    )  # fmt: skip
+
+
+def call(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, check=True, text=True).stdout
+
+
+def until(condition, limit: float = 60):
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+    return found
+
+
+def running() -> list[str]:
+    """Ids of this user's jobs that run in Slurm."""
+    return call("squeue", "--me", "--noheader", "--states=running", "--format=%i").split()
+
+
+def take(executor: ContextExecutor) -> None:
+    """Take three workers away: with notice, cancelled, and put back into the queue."""
+    until(lambda: executor.status().workers == WORKERS)
+    noticed, cancelled, requeued = running()
+    call("scancel", "--signal=USR1", "--batch", noticed)
+    until(lambda: executor.status().workers_lost == 1)
+    call("scancel", cancelled)
+    until(lambda: executor.status().workers_lost == 2)
+    call("scontrol", "requeue", requeued)
+    until(lambda: executor.status().workers_lost == 3)
+    until(lambda: executor.status().workers == WORKERS)
+    print("ready", flush=True)
+    until(lambda: executor.status().workers_lost > 3)
+
+
+def by_hand(run_id: str) -> list[subprocess.Popen[bytes]]:
+    """Workers that a person starts."""
+    line = shlex.split(call(sys.executable, "-m", "ctxflow", "worker-command", run_id))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "CTXFLOW_TESTBED_GPU": "NVIDIA A10"}
+    return [
+        subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(WORKERS)
+    ]
+
+
+def run(kind: str, taken: bool, dying: bool) -> dict[str, object]:
+    """The program; gives what came of it."""
+    log = Path("computed").absolute()
+    log.touch()
+    with ContextExecutor(site=site(kind)) as executor:
+        people = by_hand(executor.calls.run.id) if kind == "hand" else []
+        items = range(600 if taken else 60)
+        results = answer.map(items, log=str(log), on_error="return")
+        if dying:
+            until(lambda: executor.status().workers == WORKERS)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if taken:
+            take(executor)
+        answers = list(results)
+        status = executor.status()
+    for worker in people:
+        worker.wait(30)
+    computed = collections.Counter(map(int, log.read_text().split()))
+    return {
+        "right": [value for value, _ in answers] == [item * item for item in items],
+        "places": sorted({tuple(where) for _, where in answers}),
+        "missing": [item for item in items if not computed[item]],
+        "twice": sum(times - 1 for times in computed.values()),
+        "status": {name: getattr(status, name) for name in ("items_done", "items_dead", "evictions", "crashes")},
+        "lost": status.workers_lost,
+    }
+
+
+def killed() -> dict[str, object]:
+    """What is left of a run whose driver was killed, and after how long that is gone."""
+    command = [sys.executable, __file__, "slurm", "--dying"]
+    status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+    provider = ParslProvider(SlurmProvider(exclusive=False))
+    found, begun = provider.find(), time.monotonic()
+    until(lambda: not provider.find())
+    return {"status": status, "found": [job.state for job in found], "seconds": time.monotonic() - begun}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", nargs="?")
+    parser.add_argument("--take", action="store_true")
+    parser.add_argument("--die", action="store_true")
+    parser.add_argument("--dying", action="store_true")
+    asked = parser.parse_args()
+    print(json.dumps(killed() if asked.die else run(asked.kind, asked.take, asked.dying)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What a job's own words and the batch system's make together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxflow.factory.parsl_story import GIVEN_BACK, Story, Word
+
+LINES = ["began n1", "began n2", "notice TERM", "notice USR1", "ended 0", "ended 143", "ended", "nonsense", ""]
+WORDS = st.builds(
+    Word,
+    st.sampled_from(["queued", "running", "held", "evicted", "ended"]),
+    st.sampled_from(["", "why"]),
+    st.booleans(),
+    st.sampled_from([None, "n1"]),
+    st.sampled_from([None, 0, 1, 2]),
+)
+FOLLOWS = {
+    "queued": {"running", "held", "ended"},
+    "running": {"evicted", "ended"},
+    "evicted": {"running", "held", "ended"},
+    "held": {"queued", "running", "ended"},
+    "ended": set(),
+}
+
+
+def states(story: Story, *told: str | Word) -> list[str]:
+    news = [story.heard(each) if isinstance(each, str) else story.told(each) for each in told]
+    return [change.state for changes in news for change in changes]
+
+
+@given(st.lists(st.sampled_from(LINES) | WORDS, max_size=30))
+def test_news_follow_the_protocol_whatever_is_told(told: list[str | Word]) -> None:
+    found = ["queued", *states(Story("1"), *told)]
+    for before, after in itertools.pairwise(found):
+        assert after in FOLLOWS[before], found
+
+
+@given(st.lists(st.sampled_from(LINES) | WORDS, max_size=30), st.integers(0, 30))
+def test_of_a_job_that_was_removed_only_the_end_is_told(told: list[str | Word], place: int) -> None:
+    story = Story("1")
+    states(story, *told[:place])
+    story.removed = story.state != "ended"
+    news = [story.heard(each) if isinstance(each, str) else story.told(each) for each in told[place:]]
+    changes = [change for each in news for change in each]
+    assert [(change.state, change.reason) for change in changes] in ([], [("ended", GIVEN_BACK)])
+
+
+RUNS, AGAIN = Word("running", host="n1", restarts=0), Word("running", host="n2", restarts=1)
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        (["began n1", RUNS, "ended 0", Word("ended")], "running ended"),
+        ([RUNS, "began n1", RUNS, "ended 3", Word("ended")], "running ended"),
+        # Notice, and a worker that takes its time.
+        (["began n1", "notice USR1", RUNS, "ended 0", Word("ended")], "running evicted ended"),
+        # All processes are ended, which takes a while.
+        (["began n1", "notice TERM", RUNS, "ended 143", Word("ended", taken=True)], "running evicted ended"),
+        # Killed without a word, and queued again; the script begins before or after it is asked for.
+        (["began n1", Word("queued", restarts=1), AGAIN, "began n2"], "running evicted running"),
+        (["began n1", AGAIN, "began n2", AGAIN, "ended 0"], "running evicted running"),
+        (["began n1", "began n2", AGAIN, AGAIN], "running evicted running"),
+        (
+            ["began n1", "notice TERM", "ended 143", Word("queued", restarts=1), "began n2", AGAIN],
+            "running evicted running",
+        ),
+        # Where nobody counts: a batch system that is late, one that insists.
+        (["began n1", Word("queued"), Word("running"), Word("queued")], "running"),
+        (["began n1", Word("queued"), Word("queued"), "began n2"], "running evicted running"),
+        (["began n1", "ended 1", Word("queued"), "began n2"], "running evicted running"),
+        ([Word("running"), "began n1"], "running"),
+        ([Word("running"), Word("running"), "began n1"], "running"),
+        # Suspended, held, released.
+        (["began n1", Word("evicted", "suspended"), RUNS], "running evicted running"),
+        ([Word("held", "why"), Word("held", "why"), Word("queued"), "began n1"], "held queued running"),
+        (["began n1", Word("held", restarts=1), Word("queued", restarts=1)], "running evicted held queued"),
+        ([Word("ended", taken=True)], "ended"),
+    ],
+)
+def test_stories(told: list[str | Word], wanted: str) -> None:
+    assert states(Story("1"), *told) == wanted.split()

@@ -1,0 +1,115 @@
+"""What Slurm's words mean, and what its partitions have. Slurm itself: tests/cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ctxflow.factory import ProviderError, WorkerJob
+from ctxflow.factory.slurm import _JOB_WIDTHS, _NODE_WIDTHS, found_jobs, squeue, survey, word_of
+
+
+def columns(widths: dict[str, int], rows: Sequence[Sequence[str]]) -> str:
+    return "".join("".join(f"{cell:<{w}}" for cell, w in zip(row, widths.values(), strict=True)) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "wanted"),
+    [
+        ("PENDING", "Priority", ("queued", False)),
+        ("PENDING", "BeginTime", ("queued", False)),
+        ("PENDING", "JobHeldUser", ("held", False)),
+        ("PENDING", "PartitionTimeLimit", ("held", False)),
+        ("PENDING", "job requeued in held state", ("held", False)),
+        ("PENDING", "uid 1000 not in group permitted to use this partition", ("held", False)),
+        ("RUNNING", "None", ("running", False)),
+        ("COMPLETING", "None", ("running", False)),
+        ("SUSPENDED", "None", ("evicted", False)),
+        ("COMPLETED", "None", ("ended", False)),
+        ("FAILED", "NonZeroExitCode", ("ended", False)),
+        ("OUT_OF_MEMORY", "OutOfMemory", ("ended", False)),
+        ("CANCELLED by 0", "None", ("ended", True)),
+        ("PREEMPTED", "None", ("ended", True)),
+        ("TIMEOUT", "TimeLimit", ("ended", True)),
+        ("NODE_FAIL", "NodeDown", ("ended", True)),
+    ],
+)
+def test_what_states_mean(state: str, reason: str, wanted: tuple[str, bool]) -> None:
+    word = word_of(state, reason)
+    assert (word.state, word.taken) == wanted
+
+
+def test_ends_say_how() -> None:
+    assert word_of("FAILED", "NonZeroExitCode", "0:9").reason == "it was killed by signal 9"
+    assert "all nodes share" in word_of("FAILED", "RaisedSignal:53", "0:53").reason
+    assert "memory_gb" in word_of("OUT_OF_MEMORY", "None").reason
+
+
+def test_workers_are_known_by_their_names() -> None:
+    rows = [
+        ["7", "ctxflow.4f2a.a10.1795251579.029228", "RUNNING", "None", "0:0", "1", "n1"],
+        ["8", "ctxflow.4f2a.a10.1795251579.129228", "COMPLETED", "None", "0:0", "0", "n1"],
+        ["9", "simulation", "RUNNING", "None", "0:0", "0", "n2"],
+    ]
+    commands = []
+
+    def ask(command: str) -> str:
+        commands.append(command)
+        return "CLUSTER: north\n" + columns(_JOB_WIDTHS, rows)
+
+    lines = squeue(ask, clusters="north")
+    assert "--clusters=north" in commands[0]
+    assert list(lines) == ["7", "8", "9"] and lines["7"].word.restarts == 1
+    assert [(job.job, job.run, job.host) for job in found_jobs(lines)] == [("7", "4f2a", "n1")]
+
+
+NODES = [
+    ["n1", "gpu*", "mix", "4/12/0/16", "64000", "60000", "gpu:a100:4(S:0-1)", "gpu:a100:1(IDX:0)", "ib,fast"],
+    ["n2", "gpu*", "idle", "0/16/0/16", "64000", "0", "gpu:a100:4(S:0-1)", "gpu:a100:0(IDX:N/A)", "ib"],
+    ["n3", "gpu*", "drain", "0/0/16/16", "64000", "0", "gpu:a100:4", "gpu:a100:0", "ib"],
+    ["n4", "gpu*", "idle", "0/8/0/8", "32000", "0", "gpu:2", "gpu:0", "(null)"],
+    ["n5", "cpu", "idle", "0/64/0/64", "64000", "0", "(null)", "gpu:0", "(null)"],
+]
+
+
+def asked(job: WorkerJob, trial: str = "", partition: str | None = None, gres: str = "", constraint: str = ""):
+    def ask(command: str) -> str:
+        if command.startswith("scontrol"):
+            raise ProviderError("slurm does not answer: Partition cpu not found")
+        rows = [row for row in NODES if partition is None or row[1].rstrip("*") == partition]
+        return columns(_NODE_WIDTHS, rows)
+
+    return survey(ask, trial, job, partition, gres, constraint)
+
+
+def test_nodes_that_would_do_are_counted_and_those_that_are_free() -> None:
+    job = WorkerJob("any", ["true"], cores=8, memory=10**10, gpus=2)
+    found = asked(job)
+    assert (found.machines, found.free, found.gpu_models) == (3, 2, {"a100": 8, "gpu": 2})
+    assert asked(job, gres="gpu:a100:2").machines == 2
+    assert asked(job, constraint="fast&ib").machines == 1
+    assert asked(job, constraint="[fast|slow]").machines == 3
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "may", "advice"),
+    [
+        (
+            {"gpus": 8},
+            {},
+            True,
+            "has 8 GPUs: the most are 16 cores, 64000 MiB of memory and 4 GPUs, of the models a100, gpu",
+        ),
+        ({"gpus": 1}, {"gres": "gpu:h100:1"}, True, "1 GPUs of the model h100"),
+        ({"cores": 99}, {}, True, "99 cores"),
+        ({}, {"constraint": "quick"}, True, "the feature quick"),
+        ({}, {"trial": "sbatch: error: Invalid account"}, False, "takes no such jobs of yours (Invalid account)"),
+        ({}, {"partition": "nowhere"}, False, "partition nowhere has no nodes"),
+        ({}, {"partition": "cpu"}, False, "partition cpu is not for you"),
+    ],
+)
+def test_advice_says_what_to_change(job: dict[str, int], more: dict[str, str], may: bool, advice: str) -> None:
+    found = asked(WorkerJob("any", ["true"], **job), **more)
+    assert any(advice in each for each in found.advice), found
+    assert found.may_submit is may
