@@ -12,9 +12,8 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, residency, tiers
+from ctxflow.scheduler import items, pace, residency, tiers
 from ctxflow.scheduler.commands import Abandon, Command, Run
-from ctxflow.scheduler.pace import REMEMBERED_ITEMS, Pace
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
@@ -363,28 +362,10 @@ class Scheduler:
         if found is None:
             return
         attempt, worker = found
-        self._measure(attempt, worker, event.seconds)
+        pace.learn(self.state.apps[attempt.app], worker, attempt, event.seconds, self.state.now)
         items.answer(self.state, attempt, out)
         residency.used(self.state, worker, attempt.context, out)
         # What another attempt answered first is closed; nothing of this attempt stays open.
-
-    def _measure(self, attempt: Attempt, worker: Worker, seconds: float) -> None:
-        """Learn from a finished batch how fast the worker is, and what a call costs beside its items."""
-        count = len(attempt.items)
-        cost = self.state.apps[attempt.app].call_cost
-        # Calls of one worker may wait for each other: that is no cost.
-        cost.add(self.state.now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)
-        # At least a tenth is the items': the cost is that of all workers, and this one may be far faster.
-        item_seconds = max(seconds - cost.inside, 0.1 * seconds) / count
-        pace = worker.paces.get(attempt.app)
-        if pace is None:
-            worker.paces[attempt.app] = Pace(item_seconds, count, (count, seconds))
-            return
-        share = count / (count + min(pace.items, REMEMBERED_ITEMS))
-        pace.item_seconds += share * (item_seconds - pace.item_seconds)
-        pace.items += count
-        cost.add_pair(pace.last, (count, seconds), pace.item_seconds)
-        pace.last = (count, seconds)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
         found = self._attempt(event.worker, event.attempt)

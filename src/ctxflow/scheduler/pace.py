@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.state import App, Attempt, Worker
 
 REMEMBERED_ITEMS = 100
 """How many items before a batch count beside its own in a worker's speed: fewer would follow the luck of a few
@@ -98,3 +102,22 @@ class CallCost:
         mean = self.total / self.weight
         error = math.sqrt(max(0.0, self.squares / self.weight - mean**2) / (self.pairs - 1))
         return self.way + max(0.0, mean + 0.5 * error)
+
+
+def learn(app: App, worker: Worker, attempt: Attempt, seconds: float, now: float) -> None:
+    """Learn from a batch that took so many seconds, as its worker says, and has just come back."""
+    count = len(attempt.items)
+    cost = app.call_cost
+    # Calls of one worker may wait for each other: that is no cost.
+    cost.add(now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)
+    # At least a tenth is the items': the cost is that of all workers, and this one may be far faster.
+    item_seconds = max(seconds - cost.inside, 0.1 * seconds) / count
+    known = worker.paces.get(app.id)
+    if known is None:
+        worker.paces[app.id] = Pace(item_seconds, count, (count, seconds))
+        return
+    share = count / (count + min(known.items, REMEMBERED_ITEMS))
+    known.item_seconds += share * (item_seconds - known.item_seconds)
+    known.items += count
+    cost.add_pair(known.last, (count, seconds), known.item_seconds)
+    known.last = (count, seconds)

@@ -50,7 +50,7 @@ def best_seconds(call_seconds: float, hazard: float) -> float:
     :param hazard: evictions per worker and second.
 
     >>> round(best_seconds(1.0, 1 / 120), 2), round(math.sqrt(2 * 1.0 * 120), 2)  # Young's is the first order.
-    (14.82, 15.49)
+    (14.83, 15.49)
     >>> round(best_seconds(1000.0, 1 / 120))  # Never more than one mean lifetime.
     120
     """
