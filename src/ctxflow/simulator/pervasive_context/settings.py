@@ -182,7 +182,7 @@ EXPERIMENTS: tuple[Settings, ...] = (
     ),
     Settings("pv1", ev.NONE, paper=10_400.0, paper_source="printed"),
     Settings("pv2", ev.PARTIAL, paper=5_300.0, paper_source="printed"),
-    *_tuned("pv3", ev.PARTIAL, {1: (141_100.0, "printed"), 1000: (3_200.0, "derived")}),
+    *_tuned("pv3", ev.PARTIAL, {1: (141_100.0, "printed"), 100: (5_225.0, "derived"), 1000: (3_200.0, "derived")}),
     *_tuned("pv4", ev.PERVASIVE, {1: (3_100.0, "derived"), 100: (2_900.0, "printed")}),
     Settings("pv5p", ev.PARTIAL, fixed(1000), drained_pool, until=2_100.0),
     Settings("pv5s", ev.PERVASIVE, fixed(100), drained_pool, until=2_100.0),
