@@ -23,11 +23,16 @@ def pool(available, each=3):
     return pools.machines(each, "fast", available) + pools.machines(each, "slow", available)
 
 
-def play(batching, machines, items=2000, seed=0, times=TIMES, notice=0.0, listener=None, until=float("inf"), **options):
-    engine = SimulatedEngine(machines, times, options.pop("staging", None), seed, notice)
-    workload = options.pop("workload", None) or Workload.of(items, files=engine._staging is not None)
-    simulation = Simulation(engine, policies(batching), workload, tiers_of(machines), listener=listener, **options)
-    return simulation.run(until), simulation
+def prepared(batching, machines, times=TIMES, workload=None, staging=None, seed=0, notice=0.0, **options):
+    """A simulation; by default of 2,000 items without files."""
+    engine = SimulatedEngine(machines, times, staging, seed, notice)
+    return Simulation(engine, policies(batching), workload or Workload.of(2000), tiers_of(machines), **options)
+
+
+def play(batching, machines, items=2000, until=float("inf"), **options):
+    """What comes of it."""
+    options.setdefault("workload", Workload.of(items))
+    return prepared(batching, machines, **options).run(until)
 
 
 class Clock:

@@ -1,17 +1,14 @@
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_data import TIMES, play, policies, pool
+from simulator_data import TIMES, play, policies, pool, prepared
 
 from ctxflow.scheduler import Scheduler, log
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, TreeStaging, Workload, pools
-
-
-def outcome_of(*args, **named):
-    return play(*args, **named)[0]
 
 
 @settings(max_examples=25, deadline=None)
@@ -33,15 +30,10 @@ def test_all_is_done_with_every_invariant_and_never_before_the_fluid_bound(batch
         if len(events) % 10 == 0:
             simulations[0].scheduler.validate()
 
-    from ctxflow.executors.simulated import SimulatedEngine
-    from ctxflow.simulator import Simulation
-    from ctxflow.simulator.simulation import tiers_of
-
-    machines = pool(available)
     calm = GpuTimes(TIMES.item_seconds, loading=Drawn(2.0), matching=Drawn(1.0))
-    engine = SimulatedEngine(machines, calm, staging, seed, notice)
     workload = Workload.of(500, files=True, level=level)
-    simulation = Simulation(engine, policies(batching), workload, tiers_of(machines), listener=listener)
+    options = {"times": calm, "workload": workload, "staging": staging, "listener": listener}
+    simulation = prepared(batching, pool(available), seed=seed, notice=notice, **options)
     simulations.append(simulation)
     outcome = simulation.run()
     simulation.scheduler.validate()
@@ -56,7 +48,7 @@ def test_all_is_done_with_every_invariant_and_never_before_the_fluid_bound(batch
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another():
     def run(seed):
-        outcome = outcome_of("opportunistic", pool(pools.evicted(60.0, 10.0)), seed=seed)
+        outcome = play("opportunistic", pool(pools.evicted(60.0, 10.0)), seed=seed)
         return outcome.seconds, outcome.batches, outcome.account
 
     assert run(1) == run(1) != run(2)
@@ -64,7 +56,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another():
 
 def test_evictions_do_not_depend_on_what_is_decided():
     def evictions(size):
-        outcome = outcome_of({"policy": "fixed", "size": size}, pool(pools.evicted(60.0, 10.0)), seed=3, items=3000)
+        outcome = play({"policy": "fixed", "size": size}, pool(pools.evicted(60.0, 10.0)), seed=3, items=3000)
         return [(time, machine.name) for time, machine, change in outcome.presence if change < 0 and time < 60]
 
     assert evictions(5) == evictions(20) != []
@@ -89,7 +81,7 @@ def test_opportunistic_decisions_are_replayed_too():
 def test_work_that_comes_later_waits_for_nobody():
     workload = Workload([ev.ContextSpec("c", "c")], [ev.AppSpec("a", "a", "c")], [(0.0, "a", 10), (500.0, "a", 10)])
     calm = GpuTimes({"": 1.0})
-    outcome = outcome_of(
+    outcome = play(
         {"policy": "fixed", "size": 1}, pools.machines(1, "x", pools.during(0.0)), times=calm, workload=workload
     )
     assert outcome.seconds == pytest.approx(510)
@@ -97,7 +89,7 @@ def test_work_that_comes_later_waits_for_nobody():
 
 def test_calls_wait_for_the_share_of_workers_that_was_asked_for():
     machines = pools.joining(pool(pools.during(0.0)), [(0.0, 1), (100.0, 6)])
-    outcome = outcome_of("fixed", machines, items=100, start_when=1.0)
+    outcome = play("fixed", machines, items=100, start_when=1.0)
     assert outcome.started >= 100
 
 
@@ -105,7 +97,7 @@ def test_a_run_that_cannot_end_says_so_or_ends_at_the_time_given():
     gone = pools.machines(1, "fast", pools.during(0.0, 50.0))
     with pytest.raises(RuntimeError, match="items are left"):
         play("fixed", gone, items=10_000)
-    outcome = outcome_of("fixed", gone, items=10_000, until=200.0)
+    outcome = play("fixed", gone, items=10_000, until=200.0)
     assert outcome.seconds == 200.0
     assert 0 < outcome.done < 10_000
 
@@ -118,7 +110,7 @@ def test_what_duplicates_answer_second_is_counted():
             return super().call(app, machine, items, generator) * (100 if slow else 1)
 
     times = Stalling({"fast": 0.1, "slow": 0.1})
-    outcome = outcome_of("opportunistic", pool(pools.during(0.0)), items=600, times=times)
+    outcome = play("opportunistic", pool(pools.during(0.0)), items=600, times=times)
     assert outcome.duplicates > 0
     assert outcome.seconds < 40
     assert outcome.done == 600
@@ -129,8 +121,6 @@ def test_seconds_are_drawn_within_their_bounds():
         Drawn(1.0, 1.0, 2.0)
     with pytest.raises(ValueError, match="'other'"):
         GpuTimes({"a": 1.0}).item(pools.machines(1, "other", pools.during(0))[0])
-    import random
-
     draws = [Drawn(10.0, 30.0, 2.0, 90.0).draw(random.Random(n)) for n in range(500)]
     assert 2.0 < min(draws) < 4.0 < 50 < max(draws) <= 90.0
     assert math.isfinite(sum(draws))
