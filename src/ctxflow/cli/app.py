@@ -14,8 +14,11 @@ from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
 from ctxflow.cli.factory import factory
+from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
+from ctxflow.cli.reproduce import reproduce
 from ctxflow.cli.site import site
+from ctxflow.cli.topo import topo
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
@@ -50,6 +53,9 @@ app.command("demo")(demo)
 app.command("report")(report)
 app.command("factory")(factory)
 app.command("worker-command")(worker_command)
+app.command("topo")(topo)
+app.command("preempt")(preempt)
+app.command("reproduce")(reproduce)
 app.add_typer(env)
 app.add_typer(site)
 

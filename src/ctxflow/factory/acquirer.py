@@ -126,6 +126,7 @@ class Acquirer:
             if tier in self._tiers:
                 self._tiers[tier].jobs.joined(job)
                 self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
+                self._tiers[tier].survey_at = 0.0
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """The worker of a job joined, and cannot be used: no better than one that never joins."""
@@ -296,7 +297,9 @@ class Acquirer:
             return
         held.survey_at = now + _SURVEY_SECONDS
         survey = held.provider.survey(held.job)
-        if survey.machines == 0:
+        if not survey.may_submit:
+            self._troubled(name, f"its jobs wait, and no more are taken: {'; '.join(survey.advice)}")
+        elif survey.machines == 0:
             why = "; ".join(survey.advice) or "change the tier's requirements"
             self._troubled(name, f"its jobs wait in vain, since no machine will do: {why}")
         elif survey.machines is not None:

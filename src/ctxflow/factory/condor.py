@@ -28,8 +28,8 @@ class CondorProvider:
     """Jobs in an HTCondor queue: one submission for each call of `submit`, one job per worker.
 
     Changes are read from the jobs' event log, a file of the provider's directory, so that nothing is asked of the
-    schedd for them. The directory must be one that the schedd's machine sees under the same path: as a rule the driver
-    runs where people call condor_submit.
+    schedd for them; only while jobs wait it is asked, now and then, whether it has them still. The directory must be
+    one that the schedd's machine sees under the same path: as a rule the driver runs where people call condor_submit.
 
     A job that ends by itself leaves the queue, with whatever status; an evicted one is queued again by HTCondor. When
     the driver is killed, running workers leave by themselves, as they find no manager, and those that wait or are
@@ -74,6 +74,8 @@ class CondorProvider:
         self._log: Any = None
         self._states: dict[str, JobState] = {}  # What was told last; jobs that ended are not kept.
         self._removed: set[str] = set()  # By us, and still to end.
+        self._missing: set[str] = set()  # Those that were not in the queue when last looked.
+        self._lost: list[str] = []  # Not in the queue any more, though the log does not say so; still to be told.
         self._renew_at = 0.0
         self._asked = False
 
@@ -133,6 +135,8 @@ class CondorProvider:
         with _told("HTCondor's job log cannot be read"):
             events = list(self._log.events(0))
         found = [change for change in map(change_of, events) if change is not None]
+        found += [JobChange(job, "ended", "HTCondor has lost it: was its queue's disk full?") for job in self._lost]
+        self._lost = []
         return [change for change in found if self._is_new(change)]
 
     def last_words(self, job: str) -> str:
@@ -209,15 +213,21 @@ class CondorProvider:
         return True
 
     def _renew(self) -> None:
-        """Keep waiting jobs in the queue: four times in a lease, if there are any."""
+        """Keep waiting jobs in the queue, and see that they are there: four times in a lease, if there are any."""
         now = self._clock()
         if now < self._renew_at or all(state == "running" for state in self._states.values()):
             return
         self._renew_at = now + self._lease / 4
-        self.queries += 1
-        waiting = f'{RUN_ATTRIBUTE} == "{self.run}" && (JobStatus == 1 || JobStatus == 5)'
+        self.queries += 2
+        ours = f'{RUN_ATTRIBUTE} == "{self.run}"'
         try:
-            self._schedd().edit(waiting, SEEN_ATTRIBUTE, str(int(now)))
+            schedd = self._schedd()
+            there = {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in schedd.query(ours, ["ClusterId", "ProcId"])}
+            missing = set(self._states) - there
+            # An event may still be on its way to the log; not for so long.
+            self._lost += sorted(missing & self._missing)
+            self._missing = missing - set(self._lost)
+            schedd.edit(f"{ours} && (JobStatus == 1 || JobStatus == 5)", SEEN_ATTRIBUTE, str(int(now)))
         except (bindings().HTCondorException, ProviderError):
             # None waits by now, or the schedd is down: the next time. Nobody removes jobs while it is.
             self._renew_at = now + min(10.0, self._lease / 4)

@@ -5,6 +5,9 @@
 - `staging.py`, `links.py`: where files come from: shared filesystem, internet, peers; links that are shared fairly.
 - `pools.py`: machines and when they can be had: Poisson evictions, drains, join curves, traces.
 - `bounds.py`: what no scheduler could do better.
+
+The papers' experiments are in a folder each. One for `ctxflow reproduce` is a function that takes a `Request` and gives
+figures (`figures.py`).
 """
 
 from ctxflow.simulator.bounds import fluid_seconds

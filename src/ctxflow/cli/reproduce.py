@@ -1,0 +1,57 @@
+"""`ctxflow reproduce`: a paper's experiments on ctxflow's own policies, each figure beside the paper's."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from ctxflow.simulator.figures import Experiment, Figure, Request, report
+
+PAPERS = {
+    "flextopo": ("ctxflow.simulator.flextopo:reproduce", "preemption that respects a machine's topology"),
+}
+"""Where each paper's experiment is (a `ctxflow.simulator.figures.Experiment`), and what it is about."""
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help=f"One of: {', '.join(PAPERS)}.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A small one, to see that it runs.")] = False,
+    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    pictures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a paper's experiments and print its figures beside ours."""
+    if paper not in PAPERS:
+        raise typer.BadParameter(f"there is no {paper!r} here: choose one of {', '.join(PAPERS)}")
+    module, _, function = PAPERS[paper][0].partition(":")
+    experiment: Experiment = getattr(importlib.import_module(module), function)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(paper, total=1.0)
+
+        def tell(done: float, what: str) -> None:
+            progress.update(task, completed=done, description=what)
+
+        figures = experiment(Request(quick, seed, pictures, tell))
+    if as_json:
+        print(json.dumps(report(paper, figures)))
+    else:
+        Console().print(_table(paper, figures))
+
+
+def _table(paper: str, figures: Mapping[str, Figure]) -> Table:
+    shown = Table(title=f"{paper}: {PAPERS[paper][1]}")
+    for name in ("figure", "ours", "paper", "unit", "samples"):
+        shown.add_column(name, justify="left" if name in ("figure", "unit") else "right", no_wrap=name == "figure")
+    for name, each in figures.items():
+        theirs = "" if each.paper is None else f"{each.paper:,g}"
+        shown.add_row(name, f"{each.value:,g}", theirs, each.unit, f"{each.n:,}")
+    return shown

@@ -1,0 +1,93 @@
+"""How candidates compare: Equation 1 of FlexTopo and the order among equals.
+
+A candidate is a node with a set of victims on it (the paper's C = (N, v_N)). What does not live here: which candidates
+there are (standard.py, imp.py, exact.py).
+
+Where this is not as printed: the topological score T is that of the best allocation inside what is idle and freed, not
+of the victims' own places, since the preemptor may share a socket with idle GPUs (the printed basis is an option); and
+both terms are brought to (0, 1] before alpha weighs them, since 1 / sum of priorities is about 0.001 beside a T of 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from ctxflow.policies.preemption.cluster import Instance, Level, Node, Preemptor
+
+Basis = Literal["allocation", "victims"]
+BASES: tuple[Basis, ...] = ("allocation", "victims")
+TOPOLOGY_SCORES = (0, 7, 12, 15)
+"""T of Equation 1 by level: nothing, low, medium and high."""
+
+Rank = tuple[float, int, int, int, float]
+"""What candidates are ordered by, the least first: minus the score, the highest priority among the victims, the sum of
+their priorities, their number, and minus the start of the longest-running one of those of the highest priority."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scoring:
+    """How much priorities weigh against topology, and what topology is judged on.
+
+    :ivar alpha: 0 for topology alone, 1 for priorities alone.
+    :ivar basis: "allocation" for the best set that the preemptor could get, "victims" for the places of the victims.
+    :raises ValueError: for an alpha outside [0, 1] or another basis.
+    """
+
+    alpha: float = 0.0
+    basis: Basis = "allocation"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"alpha is {self.alpha}: give a number from 0 (topology) to 1 (priorities)")
+        if self.basis not in BASES:
+            raise ValueError(f"there is no scoring basis {self.basis!r}: choose {' or '.join(BASES)}")
+
+
+class Scorer:
+    """The score and rank of candidates of one decision.
+
+    Priorities count relative to the lowest there is among the possible victims. Where that is under 1 all are lifted
+    until it is 1, so that no sum is zero.
+    """
+
+    __slots__ = ("_alpha", "_cares", "_lift", "_lowest", "basis")
+
+    def __init__(self, nodes: Iterable[Node], preemptor: Preemptor, scoring: Scoring) -> None:
+        lowest = min((node.ladder[0].priority for node in nodes if node.ladder), default=1)
+        lowest = min(lowest, preemptor.priority - 1)
+        self._lift = max(0, 1 - lowest)
+        self._lowest = lowest + self._lift
+        self._alpha, self._cares = scoring.alpha, preemptor.affinity is not None
+        self.basis = scoring.basis
+
+    @property
+    def priorities_weigh(self) -> bool:
+        """Whether priorities enter the score itself, and not only the order among equals."""
+        return self._alpha > 0
+
+    @property
+    def topology_counts(self) -> bool:
+        """Whether the preemptor cares where it is."""
+        return self._cares
+
+    def lifted(self, priority: int) -> int:
+        """A victim's priority as it counts: 1 or more."""
+        return priority + self._lift
+
+    def score(self, level: int, total: int) -> float:
+        """Equation 1, of terms in (0, 1].
+
+        :param total: the sum of the victims' priorities as they count.
+        """
+        topology = TOPOLOGY_SCORES[level] / TOPOLOGY_SCORES[Level.NUMA] if self._cares else 0.0
+        return self._alpha * self._lowest / total + (1.0 - self._alpha) * topology
+
+    def rank(self, victims: Sequence[Instance], level: Level) -> Rank:
+        """The place of a set of victims in the order of candidates."""
+        priorities = [victim.priority for victim in victims]
+        highest, count = max(priorities), len(priorities)
+        total = sum(priorities) + count * self._lift
+        start = min(victim.started for victim in victims if victim.priority == highest)
+        return -self.score(level, total), highest + self._lift, total, count, -start

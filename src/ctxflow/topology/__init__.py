@@ -1,0 +1,10 @@
+"""What a machine is made of and who uses it: sockets, NUMA nodes, core groups, cores and GPUs (FlexTopo).
+
+Read from the machine itself (machine.py), from HTCondor's machine ads (condor.py) or from JSON and Kubernetes' custom
+resource (graph.py); drawn as text (drawing.py). What does not live here: any decision about it.
+"""
+
+from ctxflow.topology.graph import from_graph, to_graph
+from ctxflow.topology.model import Core, CoreGroup, Gpu, NumaNode, Topology, changes
+
+__all__ = ["Core", "CoreGroup", "Gpu", "NumaNode", "Topology", "changes", "from_graph", "to_graph"]

@@ -1,0 +1,162 @@
+"""Topology in HTCondor's machine ads: what `ctxflow topo --classad` publishes, and what any ads tell.
+
+What is published are attributes of the machine, by a startd cron job (site-configs/htcondor-topology.conf): nobody's
+use of anything is among them, since the startd knows that best. Where nothing was published, GPUs are taken from the
+records that HTCondor makes of them (`GPUs_...`), near the NUMA node that these name, if they name one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ctxflow.topology.classad import parse_value, write_value
+from ctxflow.topology.drawing import ranges
+from ctxflow.topology.machine import numbers
+from ctxflow.topology.model import Core, CoreGroup, Gpu, NumaNode, Topology
+
+_PREFIX = "Ctxflow"
+Ad = Mapping[str, Any]
+
+
+def to_classad(topology: Topology) -> str:
+    """The attributes that a startd cron job prints, one a line; the line "-" ends them.
+
+    >>> print(to_classad(Topology("m", (0,), (NumaNode(0, 0),))))
+    CtxflowSockets = { 0 }
+    CtxflowNumaNodes = { [ Id = 0; Socket = 0 ] }
+    CtxflowCoreGroups = { }
+    CtxflowGpus = { }
+    CtxflowTopologyProblems = { }
+    -
+    """
+    attributes = {
+        "Sockets": topology.sockets,
+        "NumaNodes": [{"Id": node.id, "Socket": node.socket} for node in topology.numa_nodes],
+        "CoreGroups": [
+            {"Id": g.id, "Socket": g.socket, "Numa": g.numa, "Cores": ranges([core.id for core in g.cores])}
+            for g in topology.groups
+        ],
+        "Gpus": [
+            {
+                "Index": gpu.index,
+                "Id": gpu.uuid,
+                "Model": gpu.model,
+                "MemoryMb": gpu.memory,
+                "Numa": gpu.numa,
+                "Socket": topology.socket_of(gpu.numa),
+                "Bus": gpu.bus,
+            }
+            for gpu in topology.gpus
+        ],
+        "TopologyProblems": topology.problems,
+    }
+    return "\n".join([*(f"{_PREFIX}{name} = {write_value(value)}" for name, value in attributes.items()), "-"])
+
+
+def from_ads(ads: Iterable[Ad]) -> list[Topology]:
+    """The topology of each machine that some slots' ads are of, with who uses its GPUs.
+
+    :param ads: as `condor_status -json` has them, as htcondor2 gives them, or as `parse_ads` reads them; all slots of a
+        machine belong to one topology. Ads of no machine are one machine's.
+    :raises ValueError: if there are none.
+    """
+    machines: dict[str, list[dict[str, Any]]] = {}
+    for ad in ads:
+        plain = {str(name).lower(): _plain(value) for name, value in ad.items()}
+        machines.setdefault(str(plain.get("machine") or plain.get("name") or "unnamed"), []).append(plain)
+    if not machines:
+        raise ValueError("there are no machine ads: give those of condor_status -long or -json")
+    return [_of_machine(name, slots) for name, slots in machines.items()]
+
+
+def _plain(value: Any) -> Any:
+    """JSON has expressions as "/Expr(...)/"; htcondor2 has its own types of records."""
+    if isinstance(value, str) and value.startswith("/Expr(") and value.endswith(")/"):
+        return _plain(parse_value(value[6:-2]))
+    if isinstance(value, Mapping):
+        return {str(name).lower(): _plain(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _of_machine(name: str, slots: Sequence[dict[str, Any]]) -> Topology:
+    published = next((slot for slot in slots if slot.get("ctxflowgpus") is not None), None)
+    try:
+        topology = _published(name, published) if published else _discovered(name, slots)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the ads of {name} tell a topology that cannot be read: {error!r}") from None
+    users = dict(_users(slots))
+    gpus = tuple(dataclasses.replace(gpu, used_by=_user_of(gpu, users)) for gpu in topology.gpus)
+    return dataclasses.replace(topology, gpus=gpus)
+
+
+def _published(name: str, ad: Ad) -> Topology:
+    groups = [
+        CoreGroup(int(g["id"]), g["socket"], g["numa"], tuple(Core(core) for core in numbers(g["cores"])))
+        for g in ad.get("ctxflowcoregroups") or ()
+    ]
+    gpus = [
+        Gpu(int(gpu["index"]), gpu["id"], gpu["model"], gpu["memorymb"], gpu["numa"], gpu["bus"])
+        for gpu in ad["ctxflowgpus"]
+    ]
+    nodes = tuple(NumaNode(int(node["id"]), node["socket"]) for node in ad.get("ctxflownumanodes") or ())
+    sockets = tuple(int(socket) for socket in ad.get("ctxflowsockets") or ())
+    problems = tuple(str(problem) for problem in ad.get("ctxflowtopologyproblems") or ())
+    return Topology(name, sockets, nodes, tuple(groups), tuple(gpus), problems)
+
+
+def _discovered(name: str, slots: Sequence[Ad]) -> Topology:
+    cards: dict[str, Ad] = {}
+    for slot in slots:
+        for key, value in slot.items():
+            if key.startswith("gpus_") and isinstance(value, Mapping) and (value.get("id") or value.get("deviceuuid")):
+                cards.setdefault(str(value.get("id") or value["deviceuuid"]), value)
+    ordered = sorted(cards.values(), key=lambda card: (str(card.get("devicepcibusid") or ""), str(card.get("id"))))
+    gpus = tuple(_discovered_gpu(index, card) for index, card in enumerate(ordered))
+    sockets_of: dict[int, set[int | None]] = {}
+    for card in ordered:
+        if card.get("numanode") is not None:
+            sockets_of.setdefault(int(card["numanode"]), set()).add(card.get("socket"))
+    nodes = tuple(
+        NumaNode(numa, next(iter(sockets)) if len(sockets) == 1 else None)
+        for numa, sockets in sorted(sockets_of.items())
+    )
+    sockets = tuple(sorted({node.socket for node in nodes if node.socket is not None}))
+    problems = [f"the ads of {name} tell nothing of its cores: publish them with `ctxflow topo --classad`"]
+    lost = [str(gpu.index) for gpu in gpus if gpu.numa is None]
+    if lost:
+        problems.append(f"the ads of {name} do not say which NUMA node GPU {', '.join(lost)} is near")
+    return Topology(name, sockets, nodes, (), gpus, tuple(problems))
+
+
+def _discovered_gpu(index: int, card: Ad) -> Gpu:
+    uuid = str(card.get("deviceuuid") or card.get("id"))
+    memory, numa = card.get("globalmemorymb"), card.get("numanode")
+    return Gpu(
+        index,
+        uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}",
+        card.get("devicename"),
+        None if memory is None else int(memory),
+        None if numa is None else int(numa),
+        card.get("devicepcibusid"),
+    )
+
+
+def _users(slots: Iterable[Ad]) -> Iterable[tuple[str, str]]:
+    """Which job holds each assigned GPU."""
+    for slot in slots:
+        if slot.get("state") == "Claimed" and isinstance(slot.get("assignedgpus"), str):
+            who = " ".join(str(slot[key]) for key in ("remoteowner", "jobid") if slot.get(key))
+            for gpu in slot["assignedgpus"].split(","):
+                yield gpu.strip(), who or str(slot.get("name", "unknown"))
+
+
+def _user_of(gpu: Gpu, users: Mapping[str, str]) -> str | None:
+    """HTCondor names a GPU by the beginning of its UUID."""
+    names = [gpu.uuid or "", f"CUDA{gpu.index}"]
+    return next(
+        (user for held, user in users.items() if held and (names[0].startswith(held) or held == names[1])), None
+    )

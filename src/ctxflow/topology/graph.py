@@ -1,0 +1,183 @@
+"""A topology as FlexTopo's graph of nodes and edges: JSON in and out, and Kubernetes' custom resource.
+
+Nodes are of the types Socket, NUMANode, CoreGroup, CPUCore and GPU; edges are *host* (socket to core group), *contain*
+(core group to core, and socket to NUMA node), *localized* (core group to NUMA node) and *nearby* (GPU to NUMA node),
+as Table 2 of FlexTopo has them. The custom resources that its agent writes differ: all their edges are "contains",
+from sockets over NUMA nodes down to cores, and GPUs have none. Both are read; the table's form is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ctxflow.topology.model import Core, CoreGroup, Gpu, NumaNode, Topology
+
+_TYPES = ("Socket", "NUMANode", "CoreGroup", "CPUCore", "GPU")
+_EDGES = ("host", "hosts", "contain", "contains", "localized", "nearby")
+
+
+def to_graph(topology: Topology) -> dict[str, Any]:
+    """The graph as data.
+
+    :returns: {"name", "nodes": [{"id", "type", "attributes"}], "edges": [{"source", "target", "type"}], "problems"}.
+
+    >>> graph = to_graph(Topology("m", (0,), (NumaNode(0, 0),), (), (Gpu(0, numa=0),)))
+    >>> [(edge["source"], edge["type"], edge["target"]) for edge in graph["edges"]]
+    [('socket-0', 'contain', 'numa-0'), ('gpu-0', 'nearby', 'numa-0')]
+    """
+    nodes = [_node(f"socket-{socket}", "Socket", {}) for socket in topology.sockets]
+    edges: list[dict[str, str]] = []
+    for numa in topology.numa_nodes:
+        nodes.append(_node(f"numa-{numa.id}", "NUMANode", {}))
+        if numa.socket is not None:
+            edges.append(_edge(f"socket-{numa.socket}", f"numa-{numa.id}", "contain"))
+    for group in topology.groups:
+        name = f"coregroup-{group.id}"
+        nodes.append(_node(name, "CoreGroup", _used(group.used_by)))
+        if group.socket is not None:
+            edges.append(_edge(f"socket-{group.socket}", name, "host"))
+        if group.numa is not None:
+            edges.append(_edge(name, f"numa-{group.numa}", "localized"))
+        for core in group.cores:
+            nodes.append(_node(f"core-{core.id}", "CPUCore", _used(core.used_by)))
+            edges.append(_edge(name, f"core-{core.id}", "contain"))
+    for gpu in topology.gpus:
+        about = {"uuid": gpu.uuid, "name": gpu.model, "memoryTotal": gpu.memory, "busID": gpu.bus}
+        known = {key: value for key, value in about.items() if value is not None}
+        nodes.append(_node(f"gpu-{gpu.index}", "GPU", known | _used(gpu.used_by)))
+        if gpu.numa is not None:
+            edges.append(_edge(f"gpu-{gpu.index}", f"numa-{gpu.numa}", "nearby"))
+    return {"name": topology.name, "nodes": nodes, "edges": edges, "problems": list(topology.problems)}
+
+
+def from_graph(data: Mapping[str, Any]) -> Topology:
+    """The topology of a graph, or of a custom resource.
+
+    :param data: what `to_graph` wrote, or what Kubernetes gives for a FlexTopo resource.
+    :raises ValueError: if it is no such thing, or an edge leads nowhere, saying which.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a topology is an object with nodes and edges, not {data!r}")
+    spec, name, problems = data, data.get("name"), data.get("problems") or ()
+    if "spec" in data:
+        spec, name = data["spec"] or {}, (data.get("metadata") or {}).get("name")
+    if not isinstance(spec, Mapping) or not {"nodes", "edges"} <= set(spec):
+        raise ValueError("a topology has nodes and edges: this has " + (", ".join(map(str, spec)) or "nothing"))
+    nodes = _nodes(spec["nodes"] or ())
+    links = _links(spec["edges"] or (), nodes)
+    sockets = tuple(sorted(_number(each) for each, (kind, _) in nodes.items() if kind == "Socket"))
+    numa = [
+        NumaNode(_number(each), _linked(links, each, "socket"))
+        for each, (kind, _) in nodes.items()
+        if kind == "NUMANode"
+    ]
+    numa.sort(key=lambda node: node.id)
+    groups = sorted(_groups(nodes, links, {node.id: node.socket for node in numa}), key=lambda group: group.id)
+    gpus = sorted(_gpus(nodes, links), key=lambda gpu: gpu.index)
+    known = tuple(str(problem) for problem in problems)
+    made = Topology(str(name or "unnamed"), sockets, tuple(numa), tuple(groups), tuple(gpus), known)
+    return made if "problems" in data else _with_problems(made)
+
+
+def _with_problems(topology: Topology) -> Topology:
+    lost = [str(gpu.index) for gpu in topology.gpus if gpu.numa is None]
+    if not lost or not topology.numa_nodes:
+        return topology
+    where = f"the NUMA node of GPU {', '.join(lost)} of {topology.name} is not known: no edge leads from it to one"
+    return Topology(topology.name, topology.sockets, topology.numa_nodes, topology.groups, topology.gpus, (where,))
+
+
+def _nodes(given: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    nodes: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for each in given:
+        if not isinstance(each, Mapping) or not {"id", "type"} <= set(each):
+            raise ValueError(f"a node of a topology has an id and a type, unlike {each!r}")
+        if each["type"] not in _TYPES:
+            raise ValueError(f"{each['id']} is of type {each['type']!r}: there are {', '.join(_TYPES)}")
+        if each["id"] in nodes:
+            raise ValueError(f"two nodes of the topology are called {each['id']}")
+        nodes[str(each["id"])] = (str(each["type"]), each.get("attributes") or {})
+    return nodes
+
+
+def _links(edges: Any, nodes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What each node is linked to, by kind: the edges' directions do not matter, only what they join."""
+    links: dict[str, dict[str, str]] = {}
+    for edge in edges:
+        if not isinstance(edge, Mapping) or not {"source", "target", "type"} <= set(edge):
+            raise ValueError(f"an edge of a topology has a source, a target and a type, unlike {edge!r}")
+        ends = str(edge["source"]), str(edge["target"])
+        if edge["type"] not in _EDGES:
+            raise ValueError(
+                f"the edge from {ends[0]} to {ends[1]} is of type {edge['type']!r}: there are {', '.join(_EDGES)}"
+            )
+        for end in ends:
+            if end not in nodes:
+                raise ValueError(f"the edge from {ends[0]} to {ends[1]} leads nowhere: there is no {end}")
+        for one, other in (ends, ends[::-1]):
+            links.setdefault(one, {})[_kind(nodes[other][0])] = other
+    return links
+
+
+def _kind(kind: str) -> str:
+    return {"Socket": "socket", "NUMANode": "numa", "CoreGroup": "group"}.get(kind, kind)
+
+
+def _linked(links: Mapping[str, Mapping[str, str]], name: str, kind: str) -> int | None:
+    other = links.get(name, {}).get(kind)
+    return None if other is None else _number(other)
+
+
+def _groups(
+    nodes: Mapping[str, tuple[str, Mapping[str, Any]]],
+    links: Mapping[str, Mapping[str, str]],
+    socket_of: Mapping[int, int | None],
+) -> Iterable[CoreGroup]:
+    cores: dict[str | None, list[Core]] = {}
+    for name, (kind, about) in nodes.items():
+        if kind == "CPUCore":
+            cores.setdefault(links.get(name, {}).get("group"), []).append(Core(_number(name), _user(about)))
+    if None in cores:
+        raise ValueError(f"core-{cores[None][0].id} is in no core group: give it an edge from one")
+    for name, (kind, about) in nodes.items():
+        if kind == "CoreGroup":
+            numa = _linked(links, name, "numa")
+            socket = _linked(links, name, "socket")
+            socket = socket_of.get(numa) if socket is None and numa is not None else socket
+            members = tuple(sorted(cores.get(name, ()), key=lambda core: core.id))
+            yield CoreGroup(int(about.get("groupIndex", _number(name))), socket, numa, members)
+
+
+def _gpus(nodes: Mapping[str, tuple[str, Mapping[str, Any]]], links: Mapping[str, Mapping[str, str]]) -> Iterable[Gpu]:
+    for name, (kind, about) in nodes.items():
+        if kind == "GPU":
+            memory = about.get("memoryTotal")
+            numbers = _number(name), about.get("uuid"), about.get("name"), None if memory is None else int(memory)
+            yield Gpu(*numbers, _linked(links, name, "numa"), about.get("busID"), _user(about))
+
+
+def _user(about: Mapping[str, Any]) -> str | None:
+    if about.get("usedBy"):
+        return str(about["usedBy"])
+    return None if about.get("status", "free") == "free" else "unknown"
+
+
+def _used(name: str | None) -> dict[str, str]:
+    return {"status": "free"} if name is None else {"status": "allocated", "usedBy": name}
+
+
+def _number(name: str) -> int:
+    found = re.search(r"(\d+)$", name)
+    if not found:
+        raise ValueError(f"{name} has no number: nodes of a topology are called socket-0, numa-0, gpu-0 and so on")
+    return int(found[1])
+
+
+def _node(name: str, kind: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, "type": kind, "attributes": attributes}
+
+
+def _edge(source: str, target: str, kind: str) -> dict[str, str]:
+    return {"source": source, "target": target, "type": kind}

@@ -1,0 +1,144 @@
+"""A machine's topology as values. What does not live here: where it comes from, and how it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node.
+
+    :ivar socket: the socket that it belongs to; None if it belongs to none or to several, or nobody knows.
+    """
+
+    id: int
+    socket: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Core:
+    """A CPU as the kernel numbers them.
+
+    :ivar used_by: the name of who uses it; None if it is free.
+    """
+
+    id: int
+    used_by: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CoreGroup:
+    """Cores of one NUMA node that are given out together."""
+
+    id: int
+    socket: int | None
+    numa: int | None
+    cores: tuple[Core, ...]
+
+    @property
+    def used_by(self) -> str | None:
+        """Who uses some of its cores, by name; None if all are free."""
+        return ", ".join(sorted({core.used_by for core in self.cores if core.used_by})) or None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU.
+
+    :ivar index: its number on this machine.
+    :ivar memory: in MB.
+    :ivar numa: the NUMA node that it is near; None if nobody knows.
+    :ivar used_by: the name of who uses it; None if it is free.
+    """
+
+    index: int
+    uuid: str | None = None
+    model: str | None = None
+    memory: int | None = None
+    numa: int | None = None
+    bus: str | None = None
+    used_by: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A machine's topology.
+
+    :ivar problems: what could not be found out, one sentence each.
+    """
+
+    name: str
+    sockets: tuple[int, ...] = ()
+    numa_nodes: tuple[NumaNode, ...] = ()
+    groups: tuple[CoreGroup, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def socket_of(self, numa: int | None) -> int | None:
+        """The socket that a NUMA node belongs to, where that is known."""
+        return next((node.socket for node in self.numa_nodes if node.id == numa), None)
+
+
+def core_groups(cpus: Iterable[tuple[int, int | None, int | None]], size: int) -> tuple[CoreGroup, ...]:
+    """Groups of cores that share a socket and a NUMA node.
+
+    :param cpus: each one's number, socket and NUMA node, in the order in which they are to be put together.
+    :param size: the cores of a group; the last one of a NUMA node may have fewer.
+    :raises ValueError: if a group would be of no cores.
+
+    >>> [len(group.cores) for group in core_groups([(cpu, 0, cpu // 6) for cpu in range(12)], size=4)]
+    [4, 2, 4, 2]
+    """
+    if size < 1:
+        raise ValueError(f"a core group of {size} cores is none: give a size of 1 or more")
+    together: dict[tuple[int | None, int | None], list[int]] = {}
+    for cpu, socket, numa in cpus:
+        together.setdefault((socket, numa), []).append(cpu)
+    groups: list[CoreGroup] = []
+    for (socket, numa), members in together.items():
+        for start in range(0, len(members), size):
+            cores = tuple(Core(cpu) for cpu in members[start : start + size])
+            groups.append(CoreGroup(len(groups), socket, numa, cores))
+    return tuple(groups)
+
+
+def changes(before: Topology, after: Topology) -> list[str]:
+    """What is different in the hardware, in words; who uses it is no part of that.
+
+    >>> changes(Topology("m", gpus=(Gpu(0, "GPU-1", "NVIDIA A10"),)), Topology("m"))
+    ['GPU 0 (NVIDIA A10, GPU-1) is gone']
+    """
+    found = []
+    old, new = ({gpu.uuid or f"number {gpu.index}": gpu for gpu in each.gpus} for each in (before, after))
+    for key, gpu in old.items():
+        if key not in new:
+            found.append(f"{_named(gpu)} is gone")
+        elif _hardware(gpu) != _hardware(new[key]):
+            found.append(f"{_named(new[key])} has changed: it was {_named(gpu)} near NUMA node {gpu.numa}")
+    found += [f"{_named(gpu)} is new" for key, gpu in new.items() if key not in old]
+    for what, one, other in (
+        ("sockets", before.sockets, after.sockets),
+        ("NUMA nodes", before.numa_nodes, after.numa_nodes),
+        ("cores", _cores(before.groups), _cores(after.groups)),
+    ):
+        if one != other:
+            counts = f"{len(one)} before and {len(other)} now" if len(one) != len(other) else f"{len(one)} as before"
+            found.append(f"the {what} have changed: {counts}")
+    if before.problems != after.problems:
+        found += [f"now: {problem}" for problem in after.problems if problem not in before.problems]
+        found += [f"no longer: {problem}" for problem in before.problems if problem not in after.problems]
+    return found
+
+
+def _named(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({', '.join(filter(None, (gpu.model, gpu.uuid))) or 'of no known model'})"
+
+
+def _hardware(gpu: Gpu) -> Gpu:
+    return dataclasses.replace(gpu, used_by=None)
+
+
+def _cores(groups: Sequence[CoreGroup]) -> list[tuple[int, int | None, int | None, int]]:
+    return [(core.id, group.socket, group.numa, group.id) for group in groups for core in group.cores]
