@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from ctxflow.simulator.figures import Request
 from ctxflow.simulator.pervasive_context import DIRECT, EXPERIMENTS, POOL_FLUID_SECONDS, Settings, play, rows
+from ctxflow.simulator.pervasive_context.reproduction import reproduce
 
 BY_NAME = {settings.name: settings for settings in EXPERIMENTS}
 EXPLAINED = {"pv2", "pv3_100"}
@@ -54,3 +56,9 @@ def test_a_busy_cluster_loses_ten_times_less_with_retention(found):
 def test_opportunistic_batches_come_close_to_the_fluid_bound():
     outcome = play(Settings("direct", batching="opportunistic", kept=DIRECT))
     assert outcome.seconds <= 1.06 * POOL_FLUID_SECONDS
+
+
+def test_reproduce_has_a_figure_for_each_and_the_papers_only_of_whole_runs():
+    figures = reproduce(Request(quick=True))
+    assert len(figures) == 21
+    assert all(figure.value > 0 and figure.paper is None for figure in figures.values())
