@@ -1,10 +1,12 @@
-"""The engines' contract suite on the embedded engine."""
+"""The engines' contract suite on the embedded engine, and on the simulated one, which executes nothing."""
 
 import os
 import signal
 
 from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.executors.simulated import Machine, SimulatedEngine
 from ctxflow.host.processes import descendants
+from ctxflow.simulator import Drawn, GpuTimes
 from ctxflow.testing.engines import EngineContract
 
 
@@ -21,3 +23,18 @@ class TestEmbedded(EngineContract):
     def processes(self, engine):
         hosts = list(engine.worker_pids().values())
         return hosts + [pid for host in hosts for pid in descendants(host)]
+
+
+class TestSimulated(EngineContract):
+    executes = False
+    tier = "default"
+
+    def make(self):
+        times = GpuTimes({"": 0.01}, loading=Drawn(0.25), matching=Drawn(0.5))
+        return SimulatedEngine([Machine("a"), Machine("b")], times)
+
+    def evict(self, engine, worker):
+        engine.evict(worker)
+
+    def notify(self, engine, worker):
+        engine.evict(worker, notice=0.1)

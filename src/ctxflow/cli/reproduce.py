@@ -16,6 +16,10 @@ from rich.table import Table
 from ctxflow.simulator.figures import Experiment, Figure, Request, report
 
 PAPERS = {
+    "pervasive-context": (
+        "ctxflow.simulator.pervasive_context.reproduction:reproduce",
+        "a context is kept from call to call, on opportunistic GPUs",
+    ),
     "flextopo": ("ctxflow.simulator.flextopo:reproduce", "preemption that respects a machine's topology"),
 }
 """Where each paper's experiment is (a `ctxflow.simulator.figures.Experiment`), and what it is about."""

@@ -123,6 +123,9 @@ class WorkerView(Protocol):
     def seconds_per_item(self, app: str) -> float | None:
         """Measured on this worker for this app."""
 
+    def items_done(self, app: str) -> int:
+        """How many items of this app it has answered: what the measurement rests on."""
+
     def load_seconds(self, context: str) -> float | None:
         """Measured on this worker for this context."""
 
@@ -165,6 +168,10 @@ class AppView(Protocol):
     @property
     def unclaimed(self) -> int:
         """Items queued beyond those for which a worker is already loading the context."""
+
+    @property
+    def call_seconds(self) -> float | None:
+        """Seconds of a call that do not grow with its items, its way to the worker and back included; measured."""
 
     @property
     def waiting_since(self) -> float | None:
@@ -337,7 +344,10 @@ class BatchingPolicy(Protocol):
         """
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
-        """The attempt that an otherwise idle worker should run a second time, or None."""
+        """The attempt that an otherwise idle worker should run a second time, or None.
+
+        Asked when a worker comes free and nothing is queued, and of all idle workers on ticks.
+        """
 
 
 class PlacementPolicy(Protocol):

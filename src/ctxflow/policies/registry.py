@@ -21,7 +21,10 @@ _OWN = {
         "least-loaded": "ctxflow.policies.routing:LeastLoaded",
         "round-robin": "ctxflow.policies.routing:RoundRobin",
     },
-    "batching": {"fixed": "ctxflow.policies.batching:Fixed"},
+    "batching": {
+        "fixed": "ctxflow.policies.batching:Fixed",
+        "opportunistic": "ctxflow.policies.batching:Opportunistic",
+    },
     "placement": {"everywhere": "ctxflow.policies.placement:Everywhere"},
     "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
     "scaling": {

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, residency, tiers
+from ctxflow.scheduler import items, pace, residency, tiers
 from ctxflow.scheduler.commands import Abandon, Command, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
@@ -88,8 +88,8 @@ class Scheduler:
         self._handlers[type(event)](event, out)
         if state.ready:
             self._serve(out)
-        elif state.free:
-            self._duplicate(out)
+        elif state.free and state.attempts:
+            self._duplicate(event, out)
         return out
 
     def validate(self) -> None:
@@ -154,12 +154,18 @@ class Scheduler:
         state.update_free(worker)
         out.append(Run(worker.id, number, app.id, app.context, batch))
 
-    def _duplicate(self, out: list[Command]) -> None:
-        """Let workers that have nothing to do run straggling batches a second time, where the policy says so."""
+    def _duplicate(self, event: ev.Event, out: list[Command]) -> None:
+        """Let workers that have nothing to do run straggling batches a second time, where the policy says so.
+
+        Asked are all of them on ticks, and else the one that has just come free: to ask all of them each time would
+        make the end of a run on n workers take n * n steps.
+        """
         state = self.state
-        if not state.attempts:
-            return
-        for worker in list(state.free.values()):
+        freed = getattr(event, "worker", None)
+        idle = list(state.free.values()) if type(event) is ev.Tick else [state.free.get(freed)] if freed else []
+        for worker in idle:
+            if worker is None:
+                continue
             number = state.policies.batching.duplicate(state, worker)
             attempt = state.attempts.get(number) if number is not None else None
             if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
@@ -269,6 +275,7 @@ class Scheduler:
         worker = Worker(event.worker, joined=state.now)
         state.workers[worker.id] = worker
         state.counters.joined += 1
+        tiers.joined(state, worker)
         state.update_free(worker)
         self._plan()
         self._scale(out)
@@ -282,7 +289,7 @@ class Scheduler:
         taken = evicted and not worker.draining  # One that was given back was not taken.
         state.counters.lost += 1
         state.counters.evicted += taken
-        tiers.note_lifetime(state, worker, taken)
+        tiers.gone(state, worker, taken)
         if evicted:
             for context in list(worker.contexts):
                 residency.drop(state, worker, context)
@@ -355,9 +362,7 @@ class Scheduler:
         if found is None:
             return
         attempt, worker = found
-        measured = event.seconds / len(attempt.items)
-        before = worker.item_seconds.get(attempt.app, measured)
-        worker.item_seconds[attempt.app] = 0.5 * before + 0.5 * measured
+        pace.learn(self.state.apps[attempt.app], worker, attempt, event.seconds, self.state.now)
         items.answer(self.state, attempt, out)
         residency.used(self.state, worker, attempt.context, out)
         # What another attempt answered first is closed; nothing of this attempt stays open.

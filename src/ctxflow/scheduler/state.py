@@ -18,6 +18,7 @@ from ctxflow.policies.protocols import (
     ScalingPolicy,
 )
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, TierSpec, WorkerSpec
+from ctxflow.scheduler.pace import CallCost, Pace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Worker:
     running: dict[int, Attempt] = dataclasses.field(default_factory=dict)
     noticed: float | None = None
     draining: bool = False
-    item_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
     staged: set[str] = dataclasses.field(default_factory=set)
@@ -155,7 +156,13 @@ class Worker:
 
     def seconds_per_item(self, app: str) -> float | None:
         """A moving average of its finished batches."""
-        return self.item_seconds.get(app)
+        pace = self.paces.get(app)
+        return pace.item_seconds if pace is not None else None
+
+    def items_done(self, app: str) -> int:
+        """How many it answered."""
+        pace = self.paces.get(app)
+        return pace.items if pace is not None else 0
 
     def load_seconds(self, context: str) -> float | None:
         """The last load's."""
@@ -178,6 +185,7 @@ class App:
     arrived: int = 0
     waiting_since: float | None = None
     held_until: float | None = None
+    call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
     # Read in every decision, so copied out of the specification.
     id: str = ""
@@ -201,6 +209,11 @@ class App:
     def unclaimed(self) -> int:
         """Items queued for which no worker loads the context."""
         return self.backlog - self.claimed
+
+    @property
+    def call_seconds(self) -> float | None:
+        """What a call costs beside its items."""
+        return self.call_cost.seconds
 
     @property
     def max_delay(self) -> float | None:
@@ -240,12 +253,14 @@ class Tier:
 
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
+    :ivar connected: workers that were asked for and are there.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
     """
 
     spec: TierSpec
     asked: int | None = None
+    connected: int = 0
     worker_seconds: float = 0.0
     lifetimes: list[float] | None = None
     lacking_seconds: float = 0.0

@@ -20,7 +20,8 @@ def offered(state: RunState, spec: ev.TierSpec) -> None:
     """The site offers a tier, or changes its bounds."""
     known = state.tiers.get(spec.name)
     if known is None:
-        state.tiers[spec.name] = Tier(spec)
+        connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
+        state.tiers[spec.name] = Tier(spec, connected=connected)
     else:
         known.spec = spec
 
@@ -37,16 +38,18 @@ def scale(state: RunState, out: list[Command]) -> None:
         if tier.asked != target:
             tier.asked = target
             out.append(Acquire(name, target))
-        _release(state, name, target, out)
+        _release(state, tier, target, out)
     _measure(state)
 
 
-def _release(state: RunState, tier: str, target: int, out: list[Command]) -> None:
+def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
     """Give back idle workers beyond the target; busy ones are looked at again on the next tick.
 
     Those that were started by hand are nobody's to give back, and do not count.
     """
-    held = [w for w in state.workers.values() if w.tier == tier and w.acquired and not w.draining]
+    if tier.connected <= target:
+        return
+    held = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not w.draining]
     idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
     for worker in idle[: max(0, len(held) - target)]:
         worker.draining = True
@@ -73,21 +76,26 @@ def enough(state: RunState) -> bool:
 
 def _measure(state: RunState) -> None:
     """Count the time since the last look, if workers were lacking then: the batch system could have given more."""
-    connected: dict[str, int] = {}
-    for worker in state.workers.values():
-        connected[worker.tier] = connected.get(worker.tier, 0) + worker.acquired
-    for name, tier in state.tiers.items():
+    for tier in state.tiers.values():
         if tier.lacking_since is not None:
             tier.lacking_seconds += state.now - tier.lacking_since
-        lacks = connected.get(name, 0) < (tier.asked or 0)
+        lacks = tier.connected < (tier.asked or 0)
         tier.lacking_since = state.now if lacks else None
 
 
-def note_lifetime(state: RunState, worker: Worker, evicted: bool) -> None:
+def joined(state: RunState, worker: Worker) -> None:
+    """A worker is there."""
+    tier = state.tiers.get(worker.tier)
+    if tier is not None:
+        tier.connected += worker.acquired
+
+
+def gone(state: RunState, worker: Worker, evicted: bool) -> None:
     """A worker is gone, after it was there for a time."""
     tier = state.tiers.get(worker.tier)
     if tier is None:
         return
+    tier.connected -= worker.acquired
     tier.worker_seconds += state.now - worker.joined
     if evicted:
         if tier.lifetimes is None:

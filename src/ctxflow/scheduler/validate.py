@@ -16,6 +16,7 @@ def validate(state: RunState) -> None:
     _check_items(state)
     _check_workers(state)
     _check_contexts(state)
+    _check_tiers(state)
 
 
 def _check_items(state: RunState) -> None:
@@ -72,3 +73,9 @@ def _check_contexts(state: RunState) -> None:
     for context in state.contexts.values():
         assert context.holders == held[context.spec.id], f"{context.spec.id}: holders are miscounted"
         assert context.suspects.keys() <= state.workers.keys(), f"{context.spec.id}: a lost worker is suspect"
+
+
+def _check_tiers(state: RunState) -> None:
+    for name, tier in state.tiers.items():
+        here = sum(worker.tier == name and worker.acquired for worker in state.workers.values())
+        assert tier.connected == here, f"{name}: workers are miscounted"

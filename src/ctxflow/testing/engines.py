@@ -158,7 +158,7 @@ class EngineContract:
 
     tier = "local"
     executes = True
-    """Whether functions are run for real; without it only events are looked at."""
+    """Whether contexts are built, files brought and functions run for real; without it only events are looked at."""
 
     def make(self) -> Engine:
         """A new engine, not started, that takes at least 2 workers."""
@@ -291,12 +291,14 @@ class EngineContract:
         run.stage(worker, context)
 
     def test_files_that_are_not_there_fail_the_context(self, run: ContractRun, tmp_path: Path) -> None:
+        self._needs_code()
         (worker,) = run.start()
         context = run.declare(_read, files={"weights": (str(tmp_path / "missing"), "digest")})
         run.engine.execute([cmd.Stage(worker, context)])
         assert "missing" in run.wait(ev.ContextFailed).failure.message
 
     def test_a_context_that_raises_fails_with_its_traceback_and_may_be_tried_again(self, run: ContractRun) -> None:
+        self._needs_code()
         (worker,) = run.start()
         for _ in range(2):
             context = run.declare(_broken)
@@ -308,6 +310,7 @@ class EngineContract:
         run.load(worker, run.declare(_slow, 0))
 
     def test_a_context_that_takes_too_long_fails(self, run: ContractRun) -> None:
+        self._needs_code()
         (worker,) = run.start()
         run.engine.execute([cmd.Load(worker, run.declare(_slow, 60, timeout=0.5))])
         assert run.wait(ev.ContextFailed).failure.kind == "timeout"
@@ -370,6 +373,7 @@ class EngineContract:
         self._answers(run.wait(ev.BatchFinished), [1])
 
     def test_an_input_that_cannot_be_sent_fails_its_batch_alone(self, run: ContractRun) -> None:
+        self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
         run.run(worker, ev.PLAIN, _same, [threading.Lock()])

@@ -1,5 +1,6 @@
 """How many items a worker's next batch takes."""
 
 from ctxflow.policies.batching.fixed import Fixed
+from ctxflow.policies.batching.opportunistic import Opportunistic
 
-__all__ = ["Fixed"]
+__all__ = ["Fixed", "Opportunistic"]

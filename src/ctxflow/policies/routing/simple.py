@@ -25,6 +25,11 @@ class _FreeSlots:
         self.left[worker.id] -= 1
         return True
 
+    @property
+    def any(self) -> bool:
+        """Whether one is left."""
+        return any(self.left.values())
+
     def workers(self, view: View) -> Iterator[WorkerView]:
         return (worker for worker in view.free.values() if self.left[worker.id] > 0)
 
@@ -50,6 +55,8 @@ class ContextAffinity:
                 if held is not None and held.state == "ready" and slots.take(worker):
                     chosen.append(Assignment(worker.id, app.id))
                     left[app.id] -= max(1, view.batch_size(app, worker))
+        if not slots.any:
+            return chosen
         waiting = {app.id: app for app in ready if left[app.id] > 0 and app.unclaimed > 0}
         return chosen + list(self._spread(view, waiting, left, slots)) if waiting else chosen
 

@@ -1,0 +1,309 @@
+"""The engine: a virtual clock with its heap of timers, and what a worker does with each command.
+
+What does not live here: how long things take (the models), and the loop that feeds a scheduler
+(ctxflow.simulator.simulation).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import math
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ctxflow.executors.engine import RunServices
+from ctxflow.executors.simulated.machines import Machine
+from ctxflow.executors.simulated.market import Market, Place
+from ctxflow.executors.simulated.models import NoStaging, Staging, Times
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+
+@dataclasses.dataclass(slots=True)
+class Account:
+    """What the workers' time went into, in seconds; calls that came to nothing are in `lost_seconds` alone."""
+
+    worker_seconds: float = 0.0
+    stage_seconds: float = 0.0
+    load_seconds: float = 0.0
+    call_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    lost_items: int = 0
+    loads: int = 0
+    joined: int = 0
+    evicted: int = 0
+
+
+class _Library:
+    """A context's library process on a worker; calls on it take turns."""
+
+    __slots__ = ("busy_until", "ready")
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.busy_until = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    context: str
+    items: int
+    begins: float
+    seconds: float
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Worker:
+    id: str
+    place: Place
+    joined: float
+    libraries: dict[str, _Library] = dataclasses.field(default_factory=dict)
+    staging: dict[str, float] = dataclasses.field(default_factory=dict)
+    calls: dict[int, _Call] = dataclasses.field(default_factory=dict)
+
+
+class SimulatedEngine:
+    """An engine whose clock is virtual: `poll` never waits, it jumps to what happens next.
+
+    The same seed, models and commands give the same events. When machines can be had depends on the seed alone, so
+    that policies can be compared on the same evictions. What it does not do, since nothing is executed: results are
+    None; there are no exceptions, crashes, timeouts or missing files, and payloads are not asked for. Where the
+    engines' contract is about those, it does not apply. Events carry the engine's clock, not the run's.
+
+    :param machines: what there is to be had; workers are given to a tier's idle machines in their order.
+    :param times: how long things take.
+    :param staging: where files come from; by default they are everywhere.
+    :param seed: of all that is drawn.
+    :param notice: seconds from an eviction's notice to the eviction; 0 for none.
+
+    >>> class Times:
+    ...     match = dispatch = lambda self, *of: 0.0
+    ...     load = lambda self, *of: 20.0
+    ...     call = lambda self, app, machine, items, generator: 0.5 * len(items)
+    >>> engine = SimulatedEngine([Machine("m")], Times())
+    >>> engine.execute([cmd.Acquire("default", 1)])
+    >>> [type(event).__name__ for event in engine.poll(60.0)]
+    ['JobStarted', 'WorkerJoined']
+    >>> engine.execute([cmd.Load("m-1", "model")])
+    >>> engine.poll(60.0)
+    [ContextReady(time=20.0, worker='m-1', context='model', seconds=20.0, memory=None, gpu_memory=None)]
+    >>> engine.execute([cmd.Run("m-1", 1, "app", "model", range(8))])
+    >>> engine.poll(60.0)
+    [BatchFinished(time=24.0, worker='m-1', attempt=1, seconds=4.0)]
+    """
+
+    remote = False
+
+    def __init__(
+        self,
+        machines: Iterable[Machine],
+        times: Times,
+        staging: Staging | None = None,
+        seed: int = 0,
+        notice: float = 0.0,
+    ) -> None:
+        self.now = 0.0
+        self.account = Account()
+        # (time, machine, +1 or -1) for every worker that joined or went.
+        self.presence: list[tuple[float, Machine, int]] = []
+        self._times = times
+        self._staging = staging or NoStaging()
+        self._generator = random.Random(seed)
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._numbers = itertools.count(1)
+        self._out: list[ev.Event] = []
+        self._workers: dict[str, _Worker] = {}
+        self._holders: dict[Place, _Worker] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._commands: dict[type[cmd.Command], Callable[[Any], None]] = {
+            cmd.Run: self._run,
+            cmd.Load: self._load,
+            cmd.Stage: self._stage,
+            cmd.Unload: self._unload,
+            cmd.Abandon: self._abandon,
+            cmd.Acquire: self._acquire,
+            cmd.Release: self._release,
+        }
+        self._staging.attach(self)
+        self._market = Market(machines, lambda m: times.match(m, self._generator), self, self, seed, notice)
+
+    # --- the contract
+
+    def start(self, run: RunServices) -> None:
+        """Nothing has to be got ready."""
+
+    def execute(self, commands: Sequence[cmd.Command]) -> None:
+        """Carry out commands, in order, at the present virtual time."""
+        with self._lock:
+            if self._stopped:
+                return
+            for command in commands:
+                action = self._commands.get(type(command))
+                if action is not None:
+                    action(command)
+
+    def poll(self, timeout: float) -> list[ev.Event]:
+        """What happens next, if it is within `timeout` virtual seconds; the clock stands there afterwards."""
+        with self._lock:
+            deadline = self.now + timeout
+            heap = self._heap
+            while not self._out and heap and heap[0][0] <= deadline:
+                self.now, _, action, values = heapq.heappop(heap)
+                action(*values)
+            if not self._out and deadline < math.inf and not self._stopped:
+                self.now = deadline
+            out, self._out = self._out, []
+            return out
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+    def stop(self) -> None:
+        """End all workers; what they did until now is in the account."""
+        with self._lock:
+            for worker in self._workers.values():
+                self.account.worker_seconds += self.now - worker.joined
+            self._stopped = True
+            self._workers.clear()
+            self._heap.clear()
+            self._out.clear()
+
+    # --- for whoever drives it
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing will happen without another command."""
+        return not self._heap and not self._out
+
+    def at(self, time: float, action: Callable[..., None], *values: Any) -> None:
+        """Have something done at a time, after all that is due before."""
+        heapq.heappush(self._heap, (time, next(self._order), action, values))
+
+    def evict(self, worker: str, notice: float = 0.0) -> None:
+        """Take a worker away, at once or with notice; its machine can be had again."""
+        with self._lock:
+            self._market.take(self._workers[worker].place, notice)
+
+    # --- what becomes of machines (Tenant)
+
+    def joined(self, place: Place) -> None:
+        """A worker starts on a machine."""
+        machine = place.machine
+        worker = _Worker(f"{machine.name}-{next(self._numbers)}", place, self.now)
+        self._workers[worker.id] = self._holders[place] = worker
+        self.account.joined += 1
+        self.presence.append((self.now, machine, 1))
+        self._out.append(ev.JobStarted(self.now, machine.tier, worker.id, self.now - place.since))
+        self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id)))
+
+    def noticed(self, place: Place) -> None:
+        """A worker's machine will be taken soon."""
+        self._out.append(ev.EvictionNotice(self.now, self._holders[place].id))
+
+    def taken(self, place: Place) -> None:
+        """A worker's machine is taken."""
+        worker = self._holders[place]
+        self.account.evicted += 1
+        self._out.append(ev.JobEvicted(self.now, place.machine.tier, worker.id))
+        self._lose(worker)
+
+    def _lose(self, worker: _Worker) -> None:
+        """A worker is gone with all that it held."""
+        del self._workers[worker.id], self._holders[worker.place]
+        self.account.worker_seconds += self.now - worker.joined
+        for call in worker.calls.values():
+            self._lose_call(call)
+        self.presence.append((self.now, worker.place.machine, -1))
+        self._staging.lost(worker.id)
+        self._out.append(ev.WorkerLost(self.now, worker.id, evicted=True))
+
+    def _lose_call(self, call: _Call) -> None:
+        self.account.lost_seconds += max(0.0, self.now - call.begins)
+        self.account.lost_items += call.items
+
+    # --- commands
+
+    def _acquire(self, command: cmd.Acquire) -> None:
+        self._market.ask(command.tier, command.workers)
+
+    def _release(self, command: cmd.Release) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is not None:
+            self._lose(worker)
+            self._market.give_back(worker.place)
+
+    def _stage(self, command: cmd.Stage) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is not None:
+            worker.staging[command.context] = self.now
+            self._staging.fetch(
+                worker.id, worker.place.machine, command.context, lambda: self._staged(worker, command.context)
+            )
+
+    def _staged(self, worker: _Worker, context: str) -> None:
+        begun = worker.staging.pop(context, None)
+        if begun is not None and worker.id in self._workers:
+            self.account.stage_seconds += self.now - begun
+            self._out.append(ev.ContextStaged(self.now, worker.id, context))
+
+    def _load(self, command: cmd.Load) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is None:
+            return
+        library = worker.libraries[command.context] = _Library()
+        seconds = self._times.load(command.context, worker.place.machine, self._generator)
+        self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
+
+    def _ready(self, worker: _Worker, context: str, library: _Library, seconds: float) -> None:
+        if worker.id not in self._workers or worker.libraries.get(context) is not library:
+            return
+        library.ready = True
+        self.account.loads += 1
+        self.account.load_seconds += seconds
+        self._out.append(ev.ContextReady(self.now, worker.id, context, seconds))
+
+    def _unload(self, command: cmd.Unload) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is None:
+            return
+        worker.libraries.pop(command.context, None)
+        if command.files:
+            worker.staging.pop(command.context, None)
+            self._staging.remove(worker.id, command.context)
+        self._out.append(ev.ContextUnloaded(self.now, worker.id, command.context))
+
+    def _run(self, command: cmd.Run) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is None:
+            return
+        library = worker.libraries.get(command.context)
+        if library is None or not library.ready:
+            raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
+        machine = worker.place.machine
+        seconds = self._times.call(command.app, machine, command.items, self._generator)
+        begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until)
+        library.busy_until = ends = begins + seconds
+        worker.calls[command.attempt] = _Call(command.context, len(command.items), begins, seconds)
+        self.at(ends, self._finish, worker, command.attempt)
+
+    def _finish(self, worker: _Worker, attempt: int) -> None:
+        if worker.id not in self._workers:
+            return
+        call = worker.calls.pop(attempt, None)
+        if call is not None:
+            self.account.call_seconds += call.seconds
+            self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
+
+    def _abandon(self, command: cmd.Abandon) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is None:
+            return
+        worker.libraries.pop(command.context, None)
+        for number in [n for n, call in worker.calls.items() if call.context == command.context]:
+            self._lose_call(worker.calls.pop(number))

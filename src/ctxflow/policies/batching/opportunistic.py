@@ -1,0 +1,244 @@
+"""Batches for workers that may be taken away at any moment: the batching policy `opportunistic`.
+
+The best batch (derivation in docs/batching.md). A batch of n items takes c + n t seconds, of which c does not grow with
+n. Workers are evicted at a constant rate h, and an eviction destroys the batch that runs. By renewal, the useful
+items a second are
+
+    U(n) = n h / (exp(h (c + n t)) - 1),
+
+which is greatest where x = n t h solves (1 - x) exp(x) = exp(-h c): Daly's condition for the best interval between
+checkpoints (J. Daly, "A higher order estimate of the optimum checkpoint interval", 2006), with a call's cost in the
+place of a checkpoint's. For h c << 1 it is Young's n t = sqrt(2 c / h) (J. W. Young, 1974).
+
+The end of the queue. A batch takes at most half of what is left, shared out by speed, so that batches shrink as the
+queue does and all workers end together: factoring (S. F. Hummel, E. Schonberg, L. E. Flynn, 1992), weighted by speed.
+A worker that then idles runs once more what will take longest, if it would be done sooner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ctxflow.policies.protocols import AppView, AttemptView, TierView, View, WorkerView
+
+PRIOR_SECONDS = 3600.0
+"""Before anything is known, a tier counts as having lost one worker in so many seconds of one worker's time."""
+
+SHARE = 2.0
+"""A batch takes one part in so many of what is left."""
+
+FIRST = 3.0
+"""A worker's first batch is so many times shorter: it may be slower than its kind."""
+
+SWING = 0.4
+"""Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
+only be told from batches of different size (scheduler/pace.py), and near the best one size is about as good as
+another."""
+
+REFRESH_SECONDS = 1.0
+"""How long what was added up over all workers is used again."""
+
+RANK_SECONDS = 0.1
+"""How long the list of the batches that will take longest is used again."""
+
+
+def best_seconds(call_seconds: float, hazard: float) -> float:
+    """Seconds of items in the batch that gets the most useful items a second.
+
+    :param call_seconds: what a call costs beside its items.
+    :param hazard: evictions per worker and second.
+
+    >>> round(best_seconds(1.0, 1 / 120), 2), round(math.sqrt(2 * 1.0 * 120), 2)  # Young's is the first order.
+    (14.83, 15.49)
+    >>> round(best_seconds(1000.0, 1 / 120))  # Never more than one mean lifetime.
+    120
+    """
+    if hazard <= 0:
+        return math.inf
+    if call_seconds <= 0:
+        return 0.0
+    cost = min(hazard * call_seconds, 20.0)  # Beyond, x is 1 to nine digits.
+    # Newton on log(1 - x) + x + h c, which is concave and falls: from beyond the root it never leaves its side.
+    x = min(math.sqrt(2 * cost), 1 - math.exp(-1 - cost))
+    for _ in range(8):
+        x += (math.log1p(-x) + x + cost) * (1 - x) / x
+    return x / hazard
+
+
+@dataclasses.dataclass(slots=True)
+class _Kind:
+    """What workers of one GPU model have shown: items answered, and the seconds that they took."""
+
+    items: int = 0
+    seconds: float = 0.0
+
+    @property
+    def item_seconds(self) -> float:
+        """Their mean, each worker's weighted by its items."""
+        return self.seconds / self.items
+
+
+@dataclasses.dataclass(slots=True)
+class _Known:
+    """What was added up over all workers for an app.
+
+    :ivar uses: how often it was used: after as many times as there are workers it is made anew, which costs little
+    each.
+    :ivar speed: items a second of all workers that hold the context.
+    :ivar best: tier -> seconds of items in the best batch.
+    :ivar kinds: GPU model -> what its workers have shown.
+    """
+
+    at: float
+    speed: float
+    best: dict[str, float]
+    kinds: dict[str | None, _Kind]
+    uses: int = 0
+
+
+class Opportunistic:
+    """Batches as long as evictions and calls' costs make best on each worker, and ever shorter at the end.
+
+    Nothing has to be tuned: item times, the cost of a call and the rate of evictions are measured as the run goes. The
+    first batch of a kind of worker is one item, and none is more than three times as many as that kind has shown; a new
+    worker begins with what is known of its GPU model. An app's own `batch_size` is a ceiling.
+
+    :param most: the most items that a batch may have.
+    :raises ValueError: for a number below 1.
+    """
+
+    linger = 0.0
+
+    def __init__(self, most: int = 100_000) -> None:
+        if most < 1:
+            raise ValueError("most is the largest number of items in a batch: give 1 or more")
+        self._most = most
+        self._known: dict[str, _Known] = {}
+        self._shown: dict[str, dict[str | None, _Kind]] = {}
+        self._stragglers: list[tuple[float, AttemptView]] = []
+        self._ranked_at = -math.inf
+
+    # --- how many items
+
+    def size(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """The best batch, if enough is known and enough is left."""
+        known = self._look(view, app)
+        own = worker.items_done(app.id)
+        kind = known.kinds.get(worker.gpu_model)
+        shown = max(own, kind.items if kind is not None else 0)
+        item_seconds = worker.seconds_per_item(app.id)
+        if item_seconds is None:
+            item_seconds = kind.item_seconds if kind is not None else None
+        if item_seconds is None:
+            return 1
+        ceiling = min(app.batch_size or self._most, self._most, 1 + 2 * shown)
+        if item_seconds <= 0:
+            return ceiling
+        left = app.backlog / max(known.speed, 1 / item_seconds)  # Seconds of work.
+        best, cost = known.best.get(worker.tier, 0.0), app.call_seconds or 0.0
+        best *= _swing(own) if own else 1 / FIRST
+        # A batch shorter than what its call costs could not save as much at the end.
+        seconds = min(best, max(left / SHARE, cost))
+        return max(1, min(ceiling, round(seconds / item_seconds)))
+
+    def _look(self, view: View, app: AppView) -> _Known:
+        known = self._known.get(app.id)
+        if known is None or view.now >= known.at + REFRESH_SECONDS or known.uses >= len(view.workers):
+            known = self._known[app.id] = self._add_up(view, app)
+        known.uses += 1
+        return known
+
+    def _add_up(self, view: View, app: AppView) -> _Known:
+        """Add up over all workers: their speeds, what each kind has shown, how long they have been there."""
+        kinds: dict[str | None, _Kind] = {}
+        there: dict[str, float] = {}
+        unmeasured: list[WorkerView] = []
+        speed = 0.0
+        for worker in view.workers.values():
+            there[worker.tier] = there.get(worker.tier, 0.0) + view.now - worker.joined
+            seconds = worker.seconds_per_item(app.id)
+            if seconds:
+                items = worker.items_done(app.id)
+                kind = kinds.setdefault(worker.gpu_model, _Kind())
+                kind.items += items
+                kind.seconds += items * seconds
+                speed += 1 / seconds
+            elif (held := worker.contexts.get(app.context)) is not None and held.state == "ready":
+                unmeasured.append(worker)
+        # What workers showed that are gone by now is not forgotten.
+        shown = self._shown.setdefault(app.id, {})
+        for model, kind in kinds.items():
+            before = shown.get(model)
+            items = max(kind.items, before.items if before is not None else 0)
+            shown[model] = _Kind(items, items * kind.item_seconds)
+        for worker in unmeasured:
+            known = shown.get(worker.gpu_model)
+            speed += 1 / known.item_seconds if known is not None else 0.0
+        cost = app.call_seconds or 0.0
+        rates = {name: hazard(view.tiers.get(name), seconds) for name, seconds in there.items()}
+        return _Known(view.now, speed, {name: best_seconds(cost, rate) for name, rate in rates.items()}, shown)
+
+    # --- what is run twice
+
+    def duplicate(self, view: View, worker: WorkerView) -> int | None:
+        """The batch that will take longest, if this worker would be done with it sooner."""
+        if view.now >= self._ranked_at + RANK_SECONDS:
+            self._stragglers = self._rank(view)
+            self._ranked_at = view.now
+        for number, (left, attempt) in enumerate(self._stragglers):
+            if attempt.id not in view.attempts:
+                continue
+            app = view.apps[attempt.app]
+            held = worker.contexts.get(app.context)
+            item_seconds = self._item_seconds(view, worker, app)
+            if held is None or held.state != "ready" or item_seconds is None:
+                continue
+            if (app.call_seconds or 0.0) + len(attempt.items) * item_seconds >= left:
+                continue
+            del self._stragglers[number]
+            return attempt.id
+        return None
+
+    def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
+        """The few batches that will take longest and are not run twice yet, with the seconds that they will take."""
+        copies: dict[tuple[str, int], int] = {}
+        for attempt in view.attempts.values():
+            key = attempt.app, attempt.items[-1]
+            copies[key] = copies.get(key, 0) + 1
+        left: list[tuple[float, AttemptView]] = []
+        for attempt in view.attempts.values():
+            app = view.apps[attempt.app]
+            item_seconds = self._item_seconds(view, view.workers[attempt.worker], app)
+            if item_seconds is None or copies[attempt.app, attempt.items[-1]] > 1:
+                continue
+            whole = (app.call_seconds or 0.0) + len(attempt.items) * item_seconds
+            # One that is overdue is given as long again as it is overdue.
+            left.append((abs(whole - (view.now - attempt.started)), attempt))
+        left.sort(key=lambda each: (-each[0], each[1].id))
+        return left[:8]
+
+    def _item_seconds(self, view: View, worker: WorkerView, app: AppView) -> float | None:
+        seconds = worker.seconds_per_item(app.id)
+        if seconds is None:
+            kind = self._look(view, app).kinds.get(worker.gpu_model)
+            seconds = kind.item_seconds if kind is not None else None
+        return seconds
+
+
+def _swing(done: int) -> float:
+    """Above or below 1, by the items that a worker has answered: the same whenever it is asked before its next
+    batch."""
+    # Fibonacci hashing: the top bit of a product with 2**32 / the golden ratio.
+    return 1 + SWING if done * 2654435769 & 0x80000000 else 1 - SWING
+
+
+def hazard(tier: TierView | None, connected_seconds: float) -> float:
+    """Evictions per worker and second of a tier, with one more in an hour of one worker's time as what is known before.
+
+    :param connected_seconds: how long its present workers have been there, all together.
+    """
+    evicted = len(tier.lifetimes) if tier is not None and tier.lifetimes else 0
+    rate = tier.eviction_rate if tier is not None else None
+    gone_seconds = evicted / rate if rate else 0.0
+    return (1 + evicted) / (PRIOR_SECONDS + gone_seconds + connected_seconds)

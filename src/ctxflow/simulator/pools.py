@@ -1,0 +1,130 @@
+"""Pools of machines and when they can be had: Poisson evictions, drains, join curves, traces.
+
+An availability says when one machine can be had (see `ctxflow.executors.simulated.Availability`). What does not live
+here: the machines of a particular paper (experiments).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ctxflow.executors.simulated import Availability, Machine
+
+
+def during(begin: float, end: float = math.inf) -> Availability:
+    """Once, from a time to another: a machine that joins late, or is drained."""
+
+    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
+        if end > begin:
+            yield begin, end
+
+    return periods
+
+
+def evicted(mean_up: float, mean_down: float) -> Availability:
+    """Taken and given back at random, without memory: a Poisson process of evictions.
+
+    :param mean_up: seconds that it can be had, on average.
+    :param mean_down: seconds that somebody else has it, on average.
+    """
+
+    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
+        time = 0.0
+        while True:
+            up = generator.expovariate(1 / mean_up)
+            yield time, time + up
+            time += up + (generator.expovariate(1 / mean_down) if mean_down else 0.0)
+
+    return periods
+
+
+def intervals(given: Sequence[tuple[float, float]]) -> Availability:
+    """At the given times."""
+
+    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
+        return iter(given)
+
+    return periods
+
+
+def machines(
+    count: int, gpu_model: str, available: Availability, name: str = "", tier: str = "default"
+) -> list[Machine]:
+    """Some machines of one kind.
+
+    :param name: what their names begin with; by default the GPU model.
+    """
+    return [Machine(f"{name or gpu_model}-{n}", gpu_model, tier, available=available) for n in range(count)]
+
+
+def drained(order: Sequence[Machine], start: float, every: float) -> list[Machine]:
+    """The machines, taken for good one by one.
+
+    :param order: first taken first.
+    :param start: when the first is taken.
+    :param every: seconds between two.
+    """
+    return [dataclasses.replace(machine, available=during(0.0, start + n * every)) for n, machine in enumerate(order)]
+
+
+def joining(order: Sequence[Machine], curve: Sequence[tuple[float, float]]) -> list[Machine]:
+    """The machines, as many at a time as a curve says: the last that came is the first that goes.
+
+    :param curve: (time, how many there are), linear between the points and level after the last.
+    """
+    return with_counts(order, _steps(curve, len(order)))
+
+
+def _steps(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float, int]]:
+    """When a piecewise linear curve passes a whole number."""
+    steps = [(curve[0][0], min(most, round(curve[0][1])))]
+    for (begin, low), (end, high) in itertools.pairwise(curve):
+        now, goal = steps[-1][1], min(most, round(high))
+        step = 1 if goal > now else -1
+        for count in range(now + step, goal + step, step) if goal != now else ():
+            share = (count - low) / (high - low) if high != low else 0.0
+            steps.append((begin + min(1.0, max(0.0, share)) * (end - begin), count))
+    return steps
+
+
+def with_counts(order: Sequence[Machine], steps: Iterable[tuple[float, int]]) -> list[Machine]:
+    """The machines, as many at a time as a step function says: the last that came is the first that goes.
+
+    :param steps: (time, how many there are from then on), in order of time.
+    :raises ValueError: if there are fewer machines than it says.
+    """
+    periods: list[list[tuple[float, float]]] = [[] for _ in order]
+    since: list[float] = []
+    for time, count in steps:
+        if count > len(order):
+            raise ValueError(f"the steps need {count} machines, but there are {len(order)}: give more")
+        while len(since) > count:
+            begun = since.pop()
+            periods[len(since)].append((begun, time))
+        since += [time] * (count - len(since))
+    for number, begun in enumerate(since):
+        periods[number].append((begun, math.inf))
+    return [
+        dataclasses.replace(machine, available=intervals(times)) for machine, times in zip(order, periods, strict=True)
+    ]
+
+
+def spot_steps(path: Path) -> list[tuple[float, int]]:
+    """How many nodes there were, from a SkyPilot spot trace: `{"metadata": {"gap_seconds"}, "data": [count, ...]}`.
+
+    :returns: steps for `with_counts`; after the end of the trace nothing is there.
+    :raises ValueError: if the file is no such trace.
+    """
+    try:
+        trace: Mapping[str, Mapping[str, float]] = json.loads(path.read_text())
+        gap = float(trace["metadata"]["gap_seconds"])
+        counts = [int(count) for count in trace["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no spot trace ({error}): it has metadata.gap_seconds and data") from None
+    return [(n * gap, count) for n, count in enumerate(counts)] + [(len(counts) * gap, 0)]

@@ -1,0 +1,221 @@
+"""The loop that feeds a scheduler from a simulated engine and a workload, and what came of it.
+
+What does not live here: any decision (the scheduler and its policies), or how long things take (times.py, staging.py).
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from ctxflow.executors.simulated import Account, Machine, SimulatedEngine
+from ctxflow.scheduler import Limits, Policies, Scheduler
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.simulator.bounds import fluid_seconds
+
+Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is to be done, and when it is asked for.
+
+    :ivar arrivals: (time, app id, items), in order of time.
+
+    >>> Workload.of(150_000, files=True).total
+    150000
+    """
+
+    contexts: Sequence[ev.ContextSpec]
+    apps: Sequence[ev.AppSpec]
+    arrivals: Sequence[tuple[float, str, int]]
+
+    @classmethod
+    def of(cls, items: int, files: bool = False, level: str = ev.PERVASIVE, gpus: int = 1) -> Workload:
+        """Items of one app, all there at the start.
+
+        :param files: whether its context has files that must be staged.
+        :param level: how much of the context workers keep.
+        """
+        context = ev.ContextSpec("context", "context", files=files, gpus=gpus, level=level)
+        return cls([context], [ev.AppSpec("app", "app", "context")], [(0.0, "app", items)])
+
+    @property
+    def total(self) -> int:
+        """Items in all."""
+        return sum(count for _, _, count in self.arrivals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a simulated run. Times in seconds on its clock.
+
+    :ivar seconds: until the last item was settled, or until the simulation was ended.
+    :ivar started: when the first call was given.
+    :ivar account: what the workers' time went into.
+    :ivar wasted_items: items whose answers came second: what duplicates cost.
+    :ivar events: what the scheduler was told.
+    :ivar presence: (time, machine, +1 or -1) for every worker that joined or went.
+    :ivar times, answered: when answers came, and how many there were in all by then.
+    """
+
+    seconds: float
+    started: float
+    items: int
+    done: int
+    dead: int
+    batches: int
+    duplicates: int
+    wasted_items: int
+    events: int
+    account: Account
+    presence: Sequence[tuple[float, Machine, int]]
+    times: Sequence[float]
+    answered: Sequence[int]
+
+    def fluid(self, item_seconds: Callable[[Machine], float]) -> float:
+        """When no scheduler could have been done earlier with these workers (bounds.py)."""
+        return fluid_seconds(self.presence, item_seconds, self.done)
+
+
+class Simulation:
+    """A scheduler, an engine in virtual time, and a workload; `run` plays it.
+
+    As a live run does it, the scheduler gets a `Tick` every so often, and whenever it asks to be woken.
+
+    :param policies: who decides; objects are used by one simulation only, since they may learn.
+    :param tiers: by default one for each tier of the machines, with as many workers as it has machines.
+    :param seed: of what policies draw; the engine has its own.
+    :param start_when: the share of the workers asked for that must be connected before the first call.
+    :param tick: seconds between ticks.
+    :param listener: told of every event with the commands that it led to.
+    """
+
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        policies: Policies,
+        workload: Workload,
+        tiers: Iterable[ev.TierSpec],
+        limits: Limits | None = None,
+        seed: int = 0,
+        start_when: float = 0.0,
+        tick: float = 1.0,
+        listener: Listener | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(policies, limits, seed, start_when)
+        self.engine = engine
+        self._workload = workload
+        self._tiers = list(tiers)
+        self._tick = tick
+        self._listener = listener
+        self._arrivals = list(workload.arrivals)
+        self._left = workload.total
+        self._next_item = 0
+        self._events = 0
+        self._wasted = 0
+        self._started = math.inf
+        self._last = 0.0
+        self._sizes: dict[int, int] = {}
+        self._times = array.array("d")
+        self._answered = array.array("q")
+
+    def run(self, until: float = math.inf) -> Outcome:
+        """Play it until every item is settled, or until a time.
+
+        :raises RuntimeError: if nothing can happen any more while items are left, and no time was given.
+        """
+        self._declare()
+        self._arrivals.reverse()
+        engine, scheduler = self.engine, self.scheduler
+        next_tick = self._tick
+        while self._left and engine.now < until:
+            wake = scheduler.next_wake
+            due = min(next_tick, until, math.inf if wake is None else wake)
+            if self._arrivals:
+                due = min(due, self._arrivals[-1][0])
+            for event in engine.poll(max(0.0, due - engine.now)):
+                self._feed(event)
+            now = engine.now
+            while self._arrivals and self._arrivals[-1][0] <= now:
+                self._arrive(*self._arrivals.pop())
+            if now >= next_tick or (wake is not None and now >= wake):
+                stuck = engine.idle and not self._arrivals and wake is None
+                next_tick = now + self._tick
+                self._feed(ev.Tick(now))
+                if stuck and self._left and engine.idle and scheduler.next_wake is None and until == math.inf:
+                    raise RuntimeError(f"{self._left} items are left at {now:,.0f} s, and nothing will happen any more")
+        engine.stop()
+        return self._outcome()
+
+    def _declare(self) -> None:
+        for tier in self._tiers:
+            self._feed(ev.TierOffered(0.0, tier))
+        for context in self._workload.contexts:
+            self._feed(ev.ContextDeclared(0.0, context))
+        for app in self._workload.apps:
+            self._feed(ev.AppDeclared(0.0, app))
+
+    def _arrive(self, time: float, app: str, count: int) -> None:
+        items = range(self._next_item, self._next_item + count)
+        self._next_item = items.stop
+        self._feed(ev.ItemsSubmitted(time, app, items))
+
+    def _feed(self, event: ev.Event) -> None:
+        """Tell the scheduler, and have done what it says."""
+        commands = self.scheduler.handle(event)
+        self._events += 1
+        if self._listener is not None:
+            self._listener(event, commands)
+        if type(event) is ev.BatchFinished:
+            self._wasted += self._sizes.pop(event.attempt, 0)
+        if not commands:
+            return
+        for command in commands:
+            kind = type(command)
+            if kind is cmd.Run:
+                self._sizes[command.attempt] = len(command.items)  # type: ignore[attr-defined]
+                self._started = min(self._started, event.time)
+            elif kind is cmd.Deliver:
+                self._delivered(len(command.items))  # type: ignore[attr-defined]
+            elif kind is cmd.Bury:
+                self._left -= len(command.items)  # type: ignore[attr-defined]
+                self._last = self.engine.now
+        self.engine.execute(commands)
+
+    def _delivered(self, count: int) -> None:
+        self._left -= count
+        self._wasted -= count
+        self._last = self.engine.now
+        self._times.append(self._last)
+        self._answered.append(count)
+
+    def _outcome(self) -> Outcome:
+        counters = self.scheduler.state.counters
+        return Outcome(
+            seconds=self.engine.now if self._left else self._last,
+            started=self._started,
+            items=self._workload.total,
+            done=counters.done,
+            dead=counters.dead,
+            batches=counters.batches,
+            duplicates=counters.duplicates,
+            wasted_items=self._wasted,
+            events=self._events,
+            account=self.engine.account,
+            presence=self.engine.presence,
+            times=self._times,
+            answered=array.array("q", itertools.accumulate(self._answered)),
+        )
+
+
+def tiers_of(machines: Iterable[Machine]) -> list[ev.TierSpec]:
+    """A tier for each that the machines name, with as many workers as it has machines."""
+    found: dict[str, list[Machine]] = {}
+    for machine in machines:
+        found.setdefault(machine.tier, []).append(machine)
+    return [ev.TierSpec(name, 0, len(those), gpus=min(m.gpus for m in those)) for name, those in found.items()]

@@ -1,0 +1,292 @@
+"""Where files come from: shared filesystem, internet, the driver's machine, and other workers as a spanning tree.
+
+What does not live here: how a link is shared (links.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ctxflow.executors.simulated import Machine, Timers
+from ctxflow.simulator.links import FairLink, Transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """A place that files come from. Bytes a second.
+
+    :ivar bandwidth: of all transfers together.
+    :ivar per_reader: the most that one transfer gets.
+    :ivar operations: files that it can open a second, for all together; infinity where that is no limit.
+    """
+
+    bandwidth: float
+    per_reader: float = math.inf
+    operations: float = math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Files of a context that go together.
+
+    :ivar size: bytes.
+    :ivar origin: the name of the place that they come from.
+    :ivar files: how many files must be opened there.
+    :ivar shared: whether workers that have them send them on; else each gets them from the origin.
+    :ivar unpacking: seconds from their arrival until they can be used.
+    """
+
+    name: str
+    size: float
+    origin: str
+    files: int = 1
+    shared: bool = True
+    unpacking: float = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class _Fetch:
+    """What a worker is waiting for, of one context."""
+
+    host: str
+    done: Callable[[], None]
+    left: int
+    cancelled: bool = False
+    transfers: list[tuple[FairLink, Transfer]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class _Copy:
+    """A shared part on a host, or on its way there.
+
+    :ivar source: the host that sends it; None for the origin. `sends`: how many it sends itself now.
+    :ivar waiting: fetches of the host's workers to be told when it is there.
+    """
+
+    host: str
+    users: set[_Fetch]
+    there: bool = False
+    source: _Copy | None = None
+    link: FairLink | None = None
+    transfer: Transfer | None = None
+    sends: int = 0
+    waiting: list[_Fetch] = dataclasses.field(default_factory=list)
+
+
+class TreeStaging:
+    """Files that come from their origins once, and then from worker to worker.
+
+    A host has a file once, whichever of its workers fetched it. A host that has a shared part sends it to at most
+    `fan_out` others at a time over its own link, which they share; the origin sends it to `from_origin` at a time.
+    Whoever finds nobody free waits in line. With a worker goes what only it used: what its host was sending begins anew
+    from elsewhere.
+
+    :param files: context -> its parts; a context that is not named has no files.
+    :param origins: by name.
+    :param peer_bandwidth: of a host's link, in bytes a second.
+    :param fan_out: how many others a host sends a part to at a time.
+    :param from_origin: how many transfers of a shared part its origin makes at a time.
+    :raises ValueError: for a part whose origin is not given.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Sequence[Part]],
+        origins: Mapping[str, Origin],
+        peer_bandwidth: float = 1.25e9,
+        fan_out: int = 3,
+        from_origin: int = 1,
+    ) -> None:
+        for part in (part for parts in files.values() for part in parts):
+            if part.origin not in origins:
+                raise ValueError(f"the origin {part.origin!r} of {part.name!r} is not given: there are {list(origins)}")
+        self._files = files
+        self._origins = origins
+        self._peer_bandwidth = peer_bandwidth
+        self._fan_out = fan_out
+        self._from_origin = from_origin
+        self._fetches: dict[tuple[str, str], _Fetch] = {}
+        self._of_worker: dict[str, set[str]] = {}
+        self._trees: dict[str, _Tree] = {}
+
+    def attach(self, timers: Timers) -> None:
+        """Use this clock from now on."""
+        self._timers = timers
+        self._links = {name: FairLink(timers, o.bandwidth, o.per_reader) for name, o in self._origins.items()}
+        self._opening = {name: FairLink(timers, o.operations) for name, o in self._origins.items()}
+        self._peers: dict[str, FairLink] = {}
+
+    @property
+    def moved(self) -> dict[str, float]:
+        """Bytes that came from each origin, and from "peers"."""
+        found = {name: link.moved for name, link in self._links.items()}
+        return {**found, "peers": sum(link.moved for link in self._peers.values())}
+
+    def peer_link(self, host: str) -> FairLink:
+        """The link over which a host sends."""
+        link = self._peers.get(host)
+        if link is None:
+            link = self._peers[host] = FairLink(self._timers, self._peer_bandwidth, self._peer_bandwidth)
+        return link
+
+    def fetch(self, worker: str, machine: Machine, context: str, done: Callable[[], None]) -> None:
+        """Bring a context's files to a worker."""
+        host = machine.host or machine.name
+        self._of_worker.setdefault(worker, set()).add(context)
+        parts = self._files.get(context, ())
+        fetch = _Fetch(host, done, len(parts))
+        if not parts:
+            done()
+            return
+        self._fetches[worker, context] = fetch
+        for part in parts:
+            if part.shared:
+                self._tree(part).want(fetch)
+            else:
+                link = self._links[part.origin]
+                self.open_files(part, lambda part=part, link=link: self._read(fetch, part, link))  # type: ignore[misc]
+
+    def open_files(self, part: Part, then: Callable[[], None]) -> None:
+        """Open a part's files at its origin, which takes its share of what the origin can open."""
+        if self._origins[part.origin].operations < math.inf:
+            self._opening[part.origin].send(part.files, then)
+        else:
+            then()
+
+    def _read(self, fetch: _Fetch, part: Part, link: FairLink) -> None:
+        if not fetch.cancelled:
+            fetch.transfers.append((link, link.send(part.size, lambda: self.arrived(fetch, part))))
+
+    def arrived(self, fetch: _Fetch, part: Part) -> None:
+        """A part is on a fetch's worker."""
+        self._timers.at(self._timers.now + part.unpacking, self._unpacked, fetch)
+
+    def _unpacked(self, fetch: _Fetch) -> None:
+        fetch.left -= 1
+        if not fetch.left and not fetch.cancelled:
+            fetch.done()
+
+    def _tree(self, part: Part) -> _Tree:
+        tree = self._trees.get(part.name)
+        if tree is None:
+            origin = self._links[part.origin]
+            tree = self._trees[part.name] = _Tree(part, self, origin, self._fan_out, self._from_origin)
+        return tree
+
+    def remove(self, worker: str, context: str) -> None:
+        """Take a context's files off a worker, or stop bringing them."""
+        fetch = self._fetches.pop((worker, context), None)
+        if fetch is None:
+            return
+        fetch.cancelled = True
+        for link, transfer in fetch.transfers:
+            link.cancel(transfer)
+        for part in self._files[context]:
+            if part.shared:
+                self._trees[part.name].release(fetch)
+
+    def lost(self, worker: str) -> None:
+        """A worker is gone with all its files."""
+        for context in sorted(self._of_worker.pop(worker, ())):
+            self.remove(worker, context)
+
+
+class _Tree:
+    """One shared part: which hosts have it, who sends it to whom, and who waits."""
+
+    def __init__(self, part: Part, staging: TreeStaging, origin: FairLink, fan_out: int, from_origin: int) -> None:
+        self._part = part
+        self._staging = staging
+        self._origin = origin
+        self._fan_out = fan_out
+        self._free_at_origin = from_origin
+        self._copies: dict[str, _Copy] = {}
+        # Hosts that could send to one more, longest free first.
+        self._senders: dict[str, _Copy] = {}
+        self._line: collections.deque[_Copy] = collections.deque()
+
+    def want(self, fetch: _Fetch) -> None:
+        """A worker needs the part."""
+        copy = self._copies.get(fetch.host)
+        if copy is None:
+            copy = self._copies[fetch.host] = _Copy(fetch.host, set())
+            self._line.append(copy)
+        copy.users.add(fetch)
+        if copy.there:
+            self._staging.arrived(fetch, self._part)
+        else:
+            copy.waiting.append(fetch)
+            self._pump()
+
+    def release(self, fetch: _Fetch) -> None:
+        """A worker needs it no longer: with the last of its host's, the host's copy goes."""
+        copy = self._copies.get(fetch.host)
+        if copy is None or fetch not in copy.users:
+            return
+        copy.users.discard(fetch)
+        copy.waiting = [other for other in copy.waiting if other is not fetch]
+        if copy.users:
+            return
+        del self._copies[fetch.host]
+        self._senders.pop(fetch.host, None)
+        self._stop(copy)
+        interrupted = [other for other in self._copies.values() if other.source is copy] if copy.sends else []
+        for other in interrupted:
+            self._stop(other)
+        self._line.extendleft(reversed(interrupted))
+        self._pump()
+
+    def _stop(self, copy: _Copy) -> None:
+        """End the transfer to a host, if there is one."""
+        if copy.link is not None:
+            if copy.transfer is not None:
+                copy.link.cancel(copy.transfer)
+            self._free(copy.source)
+        copy.link = copy.transfer = copy.source = None
+
+    def _free(self, source: _Copy | None) -> None:
+        """A source has one transfer less."""
+        if source is None:
+            self._free_at_origin += 1
+            return
+        source.sends -= 1
+        if self._copies.get(source.host) is source:
+            self._senders[source.host] = source
+
+    def _pump(self) -> None:
+        """Let those who wait have what sources there are, peers before the origin."""
+        while self._line and (self._senders or self._free_at_origin):
+            copy = self._line.popleft()
+            if self._copies.get(copy.host) is copy:
+                self._send(copy)
+
+    def _send(self, copy: _Copy) -> None:
+        source = next(iter(self._senders.values()), None)
+        copy.source = source
+        if source is None:
+            self._free_at_origin -= 1
+            copy.link = self._origin
+            self._staging.open_files(self._part, lambda: self._start(copy, self._origin))
+            return
+        source.sends += 1
+        if source.sends >= self._fan_out:
+            del self._senders[source.host]
+        copy.link = self._staging.peer_link(source.host)
+        self._start(copy, copy.link)
+
+    def _start(self, copy: _Copy, link: FairLink) -> None:
+        if copy.link is link and copy.transfer is None and self._copies.get(copy.host) is copy:
+            copy.transfer = link.send(self._part.size, lambda: self._arrived(copy))
+
+    def _arrived(self, copy: _Copy) -> None:
+        source, copy.link, copy.transfer, copy.source = copy.source, None, None, None
+        copy.there = True
+        self._senders[copy.host] = copy
+        self._free(source)
+        for fetch in copy.waiting:
+            self._staging.arrived(fetch, self._part)
+        copy.waiting = []
+        self._pump()

@@ -1,0 +1,85 @@
+"""The simulated engine's own: what its clock and its machines do beyond the contract."""
+
+import pytest
+
+from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.simulator import Drawn, GpuTimes, pools
+
+TIMES = GpuTimes({"": 1.0}, dispatched=Drawn(0.5), loading=Drawn(20.0), matching=Drawn(3.0))
+
+
+def all_of(engine, until):
+    events = []
+    while engine.now < until:
+        events += engine.poll(until - engine.now)
+    return events
+
+
+def kinds(events):
+    return [type(event).__name__ for event in events]
+
+
+def test_polling_advances_the_clock_to_what_is_next_or_by_the_timeout():
+    engine = SimulatedEngine([Machine("m")], TIMES)
+    assert engine.poll(10.0) == []
+    assert engine.now == 10.0
+    engine.execute([cmd.Acquire("default", 1)])
+    joined = engine.poll(1e9)
+    assert (kinds(joined), engine.now) == (["JobStarted", "WorkerJoined"], 13.0)
+    assert joined[0].waited == 13.0
+    assert engine.idle
+
+
+def test_calls_on_one_context_take_turns():
+    engine = SimulatedEngine([Machine("m", slots=2)], TIMES)
+    engine.execute([cmd.Acquire("default", 1)])
+    engine.poll(60.0)
+    engine.execute([cmd.Load("m-1", "c")])
+    engine.poll(60.0)
+    engine.execute([cmd.Run("m-1", n, "a", "c", range(4)) for n in (1, 2)])
+    found = [(e.attempt, e.time - 23.0, e.seconds) for e in all_of(engine, 60.0)]
+    assert found == [(1, 4.5, 4.0), (2, 8.5, 4.0)]
+    with pytest.raises(ValueError, match="not built"):
+        engine.execute([cmd.Run("m-1", 3, "a", "other", range(4))])
+
+
+def test_an_eviction_comes_with_notice_and_what_ran_is_lost():
+    machine = Machine("m", available=pools.during(0.0, 100.0))
+    engine = SimulatedEngine([machine], TIMES, notice=30.0)
+    engine.execute([cmd.Acquire("default", 1)])
+    engine.poll(60.0)
+    engine.execute([cmd.Load("m-1", "c")])
+    engine.poll(60.0)
+    engine.execute([cmd.Run("m-1", 1, "a", "c", range(500))])
+    events = all_of(engine, 200.0)
+    assert [(type(e), e.time) for e in events] == [
+        (ev.EvictionNotice, 70.0),
+        (ev.JobEvicted, 100.0),
+        (ev.WorkerLost, 100.0),
+    ]
+    assert engine.account.lost_seconds == pytest.approx(100 - 23.5)
+    assert engine.account.lost_items == 500
+    engine.execute([cmd.Run("m-1", 2, "a", "c", range(5))])
+    assert all_of(engine, 1000.0) == [], "a worker that is gone does nothing"
+
+
+def test_no_more_workers_than_were_asked_for_and_they_are_given_up_on_their_way():
+    engine = SimulatedEngine([Machine(f"m{n}") for n in range(5)], TIMES)
+    engine.execute([cmd.Acquire("default", 3), cmd.Acquire("default", 1)])
+    assert kinds(all_of(engine, 60.0)).count("WorkerJoined") == 1
+    engine.execute([cmd.Acquire("default", 9)])
+    assert kinds(all_of(engine, 120.0)).count("WorkerJoined") == 4
+
+
+def test_a_machine_that_is_down_while_its_worker_is_on_its_way_gives_none():
+    machine = Machine("m", available=lambda generator: iter([(0.0, 2.0), (50.0, 60.0)]))
+    engine = SimulatedEngine([machine], TIMES)
+    engine.execute([cmd.Acquire("default", 1)])
+    events = all_of(engine, 100.0)
+    assert [(type(e).__name__, e.time) for e in events if isinstance(e, (ev.WorkerJoined, ev.WorkerLost))] == [
+        ("WorkerJoined", 53.0),
+        ("WorkerLost", 60.0),
+    ]
+    assert engine.account.worker_seconds == pytest.approx(7.0)

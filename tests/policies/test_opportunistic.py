@@ -1,0 +1,161 @@
+"""The batching policy opportunistic: its formula, what it does before it knows, at the end, and with stragglers."""
+
+import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxflow.policies.batching import Opportunistic
+from ctxflow.policies.batching.opportunistic import PRIOR_SECONDS, best_seconds, hazard
+
+
+def useful(seconds, cost, rate):
+    """Seconds of useful items a second, from the derivation."""
+    return rate * seconds / math.expm1(rate * (cost + seconds))
+
+
+@given(cost=st.floats(1e-3, 1e3), rate=st.floats(1e-6, 0.1))
+def test_no_other_batch_does_more_useful_work(cost, rate):
+    best = best_seconds(cost, rate)
+    assert 0 < best <= 1 / rate * (1 + 1e-9)
+    for other in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0):
+        assert useful(best, cost, rate) >= useful(best * other, cost, rate) * (1 - 1e-9)
+
+
+@given(cost=st.floats(1e-3, 1.0), rate=st.floats(1e-6, 1e-4))
+def test_it_meets_young_where_calls_cost_little(cost, rate):
+    assert best_seconds(cost, rate) == pytest.approx(math.sqrt(2 * cost / rate), rel=0.01)
+
+
+def test_without_evictions_or_cost_the_ends_are_plain():
+    assert best_seconds(1.0, 0.0) == math.inf
+    assert best_seconds(0.0, 0.1) == 0.0
+
+
+@dataclass
+class Worker:
+    id: str
+    seconds: float | None = None
+    done: int = 0
+    tier: str = "default"
+    gpu_model: str | None = "A10"
+    joined: float = 0.0
+    contexts: dict = field(default_factory=lambda: {"c": SimpleNamespace(state="ready")})
+
+    def seconds_per_item(self, app):
+        return self.seconds
+
+    def items_done(self, app):
+        return self.done
+
+
+def app(backlog=10**6, cost=0.5, batch_size=None):
+    return SimpleNamespace(id="a", context="c", backlog=backlog, call_seconds=cost, batch_size=batch_size)
+
+
+def view(workers, now=1000.0, the_app=None, attempts=(), tiers=None):
+    return SimpleNamespace(
+        now=now,
+        workers={w.id: w for w in workers},
+        apps={"a": the_app or app()},
+        attempts={a.id: a for a in attempts},
+        tiers=tiers or {},
+    )
+
+
+def test_the_first_batch_is_one_item_and_then_no_more_than_three_times_what_was_shown():
+    policy = Opportunistic()
+    worker = Worker("w")
+    assert policy.size(view([worker]), app(), worker) == 1
+    sizes = []
+    for now in range(20):
+        sizes.append(policy.size(view([worker], now=1000.0 + now), app(), worker))
+        worker.done, worker.seconds = worker.done + sizes[-1], 0.1
+    assert sizes[:4] == [1, 3, 9, 27]
+    assert sizes[-1] > 100
+
+
+def test_a_new_worker_begins_with_what_is_known_of_its_model():
+    known, alike, other = Worker("k", 0.1, 5000), Worker("n"), Worker("o", gpu_model="H100")
+    policy, seen = Opportunistic(), view([known, alike, other])
+    full = best_seconds(0.5, hazard(None, 3000.0)) / 0.1
+    assert policy.size(seen, app(), alike) == pytest.approx(full / 3, abs=1)
+    assert policy.size(seen, app(), other) == 1
+    gone = view([alike], now=1100.0)
+    assert policy.size(gone, app(), alike) > 100, "what a worker showed is known when it is gone"
+
+
+def test_faster_workers_get_more_and_all_the_same_time():
+    fast, slow = Worker("f", 0.1, 5000), Worker("s", 0.4, 5000, gpu_model="TITAN X")
+    policy = Opportunistic()
+    ratio = policy.size(view([fast, slow]), app(), fast) / policy.size(view([fast, slow]), app(), slow)
+    assert ratio == pytest.approx(4, rel=0.05)
+
+
+def test_the_more_evictions_the_smaller_the_batch():
+    worker = Worker("w", 0.1, 5000)
+
+    def size(evicted):
+        tier = SimpleNamespace(lifetimes=[100.0] * evicted, eviction_rate=0.01 if evicted else None)
+        return Opportunistic().size(view([worker], tiers={"default": tier}), app(), worker)
+
+    assert size(0) > 2 * size(30) > 0
+
+
+def test_batches_shrink_with_the_queue_to_half_of_each_workers_share():
+    workers = [Worker(f"w{n}", 0.1, 5000) for n in range(10)]
+
+    def size(backlog):
+        return Opportunistic().size(view(workers), app(backlog), workers[0])
+
+    assert size(10**6) > size(2000) == 100 > size(1000) == 50
+    assert size(1) == pytest.approx(0.5 / 0.1), "a batch takes as long as its call costs"
+
+
+def test_the_apps_own_batch_size_is_a_ceiling_and_so_is_the_policys():
+    worker = Worker("w", 0.1, 5000)
+    assert Opportunistic().size(view([worker]), app(batch_size=7), worker) == 7
+    assert Opportunistic(most=5).size(view([worker]), app(batch_size=7), worker) == 5
+    with pytest.raises(ValueError, match="1 or more"):
+        Opportunistic(most=0)
+
+
+def test_before_anything_was_evicted_an_hour_of_one_worker_counts_as_one_eviction():
+    assert hazard(None, 0.0) == 1 / PRIOR_SECONDS
+    tier = SimpleNamespace(lifetimes=[100.0] * 36, eviction_rate=0.01)
+    assert hazard(tier, 0.0) == pytest.approx(37 / 7200)
+
+
+def attempt(number, worker, items, started):
+    return SimpleNamespace(id=number, app="a", worker=worker, items=items, started=started)
+
+
+def test_the_batch_that_takes_longest_is_run_again_by_who_would_be_done_sooner():
+    fast, slow = Worker("f", 0.1, 500), Worker("s", 1.0, 500, gpu_model="TITAN X")
+    workers = [fast, slow, Worker("s2", 1.0, 500, gpu_model="TITAN X")]
+    running = [attempt(1, "s", range(20), 999.0), attempt(2, "s2", range(20, 60), 999.0)]
+    policy = Opportunistic()
+    seen = view(workers, attempts=running, the_app=app(cost=0.0))
+    assert policy.duplicate(seen, fast) == 2
+    assert policy.duplicate(seen, fast) == 1
+    assert policy.duplicate(seen, fast) is None, "each once"
+    assert Opportunistic().duplicate(seen, Worker("n", 2.0, 500)) is None, "it would come later"
+    cold = Worker("c", 0.1, 500, contexts={})
+    assert Opportunistic().duplicate(seen, cold) is None
+
+
+def test_what_is_run_twice_is_not_run_a_third_time():
+    workers = [Worker("f", 0.1, 500), Worker("s", 1.0, 500, gpu_model="x"), Worker("t", 1.0, 500, gpu_model="x")]
+    running = [attempt(1, "s", range(20), 999.0), attempt(2, "t", range(20), 999.0)]
+    seen = view(workers, attempts=running, the_app=app(cost=0.0))
+    assert Opportunistic().duplicate(seen, workers[0]) is None
+
+
+def test_what_is_overdue_counts_as_late_again_as_it_is():
+    workers = [Worker("f", 0.1, 500), Worker("s", 0.1, 500)]
+    running = [attempt(1, "s", range(20), 900.0)]
+    seen = view(workers, attempts=running, the_app=app(cost=0.0))
+    assert Opportunistic().duplicate(seen, workers[0]) == 1
