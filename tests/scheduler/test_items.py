@@ -329,3 +329,12 @@ def test_a_claim_for_cancelled_items_keeps_no_worker_waiting():
     bench.tell(ev.ItemsCancelled, [0, 1])
     assert bench.ready("w1", "model") == []
     assert list(run_of(bench.submit("verify", 1)).items) == [2]
+
+
+def test_a_worker_that_joins_with_a_topology_beside_a_running_batch_is_asked_for_a_duplicate():
+    bench = Bench()
+    bench.app("a")
+    bench.join("w1")
+    bench.submit("a", 4)
+    bench.ready("w1")
+    assert bench.join("w2", topology={"sockets": 2}) == []

@@ -162,6 +162,8 @@ class Scheduler:
         """
         state = self.state
         freed = getattr(event, "worker", None)
+        if isinstance(freed, ev.WorkerSpec):
+            freed = freed.id
         idle = list(state.free.values()) if type(event) is ev.Tick else [state.free.get(freed)] if freed else []
         for worker in idle:
             if worker is None:

@@ -55,7 +55,7 @@ class CallCost:
     squares: float = 0.0
 
     def add(self, way: float, whole: float) -> None:
-        """A call's time beside what its worker says that it took , and that: moving averages."""
+        """A call's time beside what its worker says that it took, and that: moving averages."""
         way = max(0.0, way)
         share = 1.0 if self.way is None else 0.05
         self.way = share * way + (1 - share) * (self.way or 0.0)
