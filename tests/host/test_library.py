@@ -29,9 +29,13 @@ import os, signal, time
 from ctxflow.host.library import leave_notice_to_host
 leave_notice_to_host()
 os.kill(os.getpid(), signal.SIGTERM)
+there, here = os.pipe()
 child = os.fork()
 if not child:
+    os.write(here, b".")  # A signal that comes while Python is still forking is lost.
     time.sleep(60)
+    os._exit(1)
+os.read(there, 1)
 os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
