@@ -150,7 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--site", required=True)
     parser.add_argument("--items", type=int, default=20_000)
-    parser.add_argument("--losses", type=int, default=60, help="how many workers will be lost, so that items last")
+    parser.add_argument("--losses", type=int, default=66, help="how many workers will be lost, so that items last")
     parser.add_argument("--seconds", type=float, default=0.018, help="that an item takes")
     options = parser.parse_args()
     logging.basicConfig(format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")

@@ -12,7 +12,7 @@ from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange
 
-_PATIENCE_SECONDS = 3.0  # How long the batch system may take to say so. HTCondor took up to one second.
+_PATIENCE_SECONDS = 2.0  # How long the batch system may take to say so. HTCondor took up to one second.
 _FACTORY_SECONDS = 1.0  # And how much longer where its word comes by way of a factory.
 
 
