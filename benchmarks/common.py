@@ -6,18 +6,16 @@ What does not live here: anything that is measured.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import psutil
 from rich.console import Console
 from rich.table import Table
+
+from ctxflow.simulator import figures as reproductions
+from ctxflow.simulator.figures import machine, rounded
 
 Measurement = Callable[[], float]
 
@@ -46,7 +44,7 @@ def figure(samples: Sequence[float], unit: str, better: str = "higher") -> Figur
     Figure(value=2.0, unit='s', better='lower', spread=2.0, n=3)
     """
     spread = max(samples) - min(samples)
-    return Figure(_rounded(statistics.median(samples)), unit, better, _rounded(spread), len(samples))
+    return Figure(rounded(statistics.median(samples)), unit, better, rounded(spread), len(samples))
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
@@ -56,11 +54,6 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
     2.5
     """
     return figure([a / b for a, b in zip(ours, theirs, strict=True)], "times")
-
-
-def _rounded(value: float) -> float:
-    """Four significant digits: what is beyond them is noise."""
-    return float(f"{value:.4g}")
 
 
 def interleaved(measurements: Mapping[str, Measurement], rounds: int, what: str) -> dict[str, list[float]]:
@@ -86,36 +79,12 @@ def progress(text: str) -> None:
     print(start + text, end=end, file=sys.stderr, flush=True)
 
 
-def machine() -> dict[str, str | int | float]:
-    """What the figures were measured on."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "load": round(os.getloadavg()[0], 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "time": time.strftime("%Y-%m-%d %H:%M"),
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
-
-
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of Python, ctxflow and the packages that are installed."""
-    from ctxflow.version import __version__
-
-    found = {"python": platform.python_version(), "ctxflow": __version__}
+    packages = list(packages)
+    found = reproductions.versions(packages)
     for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        if name not in found:
             progress(f"{name} is not installed: left out")
     return found
 
