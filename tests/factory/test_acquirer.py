@@ -21,12 +21,15 @@ class Moody(LocalProvider):
     def __init__(self) -> None:
         super().__init__(pause=0.05)
         self.down = False
+        self.grants: int | None = None
         self.calls: list[int] = []
         self.news: list[JobChange] = []
         self.found = Survey(machines=1, free=1)
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
         self.calls.append(count)
+        if self.grants is not None:
+            count = min(count, self.grants)
         if self.down:
             raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
         return super().submit(job, count)
@@ -225,3 +228,14 @@ def test_what_could_not_be_removed_is_removed_later(
     bench.provider.down = False
     bench.until(lambda: bench.states() == ["running", "ended"])
     assert bench.counts()["removed"] == 1
+
+
+def test_a_provider_that_grants_less_is_not_asked_without_end(make: Callable[..., Bench]) -> None:
+    bench = make(told=True)
+    bench.provider.grants = 0
+    bench.acquirer.hold("a10", 3)
+    time.sleep(0.5)
+    assert len(bench.provider.calls) == 1 and bench.decisions == []
+    bench.provider.grants = None
+    bench.until(lambda: bench.states().count("running") == 3)
+    assert bench.counts()["submissions"] == 1

@@ -284,9 +284,12 @@ class Acquirer:
             jobs = held.provider.submit(held.job, plan.submit)
             with self._condition:
                 held.jobs.submitted(jobs, time.monotonic())
-            held.totals["submissions"] += 1
-            held.totals["submitted"] += len(jobs)
-            self._decided(name, f"asked for {len(jobs)} workers: {wanted} wanted, {held_now} held")
+                if len(jobs) < plan.submit:  # A factory's provider grants no more just now.
+                    held.jobs.pause(time.monotonic() + _LOOK_SECONDS)
+            if jobs:
+                held.totals["submissions"] += 1
+                held.totals["submitted"] += len(jobs)
+                self._decided(name, f"asked for {len(jobs)} workers: {wanted} wanted, {held_now} held")
 
     def _explain(self, name: str, held: _Held) -> None:
         """Where jobs only wait, find out whether any machine will do."""

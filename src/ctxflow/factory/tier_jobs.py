@@ -123,6 +123,10 @@ class TierJobs:
         self._again_at = now + pause
         return pause
 
+    def pause(self, until: float) -> None:
+        """Ask for nothing more before then."""
+        self._again_at = max(self._again_at, until)
+
     # --- what to do
 
     @property
