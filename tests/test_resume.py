@@ -180,7 +180,7 @@ def test_a_file_that_is_something_else_is_left_as_it_is(executor, double, tmp_pa
 def test_a_second_writer_is_refused(executor, double, tmp_path):
     path = str(tmp_path / "results.jsonl")
     first = double.map(range(100), resume=path, window=5)
-    with pytest.raises(ValueError, match="is being written by another map: wait for it, or name another file"):
+    with pytest.raises(ValueError, match="is being written by another driver: wait for it, or name another file"):
         double.map(range(100), resume=path)
     assert next(first) == 0
     first.close()
@@ -323,7 +323,7 @@ def test_a_full_disk_ends_the_map_with_an_error_and_cancels_the_rest(executor, t
     results = slow.map(range(500), resume=str(tmp_path / "results.jsonl"))
     assert next(results) == 0
     full = os.open("/dev/full", os.O_RDWR)
-    os.dup2(full, results._mapping._file._file.fileno())
+    os.dup2(full, results._mapping._file._file._file.fileno())
     os.close(full)
     with pytest.raises(OSError, match="No space left"):
         list(results)

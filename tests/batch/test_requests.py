@@ -3,7 +3,7 @@ import pytest
 from ctxflow import batch_app
 from ctxflow.batch.job import Job
 from ctxflow.batch.requests import function_maker, openai_maker, plain_maker
-from ctxflow.batch.rows import RowError
+from ctxflow.rows.source import RowError
 
 
 def job(**choices):

@@ -19,13 +19,13 @@ from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.outcome import Outcome, Progress
 from ctxflow.batch.pump import Pump
-from ctxflow.batch.readers import open_source
 from ctxflow.batch.records import Record, openai_record, plain_record
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
-from ctxflow.batch.rows import Source
 from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
+from ctxflow.rows.readers import open_source
+from ctxflow.rows.source import Source
 from ctxflow.sites import load_site
 
 _SHOW_SECONDS = 0.25

@@ -13,9 +13,9 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.job import Job
-from ctxflow.batch.rows import RowError
 from ctxflow.batch.templates import Render, compile_template
 from ctxflow.models.sampling import Sampling
+from ctxflow.rows.source import RowError
 
 Item = tuple[Any, ...]
 Make = Callable[[Mapping[str, Any]], Item]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source, left_out
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source, left_out
 
 FORMATS = ("openai", "jsonl", "csv", "parquet", "dataset")
 _SNIFFED_LINES = 100
@@ -37,7 +37,7 @@ def open_source(path: str | Path, form: str | None = None, split: str | None = N
     except OSError as error:
         raise ValueError(f"the input {path} cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(mode) and form in (None, "dataset"):
-        from ctxflow.batch.arrow_readers import open_dataset
+        from ctxflow.rows.arrow_readers import open_dataset
 
         return "dataset", open_dataset(path, split)
     if stat.S_ISDIR(mode):
@@ -50,7 +50,7 @@ def open_source(path: str | Path, form: str | None = None, split: str | None = N
         raise ValueError(f"the input {path} is a file, which has no splits: leave --split out")
     form = form or detect(path)
     if form == "parquet":
-        from ctxflow.batch.arrow_readers import ParquetSource
+        from ctxflow.rows.arrow_readers import ParquetSource
 
         return form, ParquetSource([path], str(path))
     if form == "csv":

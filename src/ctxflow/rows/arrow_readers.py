@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.batch.readers import file_identity
-from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source, left_out
 from ctxflow.errors import CtxflowError
+from ctxflow.rows.readers import file_identity
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source, left_out
 
 try:
     import pyarrow

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.batch import readers
-from ctxflow.batch.readers import CsvSource, JsonLinesSource, detect, file_identity, open_source
-from ctxflow.batch.rows import RowError
+from ctxflow.rows import readers
+from ctxflow.rows.readers import CsvSource, JsonLinesSource, detect, file_identity, open_source
+from ctxflow.rows.source import RowError
 
 GOOD = '{"a": 1}'
 
