@@ -15,7 +15,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,14 +167,14 @@ class ResultsFile:
         return self._reader.readline()
 
     @uninterrupted
-    def add(self, indices: Sequence[int], results: Sequence[Any]) -> None:
+    def add(self, answers: Iterable[tuple[int, Any]]) -> None:
         """Append results; failures are not kept, so that they are tried again.
 
         :raises TypeError: for a result that cannot be kept; those before it are.
         """
         lines: list[str] = []
         try:
-            for index, result in zip(indices, results, strict=True):
+            for index, result in answers:
                 key = self._keys.pop(index)
                 if type(result) is not Failed:
                     lines.append(json.dumps({"index": index, "key": key, **encode(result)}) + "\n")

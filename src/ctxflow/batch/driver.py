@@ -210,7 +210,7 @@ class _Work:
         self._make: Make
         if job.function is not None:
             self._app, self._constants = function_app(job), dict(job.constants)
-            self._make = function_maker(job, self._app)
+            self._make = function_maker(job, self._app, source.columns())
         else:
             family = family_of(job)
             staged = site.engine == "taskvine"
