@@ -281,7 +281,7 @@ class CsvSource(_FileSource):
 
     def _columns(self, reader: Iterator[list[str]]) -> list[str]:
         try:
-            columns = next(reader, [])
+            columns = next((fields for fields in reader if fields), [])
         except (csv.Error, RowError) as error:
             raise ValueError(f"the header of {self.name} cannot be read: {error}") from None
         if repeated := {name for name in columns if columns.count(name) > 1}:
