@@ -120,7 +120,7 @@ def mutated(draw, data):
 
 
 def fuzz(test):
-    return settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))(test)
+    return settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))(test)
 
 
 def good_lines(data):
