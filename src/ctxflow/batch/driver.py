@@ -258,7 +258,7 @@ class _Work:
             def submit(items: Sequence[Any], stream: Stream) -> range:
                 if self._executor is None:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
-                    file.run_began(self._executor.calls.run.directory)
+                    file.run_began(self._executor.calls.run)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 
