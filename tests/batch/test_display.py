@@ -1,6 +1,7 @@
 """The view of a job and the lines in its place, rendered at fixed widths."""
 
 import io
+import types
 
 import pytest
 from rich.console import Console
@@ -172,12 +173,12 @@ def test_the_live_view_keeps_sentences_above_and_goes_away_at_the_end():
 
 
 def test_lines_come_every_so_often_where_there_is_no_terminal(monkeypatch):
-    clock = iter([0.0, 5.0, 11.0, 11.0, 12.0, 30.0, 30.0])
-    monkeypatch.setattr(display.time, "monotonic", lambda: next(clock))
+    now = [0.0]
+    monkeypatch.setattr(display, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     stream = io.StringIO()
     lines = LineDisplay(stream)
-    for now in (TWO, TWO, TWO_HUNDRED, TWO_HUNDRED):
-        lines.progress(now)
+    for now[0], progress in ((5.0, TWO), (11.0, TWO), (12.0, TWO_HUNDRED), (30.0, TWO_HUNDRED)):
+        lines.progress(progress)
     assert stream.getvalue().splitlines() == [describe(TWO), describe(TWO_HUNDRED)]
     assert "\x1b" not in stream.getvalue()
     assert describe(TWO) == "12,345 of about 50,000 rows, 153 rows/s, 4 min 13 s left, 2 workers, 1 loading"
