@@ -147,7 +147,10 @@ def carried(allocation: Allocation, before: Problem, problem: Problem) -> Alloca
     longer holds; of more GPUs than a tier still has, the deployments that are listed first keep theirs.
     """
     kinds, models, tiers = (
-        [{each.name: n for n, each in enumerate(getattr(problem, field))}.get(old.name) for old in getattr(before, field)]
+        [
+            {each.name: n for n, each in enumerate(getattr(problem, field))}.get(old.name)
+            for old in getattr(before, field)
+        ]
         for field in ("query_types", "models", "tiers")
     )
     deployments, used = [], [0] * len(problem.tiers)

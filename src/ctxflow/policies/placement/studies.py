@@ -99,10 +99,12 @@ def stress(
     inflations: Iterable[float] = (1.0, 1.2, 1.5),
     scenarios: int = 500,
     seed: int = 0,
+    time_limit: float | None = None,
 ) -> list[dict[str, Any]]:
     """Plans of several methods under stress (Figure 2a to 2c): a row for each method and inflation.
 
     :param methods: of `METHODS`; one with "+1.25" at its end plans `with_margin` of 1.25.
+    :param time_limit: seconds for the exact method.
     :returns: rows of `method`, `inflation`, `planned` ($), `cost` ($), its five parts `rental`, `model_storage`,
         `data_storage`, `delay` and `unserved` ($), `violated` (a share).
     :raises ValueError: if a method has no allocation.
@@ -111,7 +113,7 @@ def stress(
     plans = {}
     for method in methods:
         name, _, margin = method.partition("+")
-        planned = solve(with_margin(problem, float(margin or 1)), name)
+        planned = solve(with_margin(problem, float(margin or 1)), name, time_limit=time_limit)
         if planned.allocation is None:
             raise ValueError(f"{method} has no allocation for {problem.name}, so that there is nothing to stress")
         plans[method] = planned.allocation

@@ -20,6 +20,8 @@ from ctxflow.policies.placement.rolling import Revision, Switching, plan_rolling
 VOLATILITIES = (0.01, 0.02, 0.03, 0.04, 0.05)
 """sigma, of a step of five minutes."""
 TRIALS, WINDOWS = 30, 288
+LOAD = 3.0
+"""What the rates are multiplied by: on the paper's instance the exact plan's GPUs are then used to 81 and 42 %."""
 SWITCHING = Switching(start_seconds=120.0, load_seconds_per_gb=1.0, hold_hours=1.0, least_gain=0.01)
 """What a change is taken to cost: the paper has none. Two minutes until a GPU is there, weights at 1 GB/s."""
 
@@ -28,21 +30,18 @@ Step = Callable[[float], None]
 
 
 def rolling_problem(problem: Problem) -> Problem:
-    """The problem of a day in which demand grows several times over.
+    """The problem of a day whose demand matters: throughput decides, as in (12).
 
-    alpha is 2 FLOP per parameter and token (a byte of FP16 weights), as "derived from model FLOPs" has it: with the
-    values of the author's other study GPUs are used to 1 %, and demand changes nothing. The budget is ten times the
-    paper's, and storage has no limit, so that throughput decides, as in (12).
+    alpha is 2 FLOP per parameter and token (the bytes of FP16 weights), as "derived from model FLOPs" has it, and the
+    rates are `LOAD` times the instance's: with the values of the author's other study GPUs are used to 1 %, and no
+    demand changes anything. The budget is ten times the instance's, and storage has no limit.
     """
-    work = tuple(tuple((model.weights_gb,) * len(problem.tiers) for model in problem.models) for _ in problem.query_types)
-    return problem.model_copy(
-        update={
-            "name": f"{problem.name}-rolling",
-            "gflop_per_token": work,
-            "budget_dollars": 10 * problem.budget_dollars,
-            "storage_gb": 1e6,
-        }
+    work = tuple(
+        tuple((model.weights_gb,) * len(problem.tiers) for model in problem.models) for _ in problem.query_types
     )
+    update: dict[str, object] = {"name": f"{problem.name}-rolling", "gflop_per_token": work, "storage_gb": 1e6}
+    update["budget_dollars"] = 10 * problem.budget_dollars
+    return at(problem.model_copy(update=update), np.full(problem.shape[0], LOAD))
 
 
 def demand(types: int, volatility: float, trials: int, windows: int, seed: int) -> Floats:
