@@ -17,7 +17,6 @@ from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
 from ctxflow.policies.placement.arrays import Arrays
 from ctxflow.policies.placement.check import check
 from ctxflow.policies.placement.draft import NOTHING, Choices, Draft, Mechanisms
-from ctxflow.policies.placement.greedy import ranks
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.solution import solve
 
@@ -196,21 +195,50 @@ def over_deployments(arrays: Arrays, allocation: Allocation) -> Draft:
 
 
 def _place(draft: Draft, i: int, j: int, k: int, share: float) -> None:
-    places = draft.places(i, share)
-    possible = min(share, float(places.share[j, k]))
-    if places.config[j, k] == draft.config[j, k] and possible > NOTHING:
+    possible = min(share, _room(draft, i, j, k))
+    if possible > NOTHING:
         draft.place(i, j, k, int(draft.config[j, k]), possible)
 
 
 def _fill(draft: Draft, order: list[int]) -> Draft:
-    """Serve what is unserved with what runs, in its configuration; the draft is changed."""
+    """Serve what is unserved with what runs, where it costs least for its share; the draft is changed."""
+    arrays, pairs = draft.arrays, [(int(j), int(k)) for j, k in np.argwhere(draft.config >= 0)]
     for i in order:
         while draft.unserved[i] > NOTHING:
             wanted = float(draft.unserved[i])
-            places = draft.places(i, wanted)
-            places.share[(places.config != draft.config) | (draft.config < 0)] = 0.0
-            if not (places.share > NOTHING).any():
+            shares = {pair: min(wanted, _room(draft, i, *pair)) for pair in pairs}
+            costs = {
+                (j, k): arrays.delay_dollars[i] * arrays.delay[i, j, k, draft.config[j, k]]
+                + (0.0 if (j, k) in draft.routes[i] else arrays.model_dollars[j] / share)
+                for (j, k), share in shares.items()
+                if share > NOTHING
+            }
+            if not costs:
                 break
-            j, k = np.unravel_index(ranks(draft, i, wanted, places).argmin(), places.share.shape)
-            draft.place(i, int(j), int(k), int(places.config[j, k]), float(places.share[j, k]))
+            best = min(costs, key=lambda pair: (shares[pair] < wanted - NOTHING, costs[pair]))
+            draft.place(i, *best, int(draft.config[best]), shares[best])
     return draft
+
+
+def _room(draft: Draft, i: int, j: int, k: int) -> float:
+    """The share of a query type that an active pair can take besides, as it is: (5c), (5f) to (5j).
+
+    Unlike M3's, it may be one whose delay or error is over the limit: averages count, and another route may be under.
+    """
+    arrays, problem, config = draft.arrays, draft.arrays.problem, int(draft.config[j, k])
+    stored = problem.horizon_hours * problem.storage_dollars_per_gb_hour
+    weights = 0.0 if (j, k) in draft.routes[i] else float(arrays.weights_gb[j])
+    storage = min(
+        problem.storage_gb - draft.stored,
+        (problem.budget_dollars - draft.rent - draft.storage_dollars) / stored if stored else np.inf,
+    )
+    limits = (
+        (arrays.max_delay[i] - draft.delay[i], arrays.delay[i, j, k, config]),
+        (arrays.max_error[i] - draft.error[i], arrays.error[i, j, k]),
+        (arrays.capacity[k] * arrays.gpus[config] - draft.work[j, k], arrays.work[i, j, k]),
+        (arrays.spare_gb[j, k, config] - draft.kv[j, k], arrays.kv_gb[i, j, k]),
+        (storage - weights, arrays.data_gb[i]),
+    )
+    if any(left < 0 for left, _ in limits):
+        return 0.0
+    return min((float(left / each) for left, each in limits if each > 0), default=np.inf)

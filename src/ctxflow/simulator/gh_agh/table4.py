@@ -135,7 +135,10 @@ def _saved(table: Table, volatility: float, row: str) -> Iterator[tuple[str, Fig
         stays = float(table.days[volatility, ours].dollars[: len(days.dollars)].sum())
         paper = rounded(100 * (ROLLING["agh_5min"][place][0] / ROLLING[other][place][0] - 1))
         name = f"rolling_{volatility}_{row}_vs_{'dm' if other == 'dm_24h' else 'static'}"
-        yield name, Figure(rounded(round(100 * (whole / stays - 1), 6) + 0.0), "%", "lower", 0.0, len(days.dollars), paper)
+        yield (
+            name,
+            Figure(rounded(round(100 * (whole / stays - 1), 6) + 0.0), "%", "lower", 0.0, len(days.dollars), paper),
+        )
 
 
 def _paper_row(row: str) -> str:
