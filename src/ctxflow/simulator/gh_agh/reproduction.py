@@ -48,7 +48,7 @@ class Scale:
     days: table4.Scale = dataclasses.field(default_factory=table4.Scale)
 
 
-QUICK = Scale((3, 3, 3), 10, 2, 2, (0.8, 1.2), ((3, 3, 3), (4, 4, 5)), 2.0, table4.Scale(1, 24, 1, (0.04, 0.05)))
+QUICK = Scale((3, 3, 3), 10, 1, 1, (0.8, 1.2), ((3, 3, 3), (4, 4, 5)), 2.0, table4.Scale(1, 24, 1, (0.05,)))
 QUICK_SHAPE = (4, 4, 5)
 """Of the instance of a quick run, which is not the paper's, and beside which none of its figures stands."""
 
