@@ -32,7 +32,7 @@ def test_scenarios_share_nothing():
 def test_rates_alone_come_to_the_same_by_the_short_way():
     problem = busy()
     plan = solve(problem, "agh").allocation
-    rates = np.random.default_rng(1).uniform(0.05, 2.5, (40, 6))
+    rates = np.random.default_rng(1).uniform(0.5, 1.5, (40, 6)) * np.linspace(0.5, 9.0, 40)[:, None]
     full = keeps_up(problem, plan, rates)
     assert 0 < full.sum() < len(rates), "some fill the GPUs, some do not"
     ones = np.ones((len(rates), *problem.shape))
