@@ -31,6 +31,7 @@ from collections.abc import Sequence
 
 import common
 
+from ctxflow.cli.aside import native_output_aside
 from ctxflow.policies.placement import Allocation, Problem, Solution, solve
 from ctxflow.policies.placement.allocation import data_gb
 from ctxflow.policies.placement.instances import draw
@@ -199,8 +200,9 @@ def main() -> None:
     if given.instances < 1 or given.rounds < 1:
         parser.error("--instances and --rounds are how often it is measured: give 1 or more")
     instances, rounds = (3, 2) if given.quick else (given.instances, given.rounds)
-    figures = runtimes(rounds, None if given.quick else given.time_limit)
-    figures |= gaps([shape for shape in SHAPES if shape[0] in given.sizes], instances, given.time_limit)
+    with native_output_aside():
+        figures = runtimes(rounds, None if given.quick else given.time_limit)
+        figures |= gaps([shape for shape in SHAPES if shape[0] in given.sizes], instances, given.time_limit)
     common.report("placement", figures, common.versions(("numpy", "scipy")), given.json)
 
 

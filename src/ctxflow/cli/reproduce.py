@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ctxflow.cli.aside import native_output_aside
 from ctxflow.simulator.figures import Experiment, Figure, Request, report
 
 PAPERS = {
@@ -45,7 +46,8 @@ def reproduce(
         def tell(done: float, what: str) -> None:
             progress.update(task, completed=done, description=what)
 
-        figures = experiment(Request(quick, seed, pictures, tell))
+        with native_output_aside():
+            figures = experiment(Request(quick, seed, pictures, tell))
     if as_json:
         print(json.dumps(report(paper, figures)))
     else:
