@@ -15,7 +15,7 @@ number at their end over the size with so many query types.
 - `unserved_points_over`: the most that AGH leaves unserved beyond the exact method, in points of all query types.
 - `agh_over_gh`: the most that AGH costs beyond GH, in %: 0 or less, or it broke its promise.
 - `closed`: the share of instances that the exact method proved within its time. Where it did not, a gap is to a bound
-  that is under the optimum by an unknown share, so `X_gap_mean_closed` and `X_gap_max_closed` are over the others alone.
+  under the optimum by an unknown share, so `X_gap_mean_closed` and `X_gap_max_closed` are over the others alone.
 - `binds_5c` and so on: the share in which the exact method's answer uses up 99.9 % of a limit that all share (5c,
   5f, 5g, 5h), or of some query type's own (5i, 5j).
 - `X_seconds_20`: CPU seconds of one core at (20,20,20), from the problem to the answer; beside it the exact method's

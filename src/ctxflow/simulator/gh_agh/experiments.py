@@ -17,6 +17,8 @@ from ctxflow.policies.placement.studies import stress
 
 FACTORS = (0.6, 0.8, 1.0, 1.2, 1.5)
 """What limits and prices are multiplied by: the paper's axes are only drawn."""
+BUDGET_FACTORS = (0.3, 0.4, 0.5, 0.75, 1.0)
+"""What the budget is multiplied by: the plan of the paper's instance spends 44 of its 100 $."""
 STORAGES = (600.0, 800.0, 900.0, 1000.0, 1200.0)
 """C_s in GB."""
 SHAPES = ((4, 4, 5), (6, 6, 10), (10, 10, 10), (15, 15, 10), (20, 20, 20))
@@ -96,7 +98,7 @@ Grid = dict[tuple[float, float], float]
 def grid(problem: Problem, first: str, second: str, factors: Sequence[float] = FACTORS) -> Grid:
     """Figures 2d to 2f: AGH's cost with two of `scaled`'s parameters varied."""
     found = {}
-    for a in factors:
+    for a in BUDGET_FACTORS if first == "budget" else factors:
         for b in factors:
             costs = solve(scaled(problem, **{first: a, second: b}), "agh").costs
             assert costs is not None, "agh always has an allocation"
