@@ -72,8 +72,9 @@ def _stress(figure_class: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
         violated.plot(
             [row["inflation"] for row in mine], [100 * row["violated"] for row in mine], "o", markersize=4, **style
         )
-    cost.set(yscale="log", title="a: cost in $", xlabel="delays and errors times")
-    violated.set(title="b: query types violated in %", xlabel="delays and errors times")
+    ticks = {"xlabel": "delays and errors times", "xticks": sorted({row["inflation"] for row in rows})}
+    cost.set(yscale="log", title="a: cost in $", **ticks)
+    violated.set(title="b: query types violated in %", **ticks)
     start = {row["method"]: row for row in rows if row["inflation"] == 1.0}
     for place, method in enumerate(METHODS):
         bottom = 0.0
@@ -142,6 +143,8 @@ def _times(figure_class: Any, times: Mapping[tuple[tuple[int, int, int], str], A
             there = [name for name, yes in zip(names, shown, strict=True) if yes]
             seconds = [papers[shape] for shape, yes in zip(shapes, shown, strict=True) if yes]
             plot.plot(there, seconds, "s:", color=COLOURS[number], markersize=3, label=f"{method}, the paper's")
+    if not all(each.done for each in times.values()):
+        plot.plot([], [], "o", color=GREY, markersize=5, fillstyle="none", label="stopped, not proven")
     plot.set(yscale="log", ylabel="s", xlabel="query types x models x tiers")
     plot.grid(axis="y", color=PALE)
     figure.legend(*plot.get_legend_handles_labels(), loc="outside right upper", frameon=False)
