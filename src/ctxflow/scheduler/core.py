@@ -389,7 +389,7 @@ class Scheduler:
             app = self.state.apps[attempt.app]
             pace.learn(app, worker, attempt, attempt.answered, event.seconds, self.state.now)
         residency.used(self.state, worker, attempt.context, out)
-        items.give_back(self.state, attempt, items.unanswered(self.state, attempt), out)
+        items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
         found = self._attempt(event.worker, event.attempt)

@@ -169,15 +169,10 @@ def unanswered(state: RunState, attempt: Attempt) -> list[int]:
 
 def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
     """Items of an attempt that came to nothing, for no fault of theirs, go to the front of the queue."""
-    state.counters.retried += len(items)
-    give_back(state, attempt, items, out)
-
-
-def give_back(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
-    """Items of an attempt that had not begun go to the front of the queue."""
     if not items:
         return
     app = state.apps[attempt.app]
+    state.counters.retried += len(items)
     if attempt.isolated:
         _isolate(app, tuple(items))
     else:
@@ -242,12 +237,13 @@ def raised(
     elif not rest or (attempt.isolated and not at):
         failed(state, attempt, items, failure, out)
     else:
-        state.counters.retried += 1
         if at:
-            give_back(state, attempt, rest, out)
-            _isolate(app, (blamed,))
+            requeue(state, attempt, rest, out)
         else:
-            _isolate(app, (blamed,), tuple(rest))
+            _isolate(app, tuple(rest))
+            state.counters.retried += len(rest)
+        _isolate(app, (blamed,))
+        state.counters.retried += 1
         _queued(state, app, out)
 
 
