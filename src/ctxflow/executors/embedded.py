@@ -407,7 +407,7 @@ class EmbeddedEngine:
         if len(self._workers) + len(self._respawn_at) >= self._target:
             return
         if worker.joined or worker.evicted:
-            self._respawn_at.append(now + self._rejoin_seconds)
+            self._respawn_at.append(now + (self._rejoin_seconds if worker.pause is None else worker.pause))
             self._respawn_at.sort()
         else:
             self._not_born(worker.last_words())
@@ -434,7 +434,7 @@ class EmbeddedEngine:
         """Take a worker away, as a resource manager would; another joins later.
 
         :param name: which; by default the one that has been there longest.
-        :param seconds: how long its place stays empty, `rejoin_seconds` by default.
+        :param seconds: how long its place stays empty once it is gone, `rejoin_seconds` by default.
         :param notice: seconds that it has to leave by itself; None to take it at once, without a word.
         :returns: the worker's name, None if there is none, or it has had notice.
         """
@@ -449,9 +449,7 @@ class EmbeddedEngine:
             else:
                 worker.process.send_signal(signal.SIGTERM)
                 self._kill_at.append((self._run.clock() + notice, worker))
-            if seconds is not None:
-                self._respawn_at.append(self._run.clock() + (notice or 0.0) + seconds)
-                self._respawn_at.sort()
+            worker.pause = seconds
             self._ring()
             return worker.name
 
