@@ -495,7 +495,9 @@ class EngineContract:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _yield_slowly, [0.6, 0.0, 60.0], timeout=1.5)
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.0])  # What that imports takes its time.
+        run.wait(ev.BatchFinished)
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
         run.until(lambda: bool(run.all(ev.BatchFailed)))
         (failed,) = run.all(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context, failed.at) == ("timeout", True, None)
