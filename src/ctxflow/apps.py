@@ -32,7 +32,8 @@ class Options:
     :ivar priority: higher goes first.
     :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
         Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
-    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then.
+    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
+        before is kept.
     :ivar retries: how often an item that raises on its own is tried again.
     :ivar batch_size: items a batch, if the batching policy is to be overruled.
     :ivar executor: the label of the executor, where several are running.
@@ -182,7 +183,8 @@ class BatchApp(_App):
     """A function over batches of items that ctxflow forms; a person calls it with single items, or maps it.
 
     The function gets the live context (if there is one), then one list for each parameter of an item, side by
-    side; it returns one result per item, in their order. Keyword-only parameters are constants of a call.
+    side; it returns a list with one result per item, in their order, or yields them. Keyword-only parameters are
+    constants of a call.
     """
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
@@ -376,6 +378,9 @@ def batch_app(context: Any = None, /, **options: Any) -> Any:
     `@batch_app(recipe)` gives the function the live context and lists side by side; bare, or with None, only
     the lists. See `Options` for the options and `BatchApp` for what it can do.
 
+    It returns its results in a list, or yields them one by one: then what it has yielded is kept, whatever becomes of
+    its worker, and an eviction with notice costs nothing but the wait for the item in flight (docs/salvage.md).
+
     :raises TypeError: for an unknown option, or a context that is no recipe.
 
     >>> from ctxflow import context
@@ -388,6 +393,13 @@ def batch_app(context: Any = None, /, **options: Any) -> Any:
     >>> with ContextExecutor(workers=1):
     ...     look_up("two").result()
     2
+    >>> @batch_app(table())
+    ... def look_up_one_by_one(known, words):
+    ...     for word in words:
+    ...         yield known[word]
+    >>> with ContextExecutor(workers=1):
+    ...     list(look_up_one_by_one.map(["two", "one"]))
+    [2, 1]
     """
     return _decorator(BatchApp, context, options)
 
