@@ -130,8 +130,7 @@ def describe(now: Progress) -> str:
         parts.append(f"{duration(now.left)} left")
     if now.workers is not None:
         parts.append(f"{now.workers} worker{'' if now.workers == 1 else 's'}")
-    if now.contexts:
-        parts.append(now.contexts)
+    parts += [f"{count} {state}" for state, count in now.by_state.items() if state != "warm"]
     return ", ".join(parts)
 
 
