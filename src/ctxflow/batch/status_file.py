@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ctxflow.batch.outcome import Progress
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.observe.progress import Progress
 from ctxflow.observe.status_file import VERSION, load_status, owner, write_status
 
 SUFFIX = ".status.json"
@@ -50,7 +50,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
     :param path: the job's output, its status file, or a run's directory.
     :returns: the file's JSON: "version", "state" ("starting", "running", "done", "failed", "interrupted"), "reason" (of
         a failure), "updated" (seconds since 1970), "pid" and "host" of the driver, "run" (the run's directory, or
-        ""), "output", and the fields of `ctxflow.batch.outcome.Progress`. Whether a driver that seems to run still
+        ""), "output", and the fields of `ctxflow.observe.progress.Progress`. Whether a driver that seems to run still
         does, `ctxflow.observe.status_file.condition` tells.
 
     >>> read_status(Path("no/such/output.jsonl")) is None

@@ -6,16 +6,16 @@ What does not live here: how figures are made of counts (observe/rates.py), and 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from ctxflow.batch.display import Display, one_line
+from ctxflow.batch.display import Display
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.outcome import Progress
 from ctxflow.batch.rows import Source
 from ctxflow.batch.status_file import StatusFile
+from ctxflow.batch.words import one_line
 from ctxflow.executors import ContextExecutor
-from ctxflow.executors.status import Status
+from ctxflow.executors.status import Status, figures_of
+from ctxflow.observe.progress import Progress
 from ctxflow.observe.rates import Rates
 
 _SHOW_SECONDS = 0.25
@@ -83,34 +83,5 @@ class Watch:
             tokens=tokens,
             newest_dead=self._newest_dead,
             **vars(pace),
-            **(_of_run(status) if status is not None else {}),
+            **(figures_of(status) if status is not None else {}),
         )
-
-
-def _of_run(status: Status) -> dict[str, Any]:
-    """What a job's progress says of its run."""
-    tiers = {
-        name: {
-            "joined": tier.joined,
-            "asked": tier.asked,
-            "gpu_hours": tier.gpu_seconds / 3600,
-            "worker_hours": tier.worker_seconds / 3600,
-            "cost": tier.cost,
-        }
-        for name, tier in status.tiers.items()
-    }
-    costs = [tier["cost"] for tier in tiers.values() if tier["worker_hours"]]
-    return {
-        "workers": status.workers,
-        "tiers": tiers,
-        "contexts": {
-            name: {"warm" if state == "ready" else state: count for state, count in counts.items()}
-            for name, counts in status.contexts.items()
-        },
-        "evictions": status.evictions,
-        "crashes": status.crashes,
-        "loads": status.loads,
-        "gpu_hours": sum(tier["gpu_hours"] for tier in tiers.values()),
-        "worker_hours": sum(tier["worker_hours"] for tier in tiers.values()),
-        "cost": None if not costs or None in costs else sum(costs),
-    }

@@ -90,7 +90,9 @@ def batch(
     # A batch system's way to end a job: as Ctrl-C, what is done is kept.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
-        outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=make_display(quiet))
+        outcome = run_job(
+            chosen, fresh=fresh, retry_errors=retry_errors, display=make_display(quiet, str(chosen.output))
+        )
     except KeyboardInterrupt:
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler.run_state import RunState
@@ -126,3 +127,33 @@ def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
             price=tier.price if tier is not None else None,
         )
     return found
+
+
+def figures_of(status: Status) -> dict[str, Any]:
+    """What `ctxflow.observe.progress.Progress` says of workers: its fields from `workers` to `cost`."""
+    tiers = {
+        name: {
+            "joined": tier.joined,
+            "asked": tier.asked,
+            "gpu_hours": tier.gpu_seconds / 3600,
+            "worker_hours": tier.worker_seconds / 3600,
+            "cost": tier.cost,
+        }
+        for name, tier in status.tiers.items()
+    }
+    costs = [tier["cost"] for tier in tiers.values() if tier["worker_hours"]]
+    return {
+        "workers": status.workers,
+        "tiers": tiers,
+        "contexts": {
+            name: {"warm" if state == "ready" else state: count for state, count in counts.items()}
+            for name, counts in status.contexts.items()
+            if name  # Library processes without a context have none.
+        },
+        "evictions": status.evictions,
+        "crashes": status.crashes,
+        "loads": status.loads,
+        "gpu_hours": sum(tier["gpu_hours"] for tier in tiers.values()),
+        "worker_hours": sum(tier["worker_hours"] for tier in tiers.values()),
+        "cost": None if not costs or None in costs else sum(costs),
+    }

@@ -78,7 +78,10 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
 def _lives(status: Mapping[str, Any]) -> bool:
     """Whether the owner's process is there, and not another that has its number now."""
     try:
-        began = psutil.Process(int(status["pid"])).create_time()
+        process = psutil.Process(int(status["pid"]))
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        began = process.create_time()
     except (psutil.NoSuchProcess, KeyError, ValueError, TypeError):
         return False
     except psutil.AccessDenied:
