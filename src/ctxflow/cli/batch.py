@@ -53,6 +53,7 @@ def batch(
     fresh: options.Fresh = False,
     quiet: options.Quiet = False,
     as_json: options.AsJson = False,
+    detach: options.Detach = False,
 ) -> None:
     """Run a model, or your own function, over every row of a file.
 
@@ -87,6 +88,12 @@ def batch(
         site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
         max_input_tokens=max_input_tokens, batch_size=batch_size, timeout=timeout, retries=retries,
     )  # fmt: skip
+    if detach:
+        from ctxflow.cli.jobs import submit_detached
+
+        if submit_detached(chosen, fresh=fresh, retry_errors=retry_errors, quiet=quiet, as_json=as_json):
+            return
+        fresh = retry_errors = False  # All is done: what follows says so.
     # A batch system's way to end a job: as Ctrl-C, what is done is kept.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
