@@ -17,17 +17,19 @@ from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
+from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.pump import Pump
 from ctxflow.batch.readers import open_source
 from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
 from ctxflow.batch.rows import Source
-from ctxflow.batch.status_file import StatusFile
+from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.watch import Watch
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
+from ctxflow.observe.progress import Progress
 from ctxflow.sites import load_site
 
 
@@ -55,11 +57,19 @@ def files_of(output: Path, form: str) -> Files:
     return Files(real, rows, beside(".errors.jsonl"), beside(".progress"))
 
 
-def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> Outcome:
+def run_job(
+    job: Job,
+    *,
+    fresh: bool = False,
+    retry_errors: bool = False,
+    display: Display | None = None,
+    metrics: tuple[str, int] | None = None,
+) -> Outcome:
     """Do what is missing of a job.
 
     :param fresh: begin anew, and forget what an earlier run did.
     :param retry_errors: try the dead letters again.
+    :param metrics: the address and the port at which Prometheus may ask how it stands.
     :raises ValueError: for an input, output or choice that makes no sense, saying what to do.
     :raises CtxflowError: if nothing can be run, such as when the model cannot be loaded.
 
@@ -80,13 +90,13 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
     with _begun(job, fresh, retry_errors, display) as begun:
         ledger, files = begun.ledger, begun.files
         if begun.ended:
+            _say_finished(ledger, files)
             return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
         before = ledger.done, ledger.dead
         if sum(before):
             display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
         try:
-            with StatusFile(files.output) as file:
-                _finish(begun.work, ledger, files, begun.job, file, began)
+            _finish(begun.work, ledger, files, begun.job, metrics, began)
         finally:
             display.end()
         if not ledger.done + ledger.dead:
@@ -151,14 +161,24 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
         yield _Begun(job, work, ledger, files)
 
 
-def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, file: StatusFile, began: float) -> None:
-    """Run what is missing, and make the output of it."""
-    work.run(ledger, file, began)
-    if job.output_format == "parquet":
-        from ctxflow.batch.publish import publish_parquet
+def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
+    """Run what is missing, and make the output of it, while others can see how it stands."""
+    with StatusFile(files.output) as file, serving(lambda: file.progress, metrics) as port:
+        if metrics is not None:
+            work.display.note(f"metrics are at http://{metrics[0]}:{port}/metrics")
+        work.run(ledger, file, began)
+        if job.output_format == "parquet":
+            from ctxflow.batch.publish import publish_parquet
 
-        publish_parquet(files.rows, files.output, job.task == "embed")
-    ledger.finish()
+            publish_parquet(files.rows, files.output, job.task == "embed")
+        ledger.finish()
+
+
+def _say_finished(ledger: Ledger, files: Files) -> None:
+    """Have the status file say that the job is done, if the driver that finished it was killed before it could."""
+    if (read_status(files.output) or {}).get("state") != "done":
+        with StatusFile(files.output) as file:
+            file.update(Progress(done=ledger.done, dead=ledger.dead, total=ledger.done + ledger.dead))
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:
@@ -238,7 +258,7 @@ class _Work:
     def __init__(self, job: Job, form: str, source: Source, display: Display) -> None:
         self._job = job
         self._source = source
-        self._display = display
+        self.display = display
         self._executor: ContextExecutor | None = None
         self._counted: Callable[[Any], int] | None = None
         site = load_site(job.site, workers=job.workers)
@@ -266,7 +286,7 @@ class _Work:
         """Run what is missing."""
         job = self._job
         intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
-        watch = Watch(self._source, ledger, self._display, file, began)
+        watch = Watch(self._source, ledger, self.display, file, began)
 
         def look(running: int, last: bool = False) -> None:
             watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)

@@ -67,6 +67,7 @@ class StatusFile:
     time at the end, with what became of the job. A disk that is full ends no job.
 
     :param output: the job's output.
+    :ivar progress: how the job stood last.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,13 +82,13 @@ class StatusFile:
         self._paths = [status_path(output)]
         self._facts = {"version": VERSION, "output": str(output.resolve()), "run": "", **owner()}
         self._state, self._reason = "starting", ""
-        self._progress = Progress()
+        self.progress = Progress()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._rewrite, name="ctxflow-status", daemon=True)
 
     def update(self, progress: Progress) -> None:
         """How it stands now; it is written within a second."""
-        self._progress, self._state = progress, "running"
+        self.progress, self._state = progress, "running"
 
     def run_began(self, directory: str) -> None:
         """A run has begun: its directory gets a copy."""
@@ -122,7 +123,7 @@ class StatusFile:
 
     def _write(self) -> None:
         facts = {**self._facts, "state": self._state, "reason": self._reason, "updated": round(time.time(), 3)}
-        status = {**facts, **dataclasses.asdict(self._progress)}
+        status = {**facts, **dataclasses.asdict(self.progress)}
         for path in list(self._paths):
             with contextlib.suppress(OSError):
                 write_status(path, status)

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.words import count, duration, number, time_left
+from ctxflow.batch.words import count, duration, hours, number, time_left
 from ctxflow.observe.progress import Progress
 
 _WIDE = 120
@@ -125,19 +125,19 @@ def _run_lines(now: Progress) -> Lines:
 
 def _used(gpu_hours: float, worker_hours: float, cost: float | None) -> str:
     """GPU-hours, or the workers' where none has a GPU; the cost where there are prices."""
-    hours = f"{number(gpu_hours)} GPU-hours" if gpu_hours else f"{number(worker_hours)} worker-hours"
-    return hours if cost is None else f"{hours}, cost {cost:,.2f}"
+    used = f"{hours(gpu_hours)} GPU-hours" if gpu_hours else f"{hours(worker_hours)} worker-hours"
+    return used if cost is None else f"{used}, cost {cost:,.2f}"
 
 
 def _tiers(now: Progress, ascii_only: bool) -> Table:
     """A line for each tier, those with the most workers first."""
     tiers = now.tiers
-    hours = "gpu_hours" if now.gpu_hours else "worker_hours"
+    used = "gpu_hours" if now.gpu_hours else "worker_hours"
     priced = any(tier["cost"] is not None for tier in tiers.values())
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("tier", no_wrap=True, overflow="ellipsis", max_width=20, min_width=9)
     table.add_column("workers", no_wrap=True)
-    for header in ["", "GPU-hours" if hours == "gpu_hours" else "worker-hours", *["cost"] * priced]:
+    for header in ["", "GPU-hours" if now.gpu_hours else "worker-hours", *["cost"] * priced]:
         table.add_column(header, justify="right", no_wrap=True)
     order = sorted(tiers, key=lambda name: (-tiers[name]["joined"], -(tiers[name]["asked"] or 0), name))
     shown = order if len(order) <= _TIERS else order[: _TIERS - 1]
@@ -147,7 +147,7 @@ def _tiers(now: Progress, ascii_only: bool) -> Table:
     for name, tier in lines:
         bar, workers = _joined(tier, ascii_only)
         cost = "" if tier["cost"] is None else f"{tier['cost']:,.2f}"
-        table.add_row(name, bar, workers, number(tier[hours]), *[cost] * priced)
+        table.add_row(name, bar, workers, hours(tier[used]), *[cost] * priced)
     return table
 
 

@@ -22,6 +22,7 @@ from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
 from ctxflow.cli.reproduce import reproduce
 from ctxflow.cli.site import site
+from ctxflow.cli.top import status, top
 from ctxflow.cli.topo import topo
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
@@ -58,6 +59,8 @@ app.command("batch")(batch)
 app.command("jobs")(jobs)
 app.command("logs")(logs)
 app.command("cancel")(cancel)
+app.command("top")(top)
+app.command("status")(status)
 app.command("plan")(plan)
 app.command("report")(report)
 app.command("factory")(factory)

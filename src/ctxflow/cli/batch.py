@@ -7,11 +7,13 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import typer
 
 from ctxflow.cli import batch_options as options
+from ctxflow.factory.metrics import place_of
 
 
 def batch(
@@ -52,6 +54,7 @@ def batch(
     retry_errors: options.RetryErrors = False,
     fresh: options.Fresh = False,
     quiet: options.Quiet = False,
+    metrics: options.Metrics = None,
     as_json: options.AsJson = False,
     detach: options.Detach = False,
 ) -> None:
@@ -91,15 +94,13 @@ def batch(
     if detach:
         from ctxflow.cli.jobs import submit_detached
 
-        if submit_detached(chosen, fresh=fresh, retry_errors=retry_errors, quiet=quiet, as_json=as_json):
+        if submit_detached(chosen, fresh, retry_errors, metrics, quiet, as_json):
             return
         fresh = retry_errors = False  # All is done: what follows says so.
-    # A batch system's way to end a job: as Ctrl-C, what is done is kept.
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    display, place = make_display(quiet, str(chosen.output)), _place(metrics)
+    _end_as_by_ctrl_c()
     try:
-        outcome = run_job(
-            chosen, fresh=fresh, retry_errors=retry_errors, display=make_display(quiet, str(chosen.output))
-        )
+        outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place)
     except KeyboardInterrupt:
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -109,6 +110,30 @@ def batch(
     elif not quiet:
         print(f"ctxflow: {summary(outcome, str(chosen.output))}", file=sys.stderr)
     raise typer.Exit(outcome.exit_status)
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Take SIGTERM, a batch system's way to end a job, for Ctrl-C: what is done is kept."""
+    deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # In the background of a script, to the terminal's Ctrl-C.
+    ended: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if ended or not deaf:
+            signal.default_int_handler(number, frame)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.append(number)
+        signal.raise_signal(signal.SIGINT)  # Which those parts wait for that must not be interrupted.
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, end)
+
+
+def _place(metrics: str | None) -> tuple[str, int] | None:
+    try:
+        return None if metrics is None else place_of(metrics)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--metrics") from None
 
 
 def _value(chosen: enum.Enum | None) -> Any:

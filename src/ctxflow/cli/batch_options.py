@@ -136,3 +136,7 @@ AsJson = Annotated[bool, _option("Print the end's figures as JSON.", _RUN, "--js
 Detach = Annotated[
     bool, _option("Submit the driver itself to HTCondor, and return: see ctxflow jobs.", _RUN, "--detach")
 ]
+Metrics = Annotated[
+    str | None,
+    _option("Serve metrics for Prometheus there, at 127.0.0.1 if no address is given.", _RUN, metavar="[ADDRESS:]PORT"),
+]

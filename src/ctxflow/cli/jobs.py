@@ -40,23 +40,22 @@ def _complete(incomplete: str) -> list[tuple[str, str]]:
 _Job = Annotated[str, typer.Argument(metavar="JOB", help="Its number.", autocompletion=_complete)]
 
 
-def submit_detached(job: "Job", *, fresh: bool, retry_errors: bool, quiet: bool, as_json: bool) -> bool:
+def submit_detached(
+    job: "Job", fresh: bool, retry_errors: bool, metrics: str | None, quiet: bool, as_json: bool
+) -> bool:
     """Submit a job's driver, and say how to follow it; False if all of the job is done already.
 
     :raises CtxflowError, ValueError: if the job makes no sense, or cannot be submitted from here.
     """
     from ctxflow.batch.detached import detach, site_for_detaching
-    from ctxflow.batch.display import make_display
+    from ctxflow.batch.display import LineDisplay, QuietDisplay
     from ctxflow.batch.driver import begin_job
 
     site = site_for_detaching(job)
-    display = make_display(quiet)
-    try:
-        if not begin_job(job, fresh=fresh, retry_errors=retry_errors, display=display):
-            return False
-    finally:
-        display.end()
-    flags = [*["--quiet"] * quiet, *["--json"] * as_json]
+    display = QuietDisplay() if quiet else LineDisplay()
+    if not begin_job(job, fresh=fresh, retry_errors=retry_errors, display=display):
+        return False
+    flags = [*["--quiet"] * quiet, *["--json"] * as_json, *([] if metrics is None else ["--metrics", metrics])]
     made = detach(job, site, flags)
     if as_json:
         print(json.dumps({"job": made.id, "htcondor": made.cluster, "folder": str(made.folder)}))

@@ -69,9 +69,9 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, b
         f"+{RUN_ATTRIBUTE}": f'"{run}"',
         f"+{SEEN_ATTRIBUTE}": str(int(now)),
     }
-    for tag in (run, batch or run):
+    for what, tag in (("run", run), ("batch", batch or "none")):
         if not re.fullmatch(r"[\w.-]+", tag, re.ASCII):
-            raise ProviderError(f"HTCondor's jobs cannot be tagged with {tag!r}: use letters, digits, . _ -")
+            raise ProviderError(f"HTCondor's jobs cannot be tagged with the {what} {tag!r}: use letters, digits, . _ -")
     if batch:
         description[f"+{BATCH_ATTRIBUTE}"] = f'"{batch}"'
     if job.gpus:
