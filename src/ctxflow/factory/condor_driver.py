@@ -21,6 +21,7 @@ from ctxflow.factory.condor_description import BATCH_ATTRIBUTE, literal, quoted
 from ctxflow.factory.condor_survey import refusal_of
 
 _REMOVED, _COMPLETED = 3, 4
+_BY_US = 0  # The subcode of a removal's reason.
 _KILLED = 10  # So often may a driver be killed, until it is held: something is wrong with it or its machine.
 _FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothing, or fail again.
 
@@ -129,4 +130,4 @@ def end_jobs(jobs: Mapping[str, int]) -> None:
     """
     if these := [job for job, state in jobs.items() if state != _REMOVED]:
         with told("HTCondor did not remove the job"):
-            bindings().Schedd().act(bindings().JobAction.Remove, these, "ctxflow cancel")
+            bindings().Schedd().act(bindings().JobAction.Remove, these, ("ctxflow cancel", _BY_US))
