@@ -108,7 +108,8 @@ def jobs_directory() -> Path:
 def site_for_detaching(job: Job) -> Site:
     """The site of a job that is to be detached.
 
-    :raises CtxflowError: if no driver can be submitted for it from here, saying what to do.
+    :raises CtxflowError: if no driver can be submitted for it from here, or one that is not over writes the same
+        output; saying what to do.
     """
     site = load_site(job.site, workers=job.workers)
     if site.engine != "taskvine":
@@ -123,6 +124,12 @@ def site_for_detaching(job: Job) -> Site:
         )
     if (why := condor_driver.why_no_driver()) is not None:
         raise CtxflowError(f"the job cannot be detached: {why}")
+    for other in views([each for each in found_jobs() if each.output == os.path.abspath(job.output)]):
+        if other.standing.state not in ENDED:
+            raise CtxflowError(
+                f"job {other.job.id} writes {job.output} and is {other.standing.state}: see `ctxflow jobs`, or end it "
+                f"with `ctxflow cancel {other.job.id}`"
+            )
     return site
 
 
@@ -130,15 +137,8 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
     """Submit a job's driver, and remember it.
 
     :param flags: of `ctxflow batch`, for the driver; what changes results is in the job.
-    :raises CtxflowError: if another job that is not over writes the same output, or HTCondor refuses.
+    :raises CtxflowError: if HTCondor refuses.
     """
-    output = str(Path(os.path.abspath(job.output)))
-    for other in views(found_jobs()):
-        if other.job.output == output and other.standing.state not in ENDED:
-            raise CtxflowError(
-                f"job {other.job.id} writes {job.output} and is {other.standing.state}: see `ctxflow jobs`, or end it "
-                f"with `ctxflow cancel {other.job.id}`"
-            )
     number, folder = _new_folder()
     about = Detached(
         id=number,
@@ -147,7 +147,7 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
         host=gethostname(),
         directory=os.getcwd(),
         input=os.path.abspath(job.input),
-        output=output,
+        output=os.path.abspath(job.output),
         site=os.path.abspath(job.site),
         submitted=time.time(),
         does=what_it_does(job),

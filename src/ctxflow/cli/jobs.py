@@ -15,9 +15,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from ctxflow.batch.words import number
 
 if TYPE_CHECKING:
     from ctxflow.batch.detached import Detached, View
@@ -109,28 +111,30 @@ def jobs(
         console.print(f"[dim]{len(hidden)} jobs that ended earlier: ctxflow jobs --all[/dim]")
 
 
-def jobs_table(found: "list[View]", now: float) -> Table:
-    """A row for each job; why one is held or failed stands below it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("job", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("since", no_wrap=True)
-    table.add_column("rows", justify="right", no_wrap=True)
-    table.add_column("rows/s", justify="right", no_wrap=True)
-    table.add_column("restarts", justify="right", no_wrap=True)
-    table.add_column("output", overflow="fold", ratio=1)
+def jobs_table(found: "list[View]", now: float) -> Group:
+    """Two lines for each job: how it stands, and below it its output, and why it is held or failed."""
     colours = {"running": "green", "held": "red", "failed": "red", "lost": "red", "queued": "yellow"}
+    cells, below = [["job", "state", "since", "rows", "dead", "rows/s", "restarts"]], [""]
     for view in found:
         standing, row = view.standing, _as_json(view)
-        state = f"[{colours[standing.state]}]{standing.state}[/]" if standing.state in colours else standing.state
-        rate = "" if row["rate"] is None or standing.state != "running" else f"{row['rate']:,.3g}"
-        output = _near(view.job.output)
-        if standing.reason and standing.state != "running":
-            output += f"\n[dim]{_escape(standing.reason)}[/dim]"
-        table.add_row(
-            str(view.job.id), state, _clock(standing.since, now), _rows(row), rate, str(standing.restarts or ""), output
-        )
-    return table
+        rate = "" if row["rate"] is None or standing.state != "running" else number(row["rate"])
+        dead, restarts = (f"{count:,}" if count else "" for count in (row["dead"], standing.restarts))
+        cells.append([str(view.job.id), standing.state, _clock(standing.since, now), _rows(row), dead, rate, restarts])
+        why = f": {standing.reason}" if standing.reason and standing.state != "running" else ""
+        below.append(f"{_near(view.job.output)}{why}")
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines: list[RenderableType] = []
+    for line, text in zip(cells, below, strict=True):
+        padded = [
+            each.ljust(width) if name in ("state", "since") else each.rjust(width)
+            for each, width, name in zip(line, widths, cells[0], strict=True)
+        ]
+        told = Text("  ".join(padded).rstrip(), style="" if text else "bold", no_wrap=True)
+        told.stylize(colours.get(line[1], ""), widths[0] + 2, widths[0] + 2 + len(line[1]))
+        lines.append(told)
+        if text:
+            lines.append(Padding(Text(text, style="dim", overflow="fold"), (0, 0, 0, widths[0] + 2)))
+    return Group(*lines)
 
 
 def _as_json(view: "View") -> dict[str, Any]:
@@ -147,24 +151,21 @@ def _as_json(view: "View") -> dict[str, Any]:
 
 
 def _rows(row: dict[str, Any]) -> str:
+    """Rows done, of how many.
+
+    >>> _rows({"done": 1200, "total": 20000, "guessed": True})
+    '1,200 of ~20,000'
+    """
     if row["done"] is None:
         return ""
-    total = "" if row["total"] is None else f" of {'about ' if row['guessed'] else ''}{row['total']:,}"
-    dead = f", {row['dead']:,} dead" if row["dead"] else ""
-    return f"{row['done']:,}{total}{dead}"
+    return f"{row['done']:,}" + ("" if row["total"] is None else f" of {'~' * bool(row['guessed'])}{row['total']:,}")
 
 
 def _near(path: str) -> str:
     """A path as it is seen from here, if that is shorter."""
     with contextlib.suppress(ValueError):
         path = min(path, os.path.relpath(path), key=len)
-    return _escape(path)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    return path
 
 
 def _clock(then: float, now: float) -> str:
