@@ -11,6 +11,7 @@ from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.status_file import read_status
 from ctxflow.batch.tasks import classify, label_chooser
 from ctxflow.executors import ContextExecutor
 from ctxflow.models import LabelClassifier, SentenceEncoder
@@ -57,6 +58,8 @@ def test_chat_requests_give_what_a_plain_greedy_loop_gives(causal_lm, expected, 
     assert [answer["custom_id"] for answer in answers] == list(expected)
     assert {answer["response"]["body"]["model"] for answer in answers} == {str(causal_lm)}
     assert given_answers(folder / "out.jsonl") == expected
+    tokens = sum(read + written for _, read, written, _ in expected.values())
+    assert read_status(folder / "out.jsonl")["tokens"] == tokens
 
 
 def test_rows_with_parameters_of_their_own(causal_lm, folder):
@@ -108,5 +111,6 @@ def test_embedding_requests_with_a_dead_one(folder):
     assert [len(each["embedding"]) for each in last["data"]] == [384, 384]
     np.testing.assert_allclose(first["data"][0]["embedding"], last["data"][0]["embedding"], atol=1e-5)
     assert first["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert read_status(folder / "out.jsonl")["tokens"] == 3 + last["usage"]["total_tokens"]
     (dead,) = read_lines(folder / "out.jsonl.errors.jsonl")
     assert (dead["custom_id"], dead["error"]["message"]) == ("b", "input[0] is 5, not text")

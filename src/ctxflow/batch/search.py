@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.batch.status_file import IN_RUN, SUFFIX
+from ctxflow.batch.status_file import SUFFIX
 from ctxflow.batch.words import duration
+from ctxflow.executors.run_status import NAME
 from ctxflow.observe.status_file import ENDED, condition, load_status
 
 _DEPTH = 4
@@ -26,8 +27,8 @@ def found_below(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     A run's copy of a job's status is left out where the job's own is found.
     """
     found = [(path, status) for path in _files(folder) if (status := load_status(path)) is not None]
-    outputs = {path for path, _ in found if path.name != IN_RUN}
-    ours = [each for each in found if each[0].name != IN_RUN or Path(f"{each[1]['output']}{SUFFIX}") not in outputs]
+    outputs = {path for path, _ in found if path.name != NAME}
+    ours = [each for each in found if each[0].name != NAME or Path(f"{each[1]['output']}{SUFFIX}") not in outputs]
     ours.sort(key=lambda each: (condition(each[1]) in LIVE, each[1].get("updated") or 0.0), reverse=True)
     return ours
 
@@ -40,7 +41,7 @@ def _files(folder: Path) -> Iterator[Path]:
         here = Path(where)
         deep = len(here.relative_to(base).parts) >= _DEPTH
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-        yield from (here / name for name in names if name == IN_RUN or name.endswith(SUFFIX))
+        yield from (here / name for name in names if name == NAME or name.endswith(SUFFIX))
 
 
 def exit_status(status: Mapping[str, Any]) -> int:
@@ -69,11 +70,7 @@ def told(status: Mapping[str, Any], now: float | None = None) -> tuple[str, str,
     if state == "died":
         return state, f"its driver (process {pid} on {host}) is gone without a last word, {age} ago; {again}", "red"
     if state == "silent":
-        return (
-            state,
-            f"its driver (process {pid} on {host}) has said nothing for {age}: look whether it lives",
-            "yellow",
-        )
+        return state, f"its driver (process {pid} on {host}) has said nothing for {age}: see if it lives", "yellow"
     if state == "interrupted":
         return state, f"stopped {age} ago; {again}", "yellow"
     style = {"done": "green", "failed": "red"}.get(state, "")

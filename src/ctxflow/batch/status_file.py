@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.run import Run
+from ctxflow.executors.run_status import NAME
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.status_file import VERSION, load_status, owner, write_status
 
 SUFFIX = ".status.json"
-IN_RUN = "status.json"
 _SECONDS = 1.0
 _REASON = 500  # Characters.
 
@@ -35,10 +36,10 @@ def find_status(path: Path) -> Path | None:
     :param path: it, its job's output, or a run's directory or the one above it.
     """
     if path.is_dir():
-        inside = [path / IN_RUN, *path.glob(f"*/{IN_RUN}")]
+        inside = [path / NAME, *path.glob(f"*/{NAME}")]
         found = sorted((each for each in inside if each.is_file()), key=lambda each: each.stat().st_mtime)
         return found[-1] if found else None
-    if path.name == IN_RUN or path.name.endswith(SUFFIX):
+    if path.name == NAME or path.name.endswith(SUFFIX):
         return path if path.is_file() else None
     beside = status_path(path)
     return beside if beside.is_file() else None
@@ -90,10 +91,11 @@ class StatusFile:
         """How it stands now; it is written within a second."""
         self.progress, self._state = progress, "running"
 
-    def run_began(self, directory: str) -> None:
-        """A run has begun: its directory gets a copy."""
-        self._facts["run"] = directory
-        self._paths.append(Path(directory) / IN_RUN)
+    def run_began(self, run: Run) -> None:
+        """A run has begun: its directory gets a copy, in place of the run's own status file, which says less."""
+        run.keeps_status = False
+        self._facts["run"] = run.directory
+        self._paths.append(Path(run.directory) / NAME)
 
     def __enter__(self) -> StatusFile:
         """Write the first."""

@@ -34,10 +34,10 @@ def number(value: float) -> str:
 def hours(value: float) -> str:
     """Hours of workers or GPUs.
 
-    >>> hours(0.0312), hours(123.4)
-    ('0.03', '123')
+    >>> hours(0.0312), hours(48), hours(1234.5)
+    ('0.03', '48.0', '1,234')
     """
-    return f"{value:.2f}" if value < 9.995 else number(value)
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def count(amount: int, noun: str) -> str:
