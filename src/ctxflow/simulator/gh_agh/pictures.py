@@ -115,8 +115,8 @@ def _days(figure_class: Any, table: Any) -> Any:
         found = {sigma: days for (sigma, key), days in table.days.items() if key == name}
         means = [float((days.dollars + days.switching_dollars).mean()) for days in found.values()]
         counts = {len(days.dollars) for days in found.values()}
-        label = f"{label} ({min(counts)} trials)" if row == "agh_5min" and counts else label
-        ours.plot(list(found), means, f"o{line}", color=colour, markersize=4, label=label)
+        trials = f" ({min(counts)} trials)" if row == "agh_5min" and counts else ""
+        ours.plot(list(found), means, f"o{line}", color=colour, markersize=4, label=label + trials)
     for row, papers in ROLLING.items():
         _, colour, line = ROWS[row.replace("agh_", "agh_printed_")] if row.startswith("agh") else ROWS[row]
         theirs.plot(VOLATILITIES, [mean for mean, _ in papers], f"o{line}", color=colour, markersize=4)
