@@ -8,7 +8,8 @@ from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev
 
 FAMILIES = {
-    "routing": "context-affinity", "batching": "fixed", "placement": "everywhere", "preemption": "none", "scaling": "fixed",
+    "routing": "context-affinity", "batching": "fixed", "placement": "everywhere", "preemption": "none",
+    "scaling": "fixed",
 }  # fmt: skip
 
 
