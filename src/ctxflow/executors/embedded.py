@@ -235,7 +235,8 @@ class EmbeddedEngine:
             raise self._failed
         if self._events:
             timeout = 0.0
-        if due := [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]:
+        if self._respawn_at or self._kill_at:
+            due = [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]
             timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
         ready = self._selector.select(timeout)
         with self._lock:
@@ -249,7 +250,8 @@ class EmbeddedEngine:
                         self._heard(key.data, mask)
                 elif key.data is not None:
                     key.data()
-            self._kill_overdue()
+            if self._kill_at:
+                self._kill_overdue()
             self._respawn()
             for worker in self._noticed:
                 if not worker.released and not any(line.calls for line in worker.lines.values()):
