@@ -250,8 +250,7 @@ class EmbeddedEngine:
                         self._heard(key.data, mask)
                 elif key.data is not None:
                     key.data()
-            if self._kill_at:
-                self._kill_overdue()
+            self._kill_overdue()
             self._respawn()
             for worker in self._noticed:
                 if not worker.released and not any(line.calls for line in worker.lines.values()):
@@ -457,6 +456,8 @@ class EmbeddedEngine:
 
     def _kill_overdue(self) -> None:
         """End the workers whose notice has run out; those that have left by then are gone already."""
+        if not self._kill_at:
+            return
         now = self._run.clock()
         for due, worker in self._kill_at:
             if due <= now and self._workers.get(worker.name) is worker:
