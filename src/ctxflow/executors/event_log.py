@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Command
@@ -36,7 +37,8 @@ class EventLog:
     def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
         """Note an event."""
         if type(event) is ev.BatchFinished:  # Its results must not live on here.
-            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds)
+            tokens = tokens_of(event.results)
+            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, tokens=tokens)
         self._unwritten.append((event, commands))
         if len(self._unwritten) >= _LINES:
             self._write()
@@ -72,3 +74,16 @@ class EventLog:
         """Write what is left, and close the file; what is added from now on is dropped."""
         self.flush()  # Which tells of a full disk.
         self._close_file()
+
+
+def tokens_of(results: Any) -> int | None:
+    """The tokens that a model wrote in a batch's results, as those of `ctxflow batch` tell; None where they do not.
+
+    >>> tokens_of([{"text": "Paris", "completion_tokens": 2}, {"text": "Rome", "completion_tokens": 3}])
+    5
+    """
+    if type(results) is not list or not results or type(results[0]) is not dict:
+        return None
+    counts = [result.get("completion_tokens") if type(result) is dict else None for result in results]
+    known = [count for count in counts if type(count) is int]
+    return sum(known) if len(known) == len(counts) else None

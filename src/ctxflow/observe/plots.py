@@ -15,10 +15,10 @@ import numpy as np
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.history import App, History
 from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
-from ctxflow.observe.text import seconds
 from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
+from ctxflow.observe.words import seconds
 
 _LABELLED = 48  # More rows than this are labelled by host only.
 _ARROWS = 400  # More transfers than this are lines without heads.

@@ -250,12 +250,16 @@ class ContextUnloaded(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchFinished(Event):
-    """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged."""
+    """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged.
+
+    :ivar tokens: that a model wrote in them, None where nobody counted; for the log alone.
+    """
 
     worker: str
     attempt: int
     seconds: float
     results: Any = dataclasses.field(default=None, repr=False, compare=False)
+    tokens: int | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
