@@ -10,7 +10,7 @@ import pytest
 from batch_helpers import read_lines, write_lines
 
 from ctxflow import ContextExecutor
-from ctxflow.batch import driver, load_job, pump
+from ctxflow.batch import driver, load_job, pump, watch
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
 from ctxflow.errors import ContextError, RunEnded
@@ -364,7 +364,7 @@ def test_memory_is_bounded_by_rows_and_by_bytes(folder, monkeypatch):
         def progress(self, now):
             on_their_way.append(now.running)
 
-    monkeypatch.setattr(driver, "_SHOW_SECONDS", 0)
+    monkeypatch.setattr(watch, "_SHOW_SECONDS", 0)
     assert run("in.jsonl", "upper", column=["t"], display=Watching()).done == 60
     # A chunk is a megabyte at most, 20 of these rows, and is taken in whole.
     assert max(on_their_way) <= 24

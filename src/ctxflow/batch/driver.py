@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,18 @@ from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.outcome import Outcome, Progress
+from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.pump import Pump
 from ctxflow.batch.readers import open_source
-from ctxflow.batch.records import Record, openai_record, plain_record
+from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
 from ctxflow.batch.rows import Source
+from ctxflow.batch.status_file import StatusFile
 from ctxflow.batch.tasks import function_app, model_app
+from ctxflow.batch.watch import Watch
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
 from ctxflow.sites import load_site
-
-_SHOW_SECONDS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,8 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         if sum(before):
             display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
         try:
-            _finish(work, ledger, files, job, began)
+            with StatusFile(files.output) as file:
+                _finish(work, ledger, files, job, file, began)
         finally:
             display.end()
         if not ledger.done + ledger.dead:
@@ -115,9 +116,9 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         return Outcome(ledger.done, ledger.dead, *now, took, summary=kept_summary(work.directory, display))
 
 
-def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, began: float) -> None:
+def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, file: StatusFile, began: float) -> None:
     """Run what is missing, and make the output of it."""
-    work.run(ledger, began)
+    work.run(ledger, file, began)
     if job.output_format == "parquet":
         from ctxflow.batch.publish import publish_parquet
 
@@ -204,9 +205,9 @@ class _Work:
         self._source = source
         self._display = display
         self._executor: ContextExecutor | None = None
-        self._shown = 0.0
         self._files = files
         self.directory: Path | None = None  # The run's, once there is one.
+        self._counted: Callable[[Any], int] | None = None
         site = load_site(job.site, workers=job.workers)
         self._site = site
         self._app: BatchApp
@@ -218,24 +219,24 @@ class _Work:
             self._make = function_maker(job, self._app)
         else:
             family = family_of(job)
-            staged = site.engine == "taskvine"
-            self._app, self._constants = model_app(job, family, job.output_format == "openai", staged)
+            staged, count = site.engine == "taskvine", job.output_format == "openai"
+            self._app, self._constants = model_app(job, family, count, staged)
+            if family == "generate" or (family == "embed" and count):
+                self._counted = tokens_of
             self._make = openai_maker(job) if form == "openai" else plain_maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
 
-    def run(self, ledger: Ledger, began: float) -> None:
+    def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
         """Run what is missing."""
         job = self._job
         intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
-        before = ledger.done, ledger.dead
+        watch = Watch(self._source, ledger, self._display, file, began)
 
-        def show(running: int) -> None:
-            if time.monotonic() >= self._shown:
-                self._shown = time.monotonic() + _SHOW_SECONDS
-                self._display.progress(self._progress(ledger, intake, running, before, began))
+        def look(running: int, last: bool = False) -> None:
+            watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
 
         with contextlib.ExitStack() as stack:
 
@@ -243,36 +244,16 @@ class _Work:
                 if self._executor is None:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
                     self.directory = Path(self._executor.calls.run.directory)
+                    file.run_began(str(self.directory))
                     note_job(self.directory, job, self._files.output, self._files.errors, self._site, self._display)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 
-            Pump(
+            pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self._source.place, job.order == "input",
-                self._display.dead, show,
-            ).run()  # fmt: skip
-
-    def _progress(
-        self, ledger: Ledger, intake: Intake, running: int, before: tuple[int, int], began: float
-    ) -> Progress:
-        total, fraction = self._source.total, self._source.fraction()
-        if total is None and fraction > 0.001:
-            total = round(intake.read / fraction)
-        status = self._executor.status() if self._executor is not None else None
-        states: dict[str, int] = {}
-        for counts in status.contexts.values() if status is not None else ():
-            for state, count in counts.items():
-                states[state] = states.get(state, 0) + count
-        return Progress(
-            done=ledger.done,
-            dead=ledger.dead,
-            done_now=ledger.done - before[0],
-            dead_now=ledger.dead - before[1],
-            running=running,
-            read=intake.read,
-            total=total,
-            guessed=self._source.total is None and fraction < 1,
-            workers=status.workers if status is not None else None,
-            contexts=", ".join(f"{count} {state}" for state, count in states.items() if state != "ready"),
-            seconds=time.monotonic() - began,
-        )
+                watch.dead, look, self._counted,
+            )  # fmt: skip
+            try:
+                pump.run()
+            finally:
+                look(pump.rows, last=True)

@@ -119,6 +119,16 @@ def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[st
     }
 
 
+def tokens_of(answer: Mapping[str, Any]) -> int:
+    """The tokens that a model read and wrote for an answer that counts them.
+
+    >>> tokens_of({"prompt_tokens": 5, "completion_tokens": 2}), tokens_of({"prompt_tokens": 5})
+    (7, 5)
+    """
+    count: int = answer["prompt_tokens"] + answer.get("completion_tokens", 0)
+    return count
+
+
 def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:
     tokens = answer["prompt_tokens"]
     return {

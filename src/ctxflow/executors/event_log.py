@@ -77,13 +77,16 @@ class EventLog:
 
 
 def tokens_of(results: Any) -> int | None:
-    """The tokens that a model wrote in a batch's results, as those of `ctxflow batch` tell; None where they do not.
+    """The tokens that a model read and wrote for a batch, if its results tell, as those of `ctxflow batch` do.
 
-    >>> tokens_of([{"text": "Paris", "completion_tokens": 2}, {"text": "Rome", "completion_tokens": 3}])
-    5
+    >>> tokens_of([{"prompt_tokens": 7, "completion_tokens": 2}, {"prompt_tokens": 5}])
+    14
     """
-    if type(results) is not list or not results or type(results[0]) is not dict:
+    if type(results) is not list or not results or type(results[0]) is not dict or "prompt_tokens" not in results[0]:
         return None
-    counts = [result.get("completion_tokens") if type(result) is dict else None for result in results]
-    known = [count for count in counts if type(count) is int]
-    return sum(known) if len(known) == len(counts) else None
+    total = 0
+    for result in results:
+        if type(result) is dict:
+            counts = result.get("prompt_tokens", 0), result.get("completion_tokens", 0)
+            total += sum(count for count in counts if type(count) is int)
+    return total or None  # An encoder that was not asked to count says 0.

@@ -36,7 +36,7 @@ class Group:
     :ivar presence: (time, +1 or -1) for every worker that joined or went.
     :ivar seconds: what their time went into, one figure for each of `PARTS`.
     :ivar items: that they answered first, by app; `app_seconds`, what of the useful time went into those.
-    :ivar tokens: that models wrote in these answers, None where nobody counted.
+    :ivar tokens: that models read and wrote for these answers, None where nobody counted.
     """
 
     tier: str

@@ -34,8 +34,8 @@ def speeds(groups: Iterable[Group]) -> tuple[dict[tuple[str | None, int], float]
     """How much work a worker of each kind does in a second of its time, as measured, and how much all did.
 
     A unit of work is what takes a worker of this run a second on average: an item of an app counts for the mean of the
-    useful seconds that an item of it took, over all workers. With one app, speeds are as items a second; with several, they
-    say how much faster one kind is than another, which is taken to be the same for each app.
+    useful seconds that an item of it took, over all workers. With one app, speeds are as items a second; with
+    several, they say how much faster one kind is than another, which is taken to be the same for each app.
 
     :returns: speed by kind (GPU model, GPUs of a worker), of those kinds alone that answered something; and the work.
 

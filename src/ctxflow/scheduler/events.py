@@ -252,7 +252,7 @@ class ContextUnloaded(Event):
 class BatchFinished(Event):
     """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged.
 
-    :ivar tokens: that a model wrote in them, None where nobody counted; for the log alone.
+    :ivar tokens: that a model read and wrote for them, None where nobody counted; for the log alone.
     """
 
     worker: str
