@@ -151,7 +151,7 @@ class AccountsReader:
     # --- events
 
     def _joined(self, spec: dict[str, Any], now: float) -> None:
-        key = (spec["tier"], spec["gpu_model"], spec["gpus"])
+        key = (spec["tier"], spec.get("gpu_model"), spec.get("gpus", 0))
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(*key)
@@ -160,7 +160,7 @@ class AccountsReader:
         group.joined += 1
         group.hosts.add(spec["host"])
         group.presence.append((now, 1))
-        self._workers[spec["id"]] = _Worker(group, spec["slots"], now)
+        self._workers[spec["id"]] = _Worker(group, spec.get("slots", 1), now)
 
     def _of_worker(self, kind: str, event: dict[str, Any], commands: list[dict[str, Any]], now: float) -> None:
         name = event["worker"]

@@ -116,7 +116,7 @@ class Causes:
                 cause.traceback = cause.traceback or str(letter.get("traceback") or "")[-_KEPT:]
 
     def _of(self, failure: dict[str, Any]) -> Cause:
-        cause = self._cause(failure["error"] or failure["kind"], failure["message"])
+        cause = self._cause(failure.get("error") or failure["kind"], failure.get("message") or "")
         if not cause.where:
             places = [f"worker {failure['worker']}" if failure.get("worker") else "", failure.get("host") or ""]
             cause.where = " on ".join(filter(None, places))

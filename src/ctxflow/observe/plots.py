@@ -38,22 +38,29 @@ def draw(
         from matplotlib.figure import Figure
     except ImportError:
         raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
-    pictures: list[tuple[str, Callable[[], Any]]] = []
-    if found.transfers:
-        pictures.append(("transfers", lambda: _transfers(Figure, found, trees)))
-    if history is not None and (history.workers.joined or history.items.done):
-        pictures.append(("workers_and_items", lambda: workers_and_items(Figure, history)))
-    if history is not None and any(app.calls for app in history.apps.values()):
-        pictures.append(("call_times", lambda: _call_times(Figure, history)))
-    if history is not None and history.workers.lifetimes:
-        pictures.append(("lifetimes", lambda: lifetimes(Figure, history)))
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     with rc_context(STYLE):
-        for name, picture in pictures:
+        for name, picture in pictures(history, found, trees):
             written.append(directory / f"{name}.{form}")
-            picture().savefig(written[-1], format=form, dpi=200)
+            picture(Figure).savefig(written[-1], format=form, dpi=200)
     return written
+
+
+def pictures(
+    history: History | None, found: Transfers, trees: Sequence[FileTree]
+) -> list[tuple[str, Callable[[Any], Any]]]:
+    """What there is to draw: each picture's name, and what makes it with a given class of figures."""
+    there: list[tuple[str, Callable[[Any], Any]]] = []
+    if found.transfers:
+        there.append(("transfers", lambda figure: _transfers(figure, found, trees)))
+    if history is not None and (history.workers.joined or history.items.done):
+        there.append(("workers_and_items", lambda figure: workers_and_items(figure, history)))
+    if history is not None and any(app.calls for app in history.apps.values()):
+        there.append(("call_times", lambda figure: _call_times(figure, history)))
+    if history is not None and history.workers.lifetimes:
+        there.append(("lifetimes", lambda figure: lifetimes(figure, history)))
+    return there
 
 
 # --- the transfer tree
@@ -161,7 +168,7 @@ def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int
     else:
         labels = [(row, name) for name, row in rows.items() if name == MANAGER]
         step = -(-len(hosts) // _LABELLED)
-        labels += [((first + last) / 2, host.partition(".")[0]) for host, first, last in hosts[::step]]  # type: ignore[misc]
+        labels += [((first + last) / 2, host.partition(".")[0]) for host, first, last in hosts[step // 2 :: step]]  # type: ignore[misc]
     axes.set_yticks([row for row, _ in labels], [label for _, label in labels])
     axes.tick_params(axis="y", length=0)
 
@@ -253,4 +260,5 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
         axes.axvline(at, color=DARK, linewidth=0.9, linestyle=style, label=f"p{percent} {seconds(at)}")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
     trimmed = f", {round(beyond):,} longer ones not shown" if round(beyond) else ""
-    axes.set_title(f"{app.name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left")
+    above = 18.0 if axes.figure.get_figwidth() < WIDTH else None  # Where both have no place on a line.
+    axes.set_title(f"{app.name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left", pad=above)

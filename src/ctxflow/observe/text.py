@@ -30,10 +30,10 @@ def as_text(report: Report, every: bool = False) -> str:
         if report.summary is not None:
             parts.append("The summary that was kept:\n\n" + summary_text(report.summary))
     else:
-        parts.append(_summary(report.history))
+        parts.append("\n".join(f"{name:<10}{text}" for name, text in overview(report.history)))
         if report.summary is not None and report.summary["places"]:
             parts.append(summary_text(report.summary))
-        parts += _tables(report.history)
+        parts += [table(heads, rows) for heads, rows in tables(report.history)]
     if report.causes:
         parts.append(causes_text(report.causes, None if every else _MOST_CAUSES))
     if report.trees:
@@ -69,7 +69,8 @@ def counts_text(cause: Cause) -> str:
     return ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count)
 
 
-def _summary(history: History) -> str:
+def overview(history: History) -> list[tuple[str, str]]:
+    """What a run came to: (what, in words)."""
     items, workers = history.items, history.workers
     rate = items.done / history.duration if history.duration else 0.0
     rest = {"dead": items.dead, "cancelled": items.cancelled, "without an answer": items.open}
@@ -81,33 +82,33 @@ def _summary(history: History) -> str:
     hosts = f" on {len(history.hosts):,} host{'s' * (len(history.hosts) != 1)}"
     loads = sum(context.load_seconds.count for context in history.contexts.values())
     failed = sum(context.failed for context in history.contexts.values())
-    lines = [
+    return [
         ("Duration", f"{seconds(history.duration)}, {rate:,.4g} items/s"),
         ("Items", f"{items.done:,} of {items.submitted:,} done{''.join(', ' + part for part in left)}{again}"),
         ("Workers", f"{history.mean_workers:.1f} on average, {history.peak_workers:,} at most, "
                     f"{workers.joined:,} joined{hosts}{lost}{notices}"),
         ("Contexts", f"{loads:,} loads{f', {failed:,} failed' if failed else ''}"),
     ]  # fmt: skip
-    return "\n".join(f"{name:<10}{text}" for name, text in lines)
 
 
-def _tables(history: History) -> list[str]:
+def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
+    """Calls, context loads, tiers and lifetimes, as far as there are any: heads and rows, remarks as rows of one."""
     heads = ["count", "mean", "p50", "p90", "p99", "longest"]
-    tables = []
+    found: list[tuple[list[str], list[list[str]]]] = []
     apps = sorted(history.apps.values(), key=lambda app: -app.calls)
     calls = [row for app in apps if app.calls or app.failed for row in _app_rows(app)]
     if calls:
-        tables.append(table(["Calls", *heads], calls))
+        found.append((["Calls", *heads], calls))
     loads = [[c.name, *_cells(c.load_seconds)] for c in history.contexts.values() if c.load_seconds.count]
     if loads:
-        tables.append(table(["Context loads", *heads], loads))
+        found.append((["Context loads", *heads], loads))
     if len(history.tiers) > 1 or history.workers.jobs_started or history.workers.held:
         rows = [row for name, tier in history.tiers.items() for row in _tier_rows(name, tier)]
-        tables.append(table(["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
+        found.append((["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
     lived = [_lifetime_row(name, tier) for name, tier in history.tiers.items() if tier.lifetimes]
     if lived:
-        tables.append(table(["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
-    return tables
+        found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
+    return found
 
 
 def _tier_rows(name: str, tier: Tier) -> list[list[str]]:
