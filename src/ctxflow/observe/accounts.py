@@ -226,7 +226,7 @@ class AccountsReader:
     def _run(self, command: dict[str, Any], now: float) -> None:
         worker = self._workers.get(command["worker"])
         if worker is not None:
-            worker.advance(now)
+            self._ended(worker, command["attempt"], now, "unneeded")  # Of the same number: its end was not told.
             worker.calls[command["attempt"]] = _Call(
                 command["app"], _count(command["items"]), command["context"], worker.share
             )

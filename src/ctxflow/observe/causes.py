@@ -13,7 +13,7 @@ from typing import Any
 
 MOST = 500  # Causes that are kept apart.
 _LONGEST = 300
-_KEPT = 20_000  # Characters of a traceback.
+_KEPT = 6_000  # Characters of a message, of a traceback's end and of output's.
 # What a dead letter calls an error that is told in other words than the worker's.
 _WRAPPED = {"CallCrashed", "CallTimeout", "WorkersLost", "RemoteError"}
 _REPLACED = [

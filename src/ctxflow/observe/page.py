@@ -24,7 +24,7 @@ from ctxflow.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_MOST_CAUSES = 100
+_MOST_CAUSES = 50
 _MOST_HOSTS = 400
 _PICTURES = {
     "workers_and_items": ("Workers and items", "Above the workers connected, below the items completed, both by tier."),

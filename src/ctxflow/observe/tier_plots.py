@@ -11,6 +11,7 @@ import numpy as np
 
 from ctxflow.observe.history import History, Tier
 from ctxflow.observe.style import DARK, GREY, PALE, WIDTH
+from ctxflow.observe.words import shortened
 
 # Of Okabe and Ito's; vermilion is for evictions, and what is dark beside it is lost.
 _SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
@@ -57,7 +58,7 @@ def workers_and_items(figure_class: Any, history: History) -> Any:
     counts = {name: history.tiers[name].counts for name in colours if name != _OTHERS}
     times = _thinned(np.unique([time for points in counts.values() for time, _ in points] + [0.0, end]))
     stacked = _folded({name: _steps(points, times) for name, points in counts.items()})
-    labels = {name: name for name in stacked} if len(stacked) > 1 else dict.fromkeys(stacked, "workers")
+    labels = {name: shortened(name) for name in stacked} if len(stacked) > 1 else dict.fromkeys(stacked, "workers")
     _stack(above, times / length, stacked, colours, labels, step="post")
     _losses(above, history, length)
     above.set(xlim=(0, end / length), ylim=(0, max(history.peak_workers * 1.08, 1)), ylabel="workers connected")
@@ -150,7 +151,7 @@ def lifetimes(figure_class: Any, history: History) -> Any:
         points = [(0.0, 0.0), *tier.survival()]
         points.append((_oldest(tier), points[-1][1]))
         ages, shares = zip(*points, strict=True)
-        label = f"{name}: {tier.evicted:,} of {tier.joined:,} workers evicted"
+        label = f"{shortened(name)}: {tier.evicted:,} of {tier.joined:,} workers evicted"
         axes.step(
             np.array(ages) / length, 100 * np.array(shares), where="post", color=colours[name], linewidth=1.7,
             label=label,

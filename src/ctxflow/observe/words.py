@@ -27,6 +27,15 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
+def shortened(name: str) -> str:
+    """A name that fits a picture.
+
+    >>> shortened("model.safetensors"), shortened("model-00001-of-00004.safetensors")
+    ('model.safetensors', 'model-00001-of-00004.saf...')
+    """
+    return name if len(name) <= 28 else f"{name[:24]}..."
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
     """Columns of text: the first to the left, the others to the right; a row that is shorter is a remark.
 
