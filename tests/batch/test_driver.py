@@ -155,7 +155,7 @@ def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
     # Every tenth row has an id that others may have too.
     write_lines(folder / "in.jsonl", [{"n": n, "id": n - n % 8 - 1 if n % 10 == 9 else n} for n in range(600)])
     monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
-    choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.001}}
+    choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.02}}
     whole = run("in.jsonl", "slow", output="whole.jsonl", **choices)
     assert whole.dead >= 50
     commits = 0

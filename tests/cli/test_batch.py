@@ -94,7 +94,7 @@ def test_exit_statuses_and_what_is_said(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_job_keeps_what_is_done(folder, number):
-    write_numbers(folder, range(20_000))
+    write_numbers(folder, range(200_000))
     process = started(folder)
     await_lines(folder / "out.jsonl", 40, process)
     refused = run(folder)
@@ -103,7 +103,7 @@ def test_an_interrupted_job_keeps_what_is_done(folder, number):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "ctxflow: interrupted" in said
     found = [json.loads(line) for line in lines(folder / "out.jsonl")]
-    assert 40 <= len(found) < 20_000
+    assert 40 <= len(found) < 200_000
     assert len({each["row"] for each in found}) == len(found)
 
 
@@ -113,3 +113,42 @@ def test_help_teaches():
     )
     for word in ("--template", "--retry-errors", "Exit status", "ctxflow batch requests.jsonl -o results.jsonl"):
         assert word in process.stdout
+
+
+def test_the_summary_is_said_and_kept_and_told_by_a_report(folder):
+    write_numbers(folder, [*range(60), -1])
+    status, out, said = run(folder)
+    assert (status, out) == (3, "")
+    assert "Ran on" in said
+    assert "Efficiency" in said
+    [kept] = folder.glob("runs/*/*/summary.json")
+    summary = json.loads(kept.read_text())
+    assert (summary["items"]["done"], summary["items"]["dead"]) == (60, 1)
+    hours = summary["hours"]
+    assert hours["useful"] > 0
+    assert sum(hours[part] for part in hours if part != "connected") == pytest.approx(hours["connected"])
+    words = [sys.executable, "-m", "ctxflow", "report", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    told = json.loads(subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=True).stdout)
+    assert told["summary"] == summary
+    assert told["batch"]["job"]["function"] == "batch_doubling:double"
+    [cause] = told["causes"]
+    assert (cause["error"], cause["message"], cause["items"], cause["rows"]) == (
+        "ValueError",
+        "a negative number",
+        1,
+        1,
+    )
+    assert "row 60" in cause["place"] or "line 61" in cause["place"]
+    assert "raise ValueError" in cause["traceback"]
+
+
+def test_the_summary_in_json_and_in_quiet(folder):
+    write_numbers(folder, range(20))
+    _, out, said = run(folder, "--json", "--quiet")
+    assert said == ""
+    assert json.loads(out)["summary"]["items"]["done"] == 20
+    _, out, _ = run(folder, "--json")
+    assert json.loads(out)["summary"] is None  # Nothing ran.
+    _, out, said = run(folder, "--quiet", "--fresh")
+    assert (out, said) == ("", "")

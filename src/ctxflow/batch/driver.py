@@ -18,17 +18,19 @@ from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
+from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.pump import Pump
 from ctxflow.batch.readers import open_source
 from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
 from ctxflow.batch.rows import Source
-from ctxflow.batch.status_file import StatusFile
+from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.watch import Watch
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
+from ctxflow.observe.progress import Progress
 from ctxflow.sites import load_site
 
 
@@ -56,11 +58,19 @@ def files_of(output: Path, form: str) -> Files:
     return Files(real, rows, beside(".errors.jsonl"), beside(".progress"))
 
 
-def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> Outcome:
+def run_job(
+    job: Job,
+    *,
+    fresh: bool = False,
+    retry_errors: bool = False,
+    display: Display | None = None,
+    metrics: tuple[str, int] | None = None,
+) -> Outcome:
     """Do what is missing of a job.
 
     :param fresh: begin anew, and forget what an earlier run did.
     :param retry_errors: try the dead letters again.
+    :param metrics: the address and the port at which Prometheus may ask how it stands.
     :raises ValueError: for an input, output or choice that makes no sense, saying what to do.
     :raises CtxflowError: if nothing can be run, such as when the model cannot be loaded.
 
@@ -90,6 +100,7 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = {"input": source.identity(), "settings": job.identity()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
+            _say_finished(ledger, files)
             return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
         if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
             raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
@@ -105,8 +116,7 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         if sum(before):
             display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
         try:
-            with StatusFile(files.output) as file:
-                _finish(work, ledger, files, job, file, began)
+            _finish(work, ledger, files, job, metrics, began)
         finally:
             display.end()
         if not ledger.done + ledger.dead:
@@ -116,14 +126,24 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         return Outcome(ledger.done, ledger.dead, *now, took, summary=kept_summary(work.directory, display))
 
 
-def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, file: StatusFile, began: float) -> None:
-    """Run what is missing, and make the output of it."""
-    work.run(ledger, file, began)
-    if job.output_format == "parquet":
-        from ctxflow.batch.publish import publish_parquet
+def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
+    """Run what is missing, and make the output of it, while others can see how it stands."""
+    with StatusFile(files.output) as file, serving(lambda: file.progress, metrics) as port:
+        if metrics is not None:
+            work.display.note(f"metrics are at http://{metrics[0]}:{port}/metrics")
+        work.run(ledger, file, began)
+        if job.output_format == "parquet":
+            from ctxflow.batch.publish import publish_parquet
 
-        publish_parquet(files.rows, files.output, job.task == "embed")
-    ledger.finish()
+            publish_parquet(files.rows, files.output, job.task == "embed")
+        ledger.finish()
+
+
+def _say_finished(ledger: Ledger, files: Files) -> None:
+    """Have the status file say that the job is done, if the driver that finished it was killed before it could."""
+    if (read_status(files.output) or {}).get("state") != "done":
+        with StatusFile(files.output) as file:
+            file.update(Progress(done=ledger.done, dead=ledger.dead, total=ledger.done + ledger.dead))
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:
@@ -203,7 +223,7 @@ class _Work:
     def __init__(self, job: Job, form: str, source: Source, files: Files, display: Display) -> None:
         self._job = job
         self._source = source
-        self._display = display
+        self.display = display
         self._executor: ContextExecutor | None = None
         self._files = files
         self.directory: Path | None = None  # The run's, once there is one.
@@ -233,7 +253,7 @@ class _Work:
         """Run what is missing."""
         job = self._job
         intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
-        watch = Watch(self._source, ledger, self._display, file, began)
+        watch = Watch(self._source, ledger, self.display, file, began)
 
         def look(running: int, last: bool = False) -> None:
             watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
@@ -243,9 +263,9 @@ class _Work:
             def submit(items: Sequence[Any], stream: Stream) -> range:
                 if self._executor is None:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
+                    file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
-                    file.run_began(str(self.directory))
-                    note_job(self.directory, job, self._files.output, self._files.errors, self._site, self._display)
+                    note_job(self.directory, job, self._files.output, self._files.errors, self._site, self.display)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 

@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.run import Run
+from ctxflow.executors.run_status import NAME
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.status_file import VERSION, load_status, owner, write_status
 
 SUFFIX = ".status.json"
-IN_RUN = "status.json"
 _SECONDS = 1.0
 _REASON = 500  # Characters.
 
@@ -35,10 +36,10 @@ def find_status(path: Path) -> Path | None:
     :param path: it, its job's output, or a run's directory or the one above it.
     """
     if path.is_dir():
-        inside = [path / IN_RUN, *path.glob(f"*/{IN_RUN}")]
+        inside = [path / NAME, *path.glob(f"*/{NAME}")]
         found = sorted((each for each in inside if each.is_file()), key=lambda each: each.stat().st_mtime)
         return found[-1] if found else None
-    if path.name == IN_RUN or path.name.endswith(SUFFIX):
+    if path.name == NAME or path.name.endswith(SUFFIX):
         return path if path.is_file() else None
     beside = status_path(path)
     return beside if beside.is_file() else None
@@ -67,6 +68,7 @@ class StatusFile:
     time at the end, with what became of the job. A disk that is full ends no job.
 
     :param output: the job's output.
+    :ivar progress: how the job stood last.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,18 +83,19 @@ class StatusFile:
         self._paths = [status_path(output)]
         self._facts = {"version": VERSION, "output": str(output.resolve()), "run": "", **owner()}
         self._state, self._reason = "starting", ""
-        self._progress = Progress()
+        self.progress = Progress()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._rewrite, name="ctxflow-status", daemon=True)
 
     def update(self, progress: Progress) -> None:
         """How it stands now; it is written within a second."""
-        self._progress, self._state = progress, "running"
+        self.progress, self._state = progress, "running"
 
-    def run_began(self, directory: str) -> None:
-        """A run has begun: its directory gets a copy."""
-        self._facts["run"] = directory
-        self._paths.append(Path(directory) / IN_RUN)
+    def run_began(self, run: Run) -> None:
+        """A run has begun: its directory gets a copy, in place of the run's own status file, which says less."""
+        run.keeps_status = False
+        self._facts["run"] = run.directory
+        self._paths.append(Path(run.directory) / NAME)
 
     def __enter__(self) -> StatusFile:
         """Write the first."""
@@ -122,7 +125,7 @@ class StatusFile:
 
     def _write(self) -> None:
         facts = {**self._facts, "state": self._state, "reason": self._reason, "updated": round(time.time(), 3)}
-        status = {**facts, **dataclasses.asdict(self._progress)}
+        status = {**facts, **dataclasses.asdict(self.progress)}
         for path in list(self._paths):
             with contextlib.suppress(OSError):
                 write_status(path, status)

@@ -13,12 +13,13 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.words import count, duration, number, time_left
+from ctxflow.batch.words import count, duration, hours, number, one_line, time_left
 from ctxflow.observe.progress import Progress
 
 _WIDE = 120
 _TIERS = 8  # Lines; what is beyond becomes one.
 _SMALL_BAR = 12
+_SPARE = 20  # Columns of two lines that words may leave empty.
 _STATES = ("warm", "loading", "staging")
 
 
@@ -58,15 +59,17 @@ class View:
             yield job
             yield run
         if now.newest_dead:
-            text = "newest dead letter  " + now.newest_dead
-            yield Text(text, "red", no_wrap=True, overflow="ellipsis")
+            yield Text(one_line(f"newest dead letter: {now.newest_dead}", 2 * width - _SPARE), "red")
         if self._note:
             yield Text(self._note, self._style)
 
     def _headline(self, width: int) -> Table:
         right = Text(self._state, f"bold {self._style}".strip(), no_wrap=True)
         if self._now.seconds:
-            right.append(f" {'after' if self._ended else 'for'} {duration(self._now.seconds)}", "not bold")
+            right.append(
+                f" {'for' if self._state in ('starting', 'running') else 'after'} {duration(self._now.seconds)}",
+                "not bold",
+            )
         line = Table.grid(padding=(0, 2), expand=True)
         line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         line.add_column(justify="right", no_wrap=True)
@@ -81,7 +84,7 @@ Lines = list[tuple[str, Text]]
 def _job_lines(now: Progress, ended: bool) -> Lines:
     rows = Text(f"{now.done:,}", "bold").append(" done", "not bold")
     if now.dead:
-        rows.append(f", {now.dead:,} dead", "red not bold")
+        rows.append(", ", "not bold").append(f"{now.dead:,} dead", "red not bold")
     if now.rest is not None:
         rows.append(f", {'about ' if now.guessed else ''}{now.rest:,} left", "not bold")
     elif now.running:
@@ -115,9 +118,9 @@ def _run_lines(now: Progress) -> Lines:
         names = [state for state in _STATES if state in found] + sorted(found.keys() - set(_STATES))
         told = ", ".join(f"{found[state]:,} {state}" for state in names) or "none"
         lines.append(("contexts", Text(told)))
-    lost = Text(count(now.evictions, "eviction"), "yellow" if now.evictions else "")
+    lost = Text().append(count(now.evictions, "eviction"), "yellow" if now.evictions else "")
     if now.crashes:
-        lost.append(f", {count(now.crashes, 'crash')}es" if now.crashes > 1 else ", 1 crash", "red")
+        lost.append(", ").append("1 crash" if now.crashes == 1 else f"{now.crashes:,} crashes", "red")
     lines.append(("losses", lost))
     lines.append(("used", Text(_used(now.gpu_hours, now.worker_hours, now.cost))))
     return lines
@@ -125,19 +128,19 @@ def _run_lines(now: Progress) -> Lines:
 
 def _used(gpu_hours: float, worker_hours: float, cost: float | None) -> str:
     """GPU-hours, or the workers' where none has a GPU; the cost where there are prices."""
-    hours = f"{number(gpu_hours)} GPU-hours" if gpu_hours else f"{number(worker_hours)} worker-hours"
-    return hours if cost is None else f"{hours}, cost {cost:,.2f}"
+    used = f"{hours(gpu_hours)} GPU-hours" if gpu_hours else f"{hours(worker_hours)} worker-hours"
+    return used if cost is None else f"{used}, cost {cost:,.2f}"
 
 
 def _tiers(now: Progress, ascii_only: bool) -> Table:
     """A line for each tier, those with the most workers first."""
     tiers = now.tiers
-    hours = "gpu_hours" if now.gpu_hours else "worker_hours"
+    used = "gpu_hours" if now.gpu_hours else "worker_hours"
     priced = any(tier["cost"] is not None for tier in tiers.values())
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("tier", no_wrap=True, overflow="ellipsis", max_width=20, min_width=9)
     table.add_column("workers", no_wrap=True)
-    for header in ["", "GPU-hours" if hours == "gpu_hours" else "worker-hours", *["cost"] * priced]:
+    for header in ["", "GPU-hours" if now.gpu_hours else "worker-hours", *["cost"] * priced]:
         table.add_column(header, justify="right", no_wrap=True)
     order = sorted(tiers, key=lambda name: (-tiers[name]["joined"], -(tiers[name]["asked"] or 0), name))
     shown = order if len(order) <= _TIERS else order[: _TIERS - 1]
@@ -147,7 +150,7 @@ def _tiers(now: Progress, ascii_only: bool) -> Table:
     for name, tier in lines:
         bar, workers = _joined(tier, ascii_only)
         cost = "" if tier["cost"] is None else f"{tier['cost']:,.2f}"
-        table.add_row(name, bar, workers, number(tier[hours]), *[cost] * priced)
+        table.add_row(name, bar, workers, hours(tier[used]), *[cost] * priced)
     return table
 
 

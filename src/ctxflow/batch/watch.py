@@ -18,7 +18,7 @@ from ctxflow.executors.status import Status, figures_of
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.rates import Rates
 
-_SHOW_SECONDS = 0.25
+_SHOW_SECONDS = 0.5
 
 
 class Watch:

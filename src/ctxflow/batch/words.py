@@ -31,6 +31,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
+def hours(value: float) -> str:
+    """Hours of workers or GPUs.
+
+    >>> hours(0.0312), hours(48), hours(1234.5)
+    ('0.03', '48.0', '1,234')
+    """
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
 def count(amount: int, noun: str) -> str:
     """So many of something.
 

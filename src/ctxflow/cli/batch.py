@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from ctxflow.cli import batch_options as options
+from ctxflow.factory.metrics import place_of
 
 
 def batch(
@@ -52,6 +53,7 @@ def batch(
     retry_errors: options.RetryErrors = False,
     fresh: options.Fresh = False,
     quiet: options.Quiet = False,
+    metrics: options.Metrics = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Run a model, or your own function, over every row of a file.
@@ -88,12 +90,11 @@ def batch(
         site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
         max_input_tokens=max_input_tokens, batch_size=batch_size, timeout=timeout, retries=retries,
     )  # fmt: skip
+    display, place = make_display(quiet, str(chosen.output)), _place(metrics)
     # A batch system's way to end a job: as Ctrl-C, what is done is kept.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
-        outcome = run_job(
-            chosen, fresh=fresh, retry_errors=retry_errors, display=make_display(quiet, str(chosen.output))
-        )
+        outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place)
     except KeyboardInterrupt:
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -105,6 +106,13 @@ def batch(
         if outcome.summary is not None:
             print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
     raise typer.Exit(outcome.exit_status)
+
+
+def _place(metrics: str | None) -> tuple[str, int] | None:
+    try:
+        return None if metrics is None else place_of(metrics)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--metrics") from None
 
 
 def _value(chosen: enum.Enum | None) -> Any:
