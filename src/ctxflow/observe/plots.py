@@ -185,6 +185,7 @@ def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, sca
 
 
 def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int]], found: Transfers) -> None:
+    labels: list[tuple[float, str]]
     if len(rows) <= _LABELLED:
         labels = [(row, shortened(name) or "(unknown)") for name, row in rows.items()]
         for host, first, last in hosts:
@@ -196,9 +197,8 @@ def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int
     else:
         labels = [(row, name) for name, row in rows.items() if name == MANAGER]
         step = -(-len(hosts) // _LABELLED)
-        labels += [
-            ((first + last) / 2, shortened(host.partition(".")[0])) for host, first, last in hosts[step // 2 :: step]
-        ]  # type: ignore[misc]
+        for host, first, last in hosts[step // 2 :: step]:
+            labels.append(((first + last) / 2, shortened(host.partition(".")[0])))
     axes.set_yticks([row for row, _ in labels], [label for _, label in labels])
     axes.tick_params(axis="y", length=0)
 
