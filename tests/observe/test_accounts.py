@@ -70,6 +70,26 @@ def test_what_came_to_nothing():
     assert (group.items, group.tokens) == ({"a": 1}, 2)
 
 
+def test_what_a_call_answered_before_its_eviction_is_useful():
+    [group] = read(
+        (ev.WorkerJoined(0.0, spec()), cmd.Run("w", 1, "a", "c", range(10))),
+        (ev.ItemsFinished(4.0, "w", 1, 0, 4, tokens=40), cmd.Deliver(1, range(4))),
+        (ev.ItemsFinished(6.0, "w", 1, 4, 2, tokens=20), cmd.Deliver(1, [4], [0])),
+        (ev.WorkerLost(9.0, "w", evicted=True),),
+    ).groups
+    assert parts(group) == {"useful": 5.0, "unneeded": 1.0, "evicted": 3.0}
+    assert (group.items, group.app_seconds, group.tokens) == ({"a": 5}, {"a": 5.0}, 50)
+
+
+def test_a_call_that_answers_one_by_one_and_ends():
+    [group] = read(
+        (ev.WorkerJoined(0.0, spec()), cmd.Run("w", 1, "a", "c", range(3))),
+        (ev.ItemsFinished(5.0, "w", 1, 0, 3), cmd.Deliver(1, range(3))),
+        (ev.BatchEnded(6.0, "w", 1, 4.0),),
+    ).groups
+    assert parts(group) == {"useful": 4.0, "sending": 2.0}
+
+
 def test_a_worker_that_was_given_back_was_not_evicted():
     [group] = read(
         (ev.WorkerJoined(0.0, spec()), cmd.Run("w", 1, "a", "c", [0]), cmd.Release("w")),
@@ -110,6 +130,8 @@ EVENTS = st.one_of(
     st.builds(lambda w, c: ("ContextReady", w, c, 1.0), WORKERS, CONTEXTS),
     st.builds(lambda w, c: ("ContextFailed", w, c, FAILURE), WORKERS, CONTEXTS),
     st.builds(lambda w, a, s: ("BatchFinished", w, a, s), WORKERS, ATTEMPTS, st.floats(0, 50)),
+    st.builds(lambda w, a, s: ("BatchEnded", w, a, s), WORKERS, ATTEMPTS, st.floats(0, 50)),
+    st.builds(lambda w, a, n: ("ItemsFinished", w, a, 0, n), WORKERS, ATTEMPTS, COUNTS),
     st.builds(lambda w, a: ("BatchFailed", w, a, FAILURE), WORKERS, ATTEMPTS),
     st.just(("Tick",)),
 )

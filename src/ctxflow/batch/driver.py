@@ -21,16 +21,16 @@ from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.pump import Pump
-from ctxflow.batch.readers import open_source
 from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
-from ctxflow.batch.rows import Source
 from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.watch import Watch
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
 from ctxflow.observe.progress import Progress
+from ctxflow.rows.readers import open_source
+from ctxflow.rows.source import Source
 from ctxflow.sites import load_site
 
 
@@ -236,7 +236,7 @@ class _Work:
         self._make: Make
         if job.function is not None:
             self._app, self._constants = function_app(job), dict(job.constants)
-            self._make = function_maker(job, self._app)
+            self._make = function_maker(job, self._app, source.columns())
         else:
             family = family_of(job)
             staged, count = site.engine == "taskvine", job.output_format == "openai"

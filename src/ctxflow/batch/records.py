@@ -12,8 +12,8 @@ from typing import Any
 
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
-from ctxflow.batch.rows import RowError
 from ctxflow.errors import CallError, RemoteTraceback
+from ctxflow.rows.source import RowError
 
 Record = Callable[[Prepared, Any], dict[str, Any]]
 """Makes the object of a result's line from its row and its answer."""

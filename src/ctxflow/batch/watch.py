@@ -10,13 +10,13 @@ import time
 from ctxflow.batch.display import Display
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.rows import Source
 from ctxflow.batch.status_file import StatusFile
 from ctxflow.batch.words import one_line
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.status import Status, figures_of
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.rates import Rates
+from ctxflow.rows.source import Source
 
 _SHOW_SECONDS = 0.5
 

@@ -39,6 +39,9 @@ class EventLog:
         if type(event) is ev.BatchFinished:  # Its results must not live on here.
             tokens = tokens_of(event.results)
             event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, tokens=tokens)
+        elif type(event) is ev.ItemsFinished:
+            tokens = tokens_of(event.results)
+            event = ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, tokens=tokens)
         self._unwritten.append((event, commands))
         if len(self._unwritten) >= _LINES:
             self._write()

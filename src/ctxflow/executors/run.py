@@ -351,10 +351,12 @@ class Run:
         """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure."""
         if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
             return dataclasses.replace(event, exception=unpickled_error(event.exception))
-        if not isinstance(event, ev.BatchFinished):
+        if not isinstance(event, (ev.BatchFinished, ev.ItemsFinished)):
             return event
         try:
             results = pickle.loads(event.results)
+            if isinstance(event, ev.ItemsFinished):
+                return ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, results)
             return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
         except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
             failure = ev.Failure(

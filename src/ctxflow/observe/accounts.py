@@ -13,7 +13,7 @@ PARTS = (
 )  # fmt: skip
 """What a worker's time can have gone into:
 
-- useful: calls whose answers were taken, as long as they ran on the worker;
+- useful: calls whose answers were taken, as long as they ran on the worker (of others, until their last answer);
 - evicted: calls that an eviction of their worker ended; lost: calls that any other loss of their worker ended;
 - failed: calls that failed;
 - unneeded: calls that were stopped, or that others had answered first, or whose items were cancelled;
@@ -74,7 +74,9 @@ class _Call:
     app: str
     items: int
     context: str
-    share: float  # What the worker's clock of shares showed then.
+    share: float  # What the worker's clock of shares showed when it began, or answered last.
+    useful: float = 0.0  # Of its part of the worker's time until then; the rest of it is `unneeded`.
+    unneeded: float = 0.0
 
 
 class _Worker:
@@ -103,10 +105,10 @@ class _Worker:
         else:
             self.group.seconds["loading" if self.loading else "staging" if self.staging else "idle"] += elapsed
 
-    def part(self, number: int) -> tuple[_Call, float] | None:
-        """Ends a call, and gives it with its part of the worker's time; None if it does not run."""
-        call = self.calls.pop(number, None)
-        return None if call is None else (call, self.share - call.share)
+    def part(self, call: _Call) -> float:
+        """A call's part of the worker's time since it was asked last."""
+        part, call.share = self.share - call.share, self.share
+        return part
 
 
 class AccountsReader:
@@ -171,8 +173,8 @@ class AccountsReader:
             # As the scheduler counts: what was given back was not taken, whatever became of it then.
             evicted = name not in self._released and (event["evicted"] or name in self._noticed)
             self._gone(name, now, "evicted" if evicted else "lost")
-        elif kind == "BatchFinished":
-            self._finished(worker, event, commands, now)
+        elif kind in ("BatchFinished", "ItemsFinished", "BatchEnded"):
+            self._answered(worker, event, commands, now)
         elif kind == "BatchFailed":
             self._ended(worker, event["attempt"], now, "failed")
         elif kind in ("ContextStaged", "ContextReady", "ContextFailed"):
@@ -195,31 +197,36 @@ class AccountsReader:
             worker.group.presence.append((now, -1))
 
     def _ended(self, worker: _Worker, number: int, now: float, why: str) -> None:
+        """A call ended before its time: what it has answered is kept."""
         worker.advance(now)
-        ended = worker.part(number)
-        if ended is not None:
-            worker.group.seconds[why] += ended[1]
+        call = worker.calls.pop(number, None)
+        if call is not None:
+            worker.group.seconds[why] += worker.part(call)
+            _settle(worker.group, call, 1.0)
 
-    def _finished(self, worker: _Worker, event: dict[str, Any], commands: list[dict[str, Any]], now: float) -> None:
+    def _answered(self, worker: _Worker, event: dict[str, Any], commands: list[dict[str, Any]], now: float) -> None:
+        """A call answered some items, or all, or has no more to answer."""
         worker.advance(now)
-        ended = worker.part(event["attempt"])
-        if ended is None:
+        number = event["attempt"]
+        call = worker.calls.get(number)
+        if call is None:
             return
-        call, part = ended
-        group = worker.group
-        ran = part
-        if worker.slots == 1:  # Else how long it waited for another call there is not known.
-            ran = min(part, event["seconds"])
-            group.seconds["sending"] += part - ran
-        taken = sum(_count(c["items"]) for c in commands if c["is"] == "Deliver" and c["attempt"] == event["attempt"])
-        useful = ran * min(1.0, taken / call.items) if call.items else 0.0
-        group.seconds["useful"] += useful
-        group.seconds["unneeded"] += ran - useful
-        if taken:
-            group.items[call.app] = group.items.get(call.app, 0) + taken
-            group.app_seconds[call.app] = group.app_seconds.get(call.app, 0.0) + useful
-            if event.get("tokens") is not None:
-                group.tokens = (group.tokens or 0.0) + event["tokens"] * taken / call.items
+        if event["is"] != "BatchEnded":
+            count = event["count"] if event["is"] == "ItemsFinished" else call.items
+            taken = sum(_count(c["items"]) for c in commands if c["is"] == "Deliver" and c["attempt"] == number)
+            _take(call, worker.part(call), min(1.0, taken / count) if count else 0.0)
+            _note_items(worker.group, call.app, taken, event.get("tokens"), count)
+        if event["is"] != "ItemsFinished":
+            del worker.calls[number]
+            whole = call.useful + call.unneeded + worker.part(call)
+            # With more slots, how long it waited for another call there is not known.
+            ran = min(whole, event["seconds"]) if worker.slots == 1 else whole
+            worker.group.seconds["sending"] += whole - ran
+            answered = call.useful + call.unneeded
+            if answered:
+                _settle(worker.group, call, ran / answered)
+            else:
+                worker.group.seconds["unneeded"] += ran
 
     # --- commands
 
@@ -250,3 +257,25 @@ class AccountsReader:
 
 def _count(ranges: list[list[int]]) -> int:
     return sum(end - first for first, end in ranges)
+
+
+def _take(call: _Call, part: float, taken: float) -> None:
+    """A part of a call's time led to answers, of which this share was taken."""
+    call.useful += part * taken
+    call.unneeded += part * (1 - taken)
+
+
+def _note_items(group: Group, app: str, taken: int, tokens: int | None, count: int) -> None:
+    if taken:
+        group.items[app] = group.items.get(app, 0) + taken
+        group.app_seconds.setdefault(app, 0.0)
+        if tokens is not None:
+            group.tokens = (group.tokens or 0.0) + tokens * taken / count
+
+
+def _settle(group: Group, call: _Call, scale: float) -> None:
+    """A call has ended: so much of what led to its answers goes to where it belongs."""
+    group.seconds["useful"] += scale * call.useful
+    group.seconds["unneeded"] += scale * call.unneeded
+    if call.app in group.app_seconds:
+        group.app_seconds[call.app] += scale * call.useful

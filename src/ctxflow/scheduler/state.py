@@ -79,7 +79,10 @@ class Claim:
 
 @dataclasses.dataclass(slots=True)
 class Attempt:
-    """One try at some items on one worker."""
+    """One try at some items on one worker.
+
+    :ivar answered: how many of its items, from the first on, it has answered while it goes on.
+    """
 
     id: int
     app: str
@@ -88,6 +91,7 @@ class Attempt:
     items: Sequence[int]
     started: float
     isolated: bool = False
+    answered: int = 0
 
 
 @dataclasses.dataclass(slots=True)
