@@ -81,5 +81,7 @@ class Site(pydantic.BaseModel):
     routing: Any = pydantic.Field(DEFAULTS["routing"], description="Which work goes to which worker.")
     batching: Any = pydantic.Field(DEFAULTS["batching"], description="How many items a batch takes.")
     placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
-    preemption: Any = pydantic.Field(DEFAULTS["preemption"], description="Who gives way when an app that waits has no worker.")
+    preemption: Any = pydantic.Field(
+        DEFAULTS["preemption"], description="Who gives way when an app that waits has no worker."
+    )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
