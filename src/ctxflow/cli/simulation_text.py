@@ -6,6 +6,7 @@ What does not live here: the command (simulate.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,8 +102,9 @@ def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -
         rows.append((summary.case.name, cells))
     if several:
         head.insert(1, "spread")
-        for (_, cells), spread in zip(rows, [""] * (recorded is not None) + [s.spread("seconds") for s in summaries]):
-            cells.insert(1, seconds(spread) if isinstance(spread, float) else spread)
+        spreads = [*([""] if recorded is not None else []), *(seconds(each.spread("seconds")) for each in summaries)]
+        for (_, cells), spread in zip(rows, spreads, strict=True):
+            cells.insert(1, spread)
     if sent:
         head.append("GB moved")
         for (_, cells), moved in zip(rows[-len(summaries) :], [summary.moved for summary in summaries], strict=True):
@@ -118,9 +120,8 @@ def aligned(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], widt
     one  1.0
     two   12
     """
-    widths = [
-        max(len(row[n]) if n < len(row) else 0 for row in (head, *(c for _, c in rows))) for n in range(len(head))
-    ]
+    columns = itertools.zip_longest(head, *(cells for _, cells in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in columns]
     room = width - sum(each + 2 for each in widths)
     longest = max((len(name) for name, _ in rows if len(name) <= room), default=0)
     lines = []
