@@ -4,7 +4,8 @@ Nothing is fitted to the makespan. Seconds of an item and of a call beside its i
 through the calls (a batch of n independent items varies as n, so that each is weighted by 1 / n); an item's spread is
 what is left of each worker's calls around its own line; a worker's pace is how far it is from its kind, shrunk towards
 it by how little it showed (DerSimonian and Laird's random effects). Loads are from the command to the context's being
-ready, and a call's way is what it took on the driver's clock beyond what its worker says.
+ready, with what the first call on it takes longer than others (imports, caches, kernels) where that is no chance; and
+a call's way is what it took on the driver's clock beyond what its worker says.
 
 What does not live here: reading the log (recording.py), simulating (scenario.py), and telling people about a run
 (ctxflow.observe).
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ctxflow.observe.transfers import MANAGER, Transfers
 from ctxflow.scheduler.log import read_setup
@@ -46,7 +48,7 @@ def fit(lines: Iterable[str], name: str = "run", transfers: Transfers | None = N
             if not text.endswith("\n"):
                 break
             raise ValueError(f"line {number} is no line of an event log ({error})") from None
-    if not log.calls:
+    if not log.calls and not log.firsts:
         raise ValueError(f"no call was answered in {name}: there is nothing to simulate")
     return _Fit(log, transfers).recorded(name)
 
@@ -64,18 +66,21 @@ class _Fit:
         left = {app: log.apps[app].open for app in log.apps}
         for app, count in left.items():
             log.forget(app, count)
-        costs = {app: call_cost(self._kinds(app).values()) for app, _ in log.calls}
-        paces = self._paces(costs)
-        places = tuple(_places(log.workers, paces))
+        self._take_firsts()
+        self._add_up()
+        self.costs = {app: call_cost(kinds.values()) for app, kinds in self.kinds.items()}
+        self.spreads = {app: self._spread(app) for app in self.kinds}
+        self.paces = self._paces()
+        places = tuple(_places(log.workers, self.paces))
         gaps = [b.joined - a.until for place in places for a, b in zip(place.stays, place.stays[1:], strict=False)]
         firsts = [place.stays[0].joined for place in places]
         notices = [w.gone - w.noticed for w in log.workers.values() if w.gone is not None and w.noticed is not None]
         names = _names({id: context["name"] or "none" for id, context in log.contexts.items()})
-        apps = tuple(self._app(app, names, costs[app], paces) for app in costs if log.apps[app].arrivals)
-        used = {log.apps[app].spec["context"] for app in costs}
+        apps = tuple(self._app(app, names) for app in self.costs if log.apps[app].arrivals)
+        used = {log.apps[app].spec["context"] for app in self.costs}
         driver, peers = _rates(self.transfers)
         contexts = [self._context(id, names[id], peers or driver) for id in log.contexts if id in used]
-        own = _names({app: log.apps[app].spec["name"] for app in costs})
+        own = _names({app: log.apps[app].spec["name"] for app in self.costs})
         return Recorded(
             name=name,
             seconds=log.settled,
@@ -100,70 +105,107 @@ class _Fit:
             rates=(driver, peers),
         )
 
-    def _kinds(self, app: str) -> dict[str, Sums]:
-        """An app's calls by the kind of their workers."""
-        found: dict[str, Sums] = {}
-        for (each, worker), sums in self.log.calls.items():
-            if each == app:
-                kind = self.log.workers[worker].kind
-                found[kind] = found.get(kind, Sums()).plus(sums)
-        return found
+    def _take_firsts(self) -> None:
+        """First calls count with the others for apps that have no others: what warming up costs cannot be told then."""
+        others = {app for app, _ in self.log.calls}
+        for app, worker, count, seconds in self.log.firsts:
+            if app not in others:
+                self.log.calls.setdefault((app, worker), Sums()).add(count, seconds)
+        self.log.firsts = [first for first in self.log.firsts if first[0] in others]
 
-    def _app(self, app: str, names: Mapping[str, str], cost: float, paces: Mapping[str, float]) -> FittedApp:
-        spec, kinds = self.log.apps[app].spec, self._kinds(app)
-        expected: dict[str, float] = collections.defaultdict(float)  # Items of a worker of usual pace, by kind.
-        for (each, worker), sums in self.log.calls.items():
-            if each == app:
-                expected[self.log.workers[worker].kind] += sums.items * paces[worker]
+    def _add_up(self) -> None:
+        """Each app's calls by worker, and by the kind of worker."""
+        self.calls: dict[str, dict[str, Sums]] = {}
+        self.kinds: dict[str, dict[str, Sums]] = {}
+        for (app, worker), sums in self.log.calls.items():
+            self.calls.setdefault(app, {})[worker] = sums
+            kinds, kind = self.kinds.setdefault(app, {}), self.log.workers[worker].kind
+            kinds[kind] = kinds.get(kind, Sums()).plus(sums)
+
+    def _mean(self, app: str, kind: str) -> float:
+        """Seconds of an item on workers of a kind; of a kind that answered none, as on all others together."""
+        kinds, cost = self.kinds[app], self.costs[app]
+        sums = kinds.get(kind) or functools.reduce(Sums.plus, kinds.values())
+        return max((sums.seconds - cost * sums.calls) / sums.items, 1e-9)
+
+    def _spread(self, app: str) -> float:
+        """The deviation of an item's seconds as a share of their mean, around each worker's own line."""
+        squares = freedom = 0.0
+        for sums in self.calls[app].values():
+            item = (sums.seconds - self.costs[app] * sums.calls) / sums.items
+            if sums.calls > 1 and item > 0:
+                squares += sums.residual(self.costs[app], item) / item**2
+                freedom += sums.calls - 1
+        return math.sqrt(squares / freedom) if freedom else 0.0
+
+    def _paces(self) -> dict[str, float]:
+        """How many times longer each worker takes than its kind."""
+        took: collections.defaultdict[str, float] = collections.defaultdict(float)
+        usual: collections.defaultdict[str, float] = collections.defaultdict(float)
+        noise: collections.defaultdict[str, float] = collections.defaultdict(float)
+        for app, workers in self.calls.items():
+            for worker, sums in workers.items():
+                mean = self._mean(app, self.log.workers[worker].kind)
+                took[worker] += sums.seconds - self.costs[app] * sums.calls
+                usual[worker] += mean * sums.items
+                noise[worker] += (mean * self.spreads[app]) ** 2 * sums.items
+        paces = dict.fromkeys(self.log.workers, 1.0)
+        for kind in {worker.kind for worker in self.log.workers.values()}:
+            those = [name for name in usual if self.log.workers[name].kind == kind]
+            paces |= _shrunk({name: (took[name] / usual[name], noise[name] / usual[name] ** 2) for name in those})
+        return paces
+
+    def _warming(self, context: str, kind: str) -> float:
+        """Seconds by which a context's first calls take longer than later ones; 0 if that may be chance."""
+        excess, variance = [], 0.0
+        for app, worker, count, seconds in self.log.firsts:
+            if self.log.apps[app].spec["context"] == context and self.log.workers[worker].kind == kind:
+                mean = self._mean(app, kind)
+                excess.append(seconds - self.costs[app] - mean * self.paces[worker] * count)
+                variance += (mean * self.spreads[app]) ** 2 * count
+        chance = not excess or sum(excess) <= 2 * math.sqrt(variance)
+        return 0.0 if chance else statistics.fmean(excess)
+
+    def _by_kind(self, figure: Callable[[str], float]) -> dict[str, float]:
+        """A figure for every kind of worker, and for a tier of several kinds the mean over its workers."""
+        kinds: dict[str, list[str]] = {}
+        for worker in self.log.workers.values():
+            kinds.setdefault(worker.spec["tier"], []).append(worker.kind)
+        found = {kind: figure(kind) for kind in dict.fromkeys(kind for those in kinds.values() for kind in those)}
+        if len(found) == 1:
+            return found
+        return {tier: statistics.fmean(found[kind] for kind in those) for tier, those in kinds.items()} | found
+
+    def _item_seconds(self, app: str, kind: str) -> float:
+        """As `_mean`, of a worker of the usual pace."""
+        workers = {w: sums.items for w, sums in self.calls[app].items() if self.log.workers[w].kind == kind}
+        paced = sum(items * self.paces[worker] for worker, items in workers.items())
+        return self._mean(app, kind) * (sum(workers.values()) / paced if paced else 1.0)
+
+    def _app(self, app: str, names: Mapping[str, str]) -> FittedApp:
+        spec = self.log.apps[app].spec
         return FittedApp(
             name=app,
             context=names[spec["context"]],
             arrivals=tuple((time, count) for time, count in self.log.apps[app].arrivals),
-            item_seconds={
-                kind: max((sums.seconds - cost * sums.calls) / expected[kind], 1e-9) for kind, sums in kinds.items()
-            },
-            spread=self._spread(app, cost),
-            call_seconds=cost,
+            item_seconds=self._by_kind(lambda kind: self._item_seconds(app, kind)),
+            spread=self.spreads[app],
+            call_seconds=self.costs[app],
             batch=spec["batch"],
             batch_size=spec["batch_size"],
             priority=spec["priority"],
         )
 
-    def _spread(self, app: str, cost: float) -> float:
-        """The deviation of an item's seconds as a share of their mean, around each worker's own line."""
-        squares = freedom = 0.0
-        for (each, _), sums in self.log.calls.items():
-            item = (sums.seconds - cost * sums.calls) / sums.items
-            if each == app and sums.calls > 1 and item > 0:
-                squares += sums.residual(cost, item) / item**2
-                freedom += sums.calls - 1
-        return math.sqrt(squares / freedom) if freedom else 0.0
-
-    def _paces(self, costs: Mapping[str, float]) -> dict[str, float]:
-        """How many times longer each worker takes than its kind."""
-        took: dict[str, float] = dict.fromkeys(self.log.workers, 0.0)
-        usual: dict[str, float] = dict.fromkeys(self.log.workers, 0.0)
-        noise: dict[str, float] = dict.fromkeys(self.log.workers, 0.0)
-        for app, cost in costs.items():
-            kinds, spread = self._kinds(app), self._spread(app, cost)
-            means = {kind: max((s.seconds - cost * s.calls) / s.items, 1e-9) for kind, s in kinds.items()}
-            for (each, worker), sums in self.log.calls.items():
-                if each == app:
-                    mean = means[self.log.workers[worker].kind]
-                    took[worker] += sums.seconds - cost * sums.calls
-                    usual[worker] += mean * sums.items
-                    noise[worker] += (mean * spread) ** 2 * sums.items
-        paces = dict.fromkeys(self.log.workers, 1.0)
-        for kind in {worker.kind for worker in self.log.workers.values()}:
-            those = [name for name, worker in self.log.workers.items() if worker.kind == kind and usual[name] > 0]
-            seen = {name: (took[name] / usual[name], noise[name] / usual[name] ** 2) for name in those}
-            paces |= _shrunk(seen)
-        return paces
+    def _load_seconds(self, context: str, kind: str) -> float:
+        """The mean of a context's loads, with the warming up; of a kind that built none, of all loads."""
+        loads = {k: seconds for (each, k), seconds in self.log.loads.items() if each == context}
+        seen = loads.get(kind) or [each for seconds in loads.values() for each in seconds] or [0.0]
+        return statistics.fmean(seen) + self._warming(context, kind)
 
     def _context(self, id: str, name: str, rate: float | None) -> FittedContext:
         spec = self.log.contexts[id]
-        loads = {kind: seconds for (context, kind), seconds in self.log.loads.items() if context == id}
-        shares = [s / statistics.fmean(each) for each in loads.values() if len(each) > 1 for s in each]
+        loads = [seconds for (context, _), seconds in self.log.loads.items() if context == id and len(seconds) > 1]
+        shares = [s / statistics.fmean(each) for each in loads for s in each]
         files = self.transfers.files.values() if self.transfers is not None else ()
         size = float(sum(file.bytes or 0 for file in files if file.context and file.context in (id, spec["name"])))
         stages = self.log.stages.get(id, [])
@@ -172,7 +214,7 @@ class _Fit:
         fixed = max(0.0, min(stages) - sent / (rate or 1.0)) if sent and stages else statistics.fmean(stages or [0.0])
         return FittedContext(
             name=name,
-            load_seconds={kind: statistics.fmean(each) for kind, each in loads.items()} or {"": 0.0},
+            load_seconds=self._by_kind(lambda kind: self._load_seconds(id, kind)),
             load_spread=statistics.pstdev(shares) if shares else 0.0,
             stage_seconds=fixed,
             size=sent,

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from ctxflow.scheduler.events import PERVASIVE
 from ctxflow.scheduler.log import Setup
 
 
@@ -79,7 +80,8 @@ class RecordedApp:
 class Recording:
     """Takes one event after another; what it has gathered is in its attributes.
 
-    :ivar calls: (app, worker) -> its calls.
+    :ivar calls: (app, worker) -> its calls, but for those in `firsts`: (app, worker, items, seconds) of each that was
+        the first on a context that is kept.
     :ivar loads: (context, kind) -> seconds from the command to the context's being ready; `stages` likewise.
     :ivar memory: (context, "memory" or "gpu_memory") -> the most that was measured.
     :ivar ways: seconds of calls beyond what their workers say, of those that ran alone.
@@ -90,6 +92,8 @@ class Recording:
     def __init__(self) -> None:
         self.setup: Setup | None = None
         self.calls: dict[tuple[str, str], Sums] = {}
+        self.firsts: list[tuple[str, str, int, float]] = []
+        self._unused: set[tuple[str, str]] = set()  # Worker and context that was built, and has run nothing yet.
         self.workers: dict[str, RecordedWorker] = {}
         self.apps: dict[str, RecordedApp] = {}
         self.contexts: dict[str, dict[str, Any]] = {}
@@ -219,6 +223,8 @@ class Recording:
             return
         self.counts["loads"] += 1
         context = event["context"]
+        if self.contexts[context].get("level", PERVASIVE) == PERVASIVE:
+            self._unused.add((event["worker"], context))
         self.loads[context, self.workers[event["worker"]].kind].append(event["time"] - begun)
         for key in ("memory", "gpu_memory"):
             if event[key] is not None:
@@ -236,7 +242,12 @@ class Recording:
             return
         app, count, started, alone = found
         self.counts["batches"] += 1
-        self.calls.setdefault((app, event["worker"]), Sums()).add(count, event["seconds"])
+        key = (event["worker"], self.apps[app].spec["context"])
+        if key in self._unused:
+            self._unused.discard(key)
+            self.firsts.append((app, event["worker"], count, event["seconds"]))
+        else:
+            self.calls.setdefault((app, event["worker"]), Sums()).add(count, event["seconds"])
         if alone:
             self.ways.append(max(0.0, event["time"] - started - event["seconds"]))
 
