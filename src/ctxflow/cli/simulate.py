@@ -34,7 +34,7 @@ def simulate(
     ],
     workload: Annotated[
         Path | None,
-        typer.Argument(metavar="[WORKLOAD]", help="A workload file; with a site only.", show_default=False),
+        typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.", show_default=False),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -61,10 +61,10 @@ def simulate(
 
     \b
     Given a site and a workload (docs/simulator.md tells its keys; this does):
-      [[apps]]
+      [\\[apps]]
       items = 150_000
       item_seconds = 0.3          # or {a10 = 0.27, titan-x = 0.38}
-      [[contexts]]
+      [\\[contexts]]
       load_seconds = 15
 
     \b

@@ -109,6 +109,12 @@ def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -
         head.append("GB moved")
         for (_, cells), moved in zip(rows[-len(summaries) :], [summary.moved for summary in summaries], strict=True):
             cells.append(f"{sum(moved.values()) / 1e9:,.4g}")
+    for name in ("evicted", "lost"):
+        column = head.index(name)
+        if all(cells[column] == "0" for _, cells in rows):
+            del head[column]
+            for _, cells in rows:
+                del cells[column]
     return aligned(head, rows, width)
 
 

@@ -31,14 +31,14 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
     ...     print(next(explain(error, {"apps": [{"name": "verify", "itms": 3}]})).text)
     an app has no key 'itms' (app verify): did you mean 'items'?
     """
+    found = [(_place(each["loc"], values), dict(each)) for each in error.errors(include_url=False)]
     told: set[Path] = set()
-    for each in error.errors(include_url=False):
-        path = _place(each["loc"], values)
-        if each["type"] == "too_short" and values["apps"]:
-            continue  # It counts only those that are right.
-        if path not in told:
+    for path, each in found:
+        # Of a value that may be of several kinds, what is wrong deepest inside says most.
+        deeper = any(other[: len(path)] == path != other for other, _ in found)
+        if path not in told and not deeper:
             told.add(path)
-            yield Problem(path, _sentence(path, dict(each), values))
+            yield Problem(path, _sentence(path, each, values))
 
 
 def _place(loc: Sequence[str | int], values: Any) -> Path:
@@ -49,7 +49,7 @@ def _place(loc: Sequence[str | int], values: Any) -> Path:
         if isinstance(values, (list, tuple)) and isinstance(key, int) and key < len(values):
             inside = values[key]
         elif not (isinstance(values, Mapping) and key in values):
-            break
+            continue
         path.append(key)
         values = inside
     return tuple(path)
