@@ -68,7 +68,7 @@ def one(summary: Summary) -> str:
     around = f" (spread {seconds(summary.spread('seconds'))} over {len(summary.results)} runs)" if several else ""
     moved = ", ".join(f"{size / 1e9:,.4g} GB from {source}" for source, size in summary.moved.items()) or "nothing"
     joined = f"{median('workers'):,.1f} on average, {median('joined'):,.0f} joined, {median('evicted'):,.0f} evicted"
-    twice = f", {median('wasted_items'):,.0f} items answered twice" if median("duplicates") else ""
+    twice = f"; {median('wasted_items'):,.0f} answered a second time by duplicates" if median("duplicates") else ""
     lines = [
         ("Makespan", f"{seconds(median('seconds'))}, {median('items_per_second'):,.4g} items/s{around}"),
         ("Bound", f"{seconds(median('fluid_seconds'))}: {median('efficiency'):.1%} of what nobody beats"),

@@ -110,10 +110,14 @@ def _on_all_cores(jobs: Sequence[_Job], first: int) -> Iterator[tuple[int, Resul
         return
     cores = min(len(os.sched_getaffinity(0)), len(jobs) - first)
     context = multiprocessing.get_context("spawn")
-    # Ctrl-C goes to this process alone, which ends the others.
-    pool = ProcessPoolExecutor(cores, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(cores, context)
     try:
-        waiting = {pool.submit(_play, jobs[number]): number for number in range(first, len(jobs))}
+        # Who is started with Ctrl-C blocked does not hear it: this process ends the others.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            waiting = {pool.submit(_play, jobs[number]): number for number in range(first, len(jobs))}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     except BaseException:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pydantic
 
-from ctxflow.sites.problem import toml_value
 from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, Links, Matching, WorkloadFile
+from ctxflow.sites.problem import toml_value
 
 _HEAD = """\
 <!-- Made by `python -m ctxflow.simulator.workload_reference > docs/workloads.md`: change the models, not this page. -->
@@ -63,8 +63,8 @@ away_seconds = 120
 notice_seconds = 10
 ```
 
-A tier's GPU model is the one that its `require_gpus` asks for with `DeviceName == "..."`; other tiers go by their names.
-What is wrong in a file is told with its line, the key, and what to write.
+A tier's GPU model is the one that its `require_gpus` asks for with `DeviceName == "..."`; other tiers go by their
+names. What is wrong in a file is told with its line, the key, and what to write.
 """
 _PARTS: dict[str, type[pydantic.BaseModel]] = {
     "[[apps]]": AppEntry, "[[contexts]]": ContextEntry, "[links]": Links, "[evictions]": Evictions,
