@@ -104,9 +104,8 @@ class CallCost:
         return self.way + max(0.0, mean + 0.5 * error)
 
 
-def learn(app: App, worker: Worker, attempt: Attempt, seconds: float, now: float) -> None:
-    """Learn from a batch that took so many seconds, as its worker says, and has just come back."""
-    count = len(attempt.items)
+def learn(app: App, worker: Worker, attempt: Attempt, count: int, seconds: float, now: float) -> None:
+    """Learn from a batch that answered so many items in so many seconds, as its worker says, and has just come back."""
     cost = app.call_cost
     # Calls of one worker may wait for each other: that is no cost.
     cost.add(now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)
