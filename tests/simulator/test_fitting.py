@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 
 import pytest
 from hypothesis import given, settings
@@ -83,11 +84,13 @@ def test_known_parameters_come_back():
 def test_what_was_measured_simulates_to_the_makespan_of_the_run(item, call, load, per_hour, batching):
     app = {"items": 4000, "item_seconds": {"a10": item, "titan": 2 * item}, "call_seconds": call}
     evictions = {"per_hour": per_hour, "away_seconds": 20}
-    workload = {"apps": [app], "contexts": [{"load_seconds": load}], "evictions": evictions}
+    # Of few loads, the luck of each would be most of a short run.
+    contexts = [{"load_seconds": load, "load_spread": 0.1}]
+    workload = {"apps": [app], "contexts": contexts, "evictions": evictions}
     lines, result = recorded(site(batching), workload, seed=3)
-    again = play(recorded_scenario(fit(lines)), seed=8)
-    assert again.finished
-    assert again.seconds == pytest.approx(result.seconds, rel=0.1)
+    scenario = recorded_scenario(fit(lines))
+    again = statistics.median(play(scenario, seed).seconds for seed in (7, 8, 9))
+    assert again == pytest.approx(result.seconds, rel=0.15)
 
 
 def test_a_worker_that_is_slower_than_its_kind_is_told_from_luck():
@@ -219,3 +222,19 @@ def test_kinds_of_worker_are_gpu_models_where_they_are_known():
     found = fit(mixed)
     assert set(found.apps[0].item_seconds) == {"gpu", "A10", "L4"}
     assert play(recorded_scenario(found)).done == 2000
+
+
+def test_apps_that_answer_one_by_one_are_told_by_their_answers():
+    app = {**APP, "items": 4000, "salvage": True}
+    workload = {"apps": [app], "evictions": {"per_hour": 120, "notice_seconds": 5, "away_seconds": 10}}
+    lines, result = recorded(site({"policy": "fixed", "size": 50}), workload)
+    assert any("ItemsFinished" in text for text in lines) and any("BatchEnded" in text for text in lines)
+    found = fit(lines)
+    [fitted] = found.apps
+    assert fitted.salvage
+    assert fitted.item_seconds["a10"] == pytest.approx(0.3, rel=0.1)
+    assert found.notice_seconds == pytest.approx(5.0, abs=0.1)
+    assert found.lost_items == result.lost_items
+    again = play(recorded_scenario(found), seed=5)
+    assert again.seconds == pytest.approx(result.seconds, rel=0.1)
+    assert not fit(recorded(site(), {"apps": [APP]})[0]).apps[0].salvage

@@ -125,7 +125,8 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     tiers = tiers_of_site(site)
     times = _times(scenario, machines, paces, tiers)
     staging = _staging(workload, site.fan_out)
-    engine = SimulatedEngine(machines, times, staging, seed, workload.evictions.notice_seconds)
+    salvage = {app.name for app in workload.apps if app.salvage}
+    engine = SimulatedEngine(machines, times, staging, seed, workload.evictions.notice_seconds, salvage)
     policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
     arrivals = sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
     apps = [

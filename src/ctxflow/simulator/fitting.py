@@ -191,6 +191,7 @@ class _Fit:
             item_seconds=self._by_kind(lambda kind: self._item_seconds(app, kind)),
             spread=self.spreads[app],
             call_seconds=self.costs[app],
+            salvage=app in self.log.salvaged,
             batch=spec["batch"],
             batch_size=spec["batch_size"],
             priority=spec["priority"],

@@ -50,6 +50,7 @@ class FittedApp:
     item_seconds: Mapping[str, float]
     spread: float
     call_seconds: float
+    salvage: bool
     batch: bool
     batch_size: int | None
     priority: int
@@ -157,7 +158,7 @@ class Recorded:
             {
                 "name": app.name, "context": app.context, **_arrivals(app.arrivals),
                 "item_seconds": _one(app.item_seconds), "spread": app.spread, "call_seconds": app.call_seconds,
-                "batch": app.batch, "priority": app.priority,
+                "salvage": app.salvage, "batch": app.batch, "priority": app.priority,
                 **({} if app.batch_size is None else {"batch_size": app.batch_size}),
             }
             for app in self.apps

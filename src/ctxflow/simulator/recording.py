@@ -46,10 +46,21 @@ class Sums:
 
 
 @dataclasses.dataclass
+class Call:
+    """A batch that runs: `alone` if nothing else ran on its worker when it began; `answered` so many, one by one."""
+
+    app: str
+    items: int
+    started: float
+    alone: bool
+    answered: int = 0
+
+
+@dataclasses.dataclass
 class RecordedWorker:
     """One worker: when it came and went, and what runs on it.
 
-    :ivar running: attempt -> its app, how many items, since when, whether it was alone.
+    :ivar running: by attempt.
     :ivar begun: ("Load" or "Stage", context) -> since when.
     """
 
@@ -58,7 +69,7 @@ class RecordedWorker:
     gone: float | None = None
     released: bool = False
     noticed: float | None = None
-    running: dict[int, tuple[str, int, float, bool]] = dataclasses.field(default_factory=dict)
+    running: dict[int, Call] = dataclasses.field(default_factory=dict)
     begun: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -82,6 +93,7 @@ class Recording:
 
     :ivar calls: (app, worker) -> its calls, but for those in `firsts`: (app, worker, items, seconds) of each that was
         the first on a context that is kept.
+    :ivar salvaged: apps that answered items one by one.
     :ivar loads: (context, kind) -> seconds from the command to the context's being ready; `stages` likewise.
     :ivar memory: (context, "memory" or "gpu_memory") -> the most that was measured.
     :ivar ways: seconds of calls beyond what their workers say, of those that ran alone.
@@ -93,6 +105,7 @@ class Recording:
         self.setup: Setup | None = None
         self.calls: dict[tuple[str, str], Sums] = {}
         self.firsts: list[tuple[str, str, int, float]] = []
+        self.salvaged: set[str] = set()
         self._unused: set[tuple[str, str]] = set()  # Worker and context that was built, and has run nothing yet.
         self.workers: dict[str, RecordedWorker] = {}
         self.apps: dict[str, RecordedApp] = {}
@@ -121,7 +134,7 @@ class Recording:
         if kind == "Run":
             worker, app = self.workers[command["worker"]], self.apps[command["app"]]
             count = _count(command["items"])
-            worker.running[command["attempt"]] = (command["app"], count, time, not worker.running)
+            worker.running[command["attempt"]] = Call(command["app"], count, time, not worker.running)
             app.running += count
         elif kind in ("Load", "Stage"):
             self.workers[command["worker"]].begun[kind, command["context"]] = time
@@ -142,11 +155,11 @@ class Recording:
     def _owner(self, item: int) -> str:
         return self._owners[bisect.bisect_right(self._firsts, item) - 1]
 
-    def _end(self, worker: str, attempt: int) -> tuple[str, int, float, bool] | None:
+    def _end(self, worker: str, attempt: int) -> Call | None:
         """An attempt has ended, however it did."""
         found = self.workers[worker].running.pop(attempt, None) if worker in self.workers else None
         if found is not None:
-            self.apps[found[0]].running -= found[1]
+            self.apps[found.app].running -= found.items - found.answered
         return found
 
     # --- declarations and items
@@ -204,7 +217,7 @@ class Recording:
         self.counts["evicted"] += not worker.released
         for attempt in list(worker.running):
             found = self._end(event["worker"], attempt)
-            self.counts["lost"] += found[1] if found is not None else 0
+            self.counts["lost"] += found.items - found.answered if found is not None else 0
 
     def _on_JobStarted(self, event: dict[str, Any]) -> None:
         if event["waited"] is not None:
@@ -237,19 +250,35 @@ class Recording:
     # --- calls
 
     def _on_BatchFinished(self, event: dict[str, Any]) -> None:
-        found = self._end(event["worker"], event["attempt"])
-        if found is None:
-            return
-        app, count, started, alone = found
+        call = self._end(event["worker"], event["attempt"])
+        if call is not None:
+            self._called(event, call, call.items)
+
+    def _on_ItemsFinished(self, event: dict[str, Any]) -> None:
+        worker = self.workers.get(event["worker"])
+        call = worker.running.get(event["attempt"]) if worker is not None else None
+        if call is not None:
+            more = max(0, event["first"] + event["count"] - call.answered)
+            call.answered += more
+            self.apps[call.app].running -= more
+            self.salvaged.add(call.app)
+
+    def _on_BatchEnded(self, event: dict[str, Any]) -> None:
+        call = self._end(event["worker"], event["attempt"])
+        if call is not None and call.answered:
+            self._called(event, call, call.answered)
+
+    def _called(self, event: dict[str, Any], call: Call, count: int) -> None:
+        """A call came back with so many answers."""
         self.counts["batches"] += 1
-        key = (event["worker"], self.apps[app].spec["context"])
+        key = (event["worker"], self.apps[call.app].spec["context"])
         if key in self._unused:
             self._unused.discard(key)
-            self.firsts.append((app, event["worker"], count, event["seconds"]))
+            self.firsts.append((call.app, event["worker"], count, event["seconds"]))
         else:
-            self.calls.setdefault((app, event["worker"]), Sums()).add(count, event["seconds"])
-        if alone:
-            self.ways.append(max(0.0, event["time"] - started - event["seconds"]))
+            self.calls.setdefault((call.app, event["worker"]), Sums()).add(count, event["seconds"])
+        if call.alone:
+            self.ways.append(max(0.0, event["time"] - call.started - event["seconds"]))
 
     def _on_BatchFailed(self, event: dict[str, Any]) -> None:
         self.counts["failed"] += self._end(event["worker"], event["attempt"]) is not None

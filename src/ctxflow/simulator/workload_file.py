@@ -39,6 +39,9 @@ class AppEntry(_Entry):
         0.3, description="The standard deviation of an item's seconds, as a share of their mean."
     )
     call_seconds: NotNegative = pydantic.Field(0.0, description="What a call takes beside its items, on the worker.")
+    salvage: bool = pydantic.Field(
+        False, description="Whether it answers its items one by one, so that an eviction costs only the one in flight."
+    )
     batch: bool = pydantic.Field(True, description="Whether items may share a call.")
     batch_size: int | None = pydantic.Field(None, ge=1, description="The app's own wish for the items of a batch.")
     priority: int = pydantic.Field(0, description="Higher goes first.")
