@@ -90,10 +90,7 @@ def run_job(
     form, source = open_source(job.input, job.input_format, job.split)
     job = resolved(job, form, source)
     files = files_of(job.output, str(job.output_format))
-    if files.output == job.input.resolve():
-        raise ValueError("the output is the input: name another output")
-    if files.output.is_dir():
-        raise ValueError(f"the output {job.output} is a folder: name a file")
+    _check_output(files.output, job)
     work = _Work(job, form, source, display)  # Which finds what is wrong with the job, before anything is written.
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = {"input": source.identity(), "settings": job.identity()}
@@ -121,6 +118,13 @@ def run_job(
             display.note(f"{source.name} holds no rows: nothing to do")
         now = (ledger.done - before[0], ledger.dead - before[1])
         return Outcome(ledger.done, ledger.dead, *now, time.monotonic() - began)
+
+
+def _check_output(output: Path, job: Job) -> None:
+    if output == job.input.resolve():
+        raise ValueError("the output is the input: name another output")
+    if output.is_dir():
+        raise ValueError(f"the output {job.output} is a folder: name a file")
 
 
 def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
