@@ -26,12 +26,14 @@ class EventLog:
     twice as much. A disk that is full ends the log with a warning, and not the run. Its owner locks.
 
     :param path: the file, which is begun anew.
+    :param first: its first line, which says how the run decides.
     :raises OSError: if it cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, first: str) -> None:
         self._path = path
         self._file = open(path, "w", _BUFFER)  # noqa: SIM115 - closed in `close`
+        self._file.write(first + "\n")
         self._unwritten: list[tuple[ev.Event, Sequence[Command]]] = []
 
     def add(self, event: ev.Event, commands: Sequence[Command]) -> None:

@@ -173,7 +173,8 @@ def read_history(lines: Iterable[str]) -> History:
     for number, (text, last) in enumerate(_with_last(lines), 1):
         try:
             record = json.loads(text)
-            reader.take(record["event"], record["commands"])
+            if number > 1 or "run" not in record:  # The first line says how the run decides.
+                reader.take(record["event"], record["commands"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if last and not text.endswith("\n"):
                 break
