@@ -70,9 +70,10 @@ class SimulatedEngine:
     """An engine whose clock is virtual: `poll` never waits, it jumps to what happens next.
 
     The same seed, models and commands give the same events. When machines can be had, and how long matching and
-    loading take there, depends on the seed alone, so that policies can be compared on the same evictions and loads. What it does not do, since nothing is executed: results are
-    None; there are no exceptions, crashes, timeouts or missing files, and payloads are not asked for. Where the
-    engines' contract is about those, it does not apply. Events carry the engine's clock, not the run's.
+    loading take there, depends on the seed alone, so that policies can be compared on the same evictions and loads.
+    What it does not do, since nothing is executed: results are None; there are no exceptions, crashes, timeouts or
+    missing files, and payloads are not asked for. Where the engines' contract is about those, it does not apply. Events
+    carry the engine's clock, not the run's.
 
     :param machines: what there is to be had; workers are given to a tier's idle machines in their order.
     :param times: how long things take.

@@ -54,9 +54,7 @@ def reproduce(request: Request) -> Mapping[str, Figure]:
     """Seconds of each experiment (pv5: inferences done), and Table 2: a `ctxflow.simulator.figures.Experiment`."""
     experiments = EXPERIMENTS
     if request.quick:
-        experiments = tuple(
-            dataclasses.replace(each, items=QUICK, paper=None, paper_done=None) for each in EXPERIMENTS
-        )
+        experiments = tuple(dataclasses.replace(each, items=QUICK, paper=None, paper_done=None) for each in EXPERIMENTS)
     runs: dict[str, Run] = {}
     for settings in experiments:
         request.progress(len(runs) / len(experiments), settings.name)

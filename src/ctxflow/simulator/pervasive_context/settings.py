@@ -80,8 +80,8 @@ FAN_OUT = 3
 """As TaskVine's releases of that time had it."""
 
 UNPACKING = 150.0
-"""A packed environment becomes 10.5 GB on a local disk. Chosen, 70 MB a second, so that pv4_100 takes most of the 0.5k s
-beside its inferences that the paper's took."""
+"""A packed environment becomes 10.5 GB on a local disk. Chosen, 70 MB a second, so that pv4_100 takes most of the
+0.5k s beside its inferences that the paper's took."""
 
 KEPT = (Part("environment", 3.7e9, "filesystem", unpacking=UNPACKING), Part("model", 3.7e9, "filesystem"))
 """What goes from worker to worker where a context is kept, wholly or in part. Sizes printed."""
