@@ -46,7 +46,7 @@ class Hazard:
 
 
 def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
-    """The likeliest hazard after one eviction more in `PRIOR_SECONDS` of one worker's time.
+    """The likeliest hazard; where it is constant, after one eviction more in `PRIOR_SECONDS` of one worker's time.
 
     :param lifetimes: seconds that those lived that were evicted.
     :param ages: seconds that those who are there have lived.
@@ -54,12 +54,15 @@ def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
     >>> fit([], [])
     Hazard(rate=0.0002777777777777778, shape=0.0, scale=inf)
     """
-    ended = np.array([PRIOR_SECONDS, *lifetimes])
+    ended = np.array(lifetimes, dtype=float)
     lived = np.concatenate([ended, np.array(ages, dtype=float)])
     count, total = len(ended), float(lived.sum())
-    rate = count / total
+    rate = (1 + count) / (PRIOR_SECONDS + total)
+    best = Hazard(rate)
+    if not count or not total:
+        return best
     # The logarithms of the likelihoods, less what is the same in all.
-    best, likelihood = Hazard(rate), count * math.log(rate) + CLEARLY
+    likelihood = count * math.log(count / total) + CLEARLY
     for scale in (each * total / count for each in SCALES):
         shape = count / float(np.log1p(lived / scale).sum())
         found = count * math.log(shape / scale) - float(np.log1p(ended / scale).sum())
