@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
 CLUSTER_TESTS := -m pytest tests/cluster --durations=10
+CLUSTER_LOG := build/cluster-tests.log
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 
-.PHONY: demo test test-local test-cluster test-cluster-docker lint clean help
+.PHONY: demo test test-local test-cluster test-cluster-beside test-cluster-docker lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +40,14 @@ lint: $(STAMP)test ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint test-local test-cluster ## Check, and run all tests that can run here
+test: lint ## Check, and run all tests that can run here
+	@echo "The tests that need the testbed run beside the others; what they print follows when they end ($(CLUSTER_LOG))."
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-local test-cluster-beside
+
+# Most of their time is waiting, for batch systems and for workers; beside the others they cost next to nothing.
+test-cluster-beside:
+	@mkdir -p $(dir $(CLUSTER_LOG))
+	@$(MAKE) --no-print-directory test-cluster >$(CLUSTER_LOG) 2>&1; status=$$?; cat $(CLUSTER_LOG); exit $$status
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation
 	$(BIN)/python -m pytest tests --ignore=tests/cluster --durations=10

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -15,36 +14,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxflow.simulator import figures as reproductions
-from ctxflow.simulator.figures import machine, rounded
+from ctxflow.simulator.figures import Figure, machine, median
 
 Measurement = Callable[[], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """One number and how far to trust it.
-
-    :ivar value: the median of the rounds.
-    :ivar better: "higher" or "lower".
-    :ivar spread: the largest round less the smallest.
-    :ivar n: how many rounds.
-    """
-
-    value: float
-    unit: str
-    better: str
-    spread: float
-    n: int
 
 
 def figure(samples: Sequence[float], unit: str, better: str = "higher") -> Figure:
     """The median of some rounds and their spread.
 
     >>> figure([3.0, 1.0, 2.0], "s", "lower")
-    Figure(value=2.0, unit='s', better='lower', spread=2.0, n=3)
+    Figure(value=2.0, unit='s', better='lower', spread=2.0, n=3, paper=None)
     """
-    spread = max(samples) - min(samples)
-    return Figure(rounded(statistics.median(samples)), unit, better, rounded(spread), len(samples))
+    return median(samples, unit, better)
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Figure:

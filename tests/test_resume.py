@@ -5,6 +5,9 @@ import enum
 import json
 import os
 import pickle
+import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -126,6 +129,70 @@ def test_a_torn_header_begins_anew(executor, double, calls, tmp_path, size):
     assert len(path.read_text().splitlines()) == 4
 
 
+def test_lines_that_another_program_wrote_anew_are_read_alike(executor, double, calls, tmp_path):
+    path = tmp_path / "results.jsonl"
+    list(double.map(range(10), resume=str(path)))
+    calls.since()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    mended = [json.dumps(dict(reversed(line.items())), separators=(",", ":")) for line in lines]
+    path.write_text(
+        "\n".join([*mended[:1], "", "null", '{"index": "1"}', '{"index": 99999999999}', *mended[1:]]) + "\n"
+    )
+    assert list(double.map(range(10), resume=path)) == [2 * n for n in range(10)]
+    assert not calls.since()
+
+
+def test_a_damaged_result_is_told_with_what_to_do(executor, double, calls, tmp_path):
+    path = tmp_path / "results.jsonl"
+    list(double.map(range(4), resume=str(path)))
+    calls.since()
+    path.write_bytes(path.read_bytes().replace(b'"result": 4}', b'"result": /}'))
+    with pytest.raises(
+        ValueError, match=r"the result of item 2, at byte \d+, cannot be read; remove that line"
+    ) as caught:
+        list(double.map(range(4), resume=path))
+    assert "\n" not in str(caught.value)
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "/}" not in line))
+    assert list(double.map(range(4), resume=path)) == [0, 2, 4, 6]
+    assert calls.since() == names([2])
+
+
+KILLED = """
+import os, sys, time
+from ctxflow import ContextExecutor, batch_app
+
+@batch_app(batch_size=10)
+def double(numbers):
+    time.sleep(0.005)
+    return [2 * n for n in numbers]
+
+if __name__ == "__main__":
+    with ContextExecutor(workers=2, log_events=False):
+        for n, result in enumerate(double.map(range(1000), resume="results.jsonl")):
+            assert result == 2 * n
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_and_nothing_is_there_twice(tmp_path):
+    (tmp_path / "program.py").write_text(KILLED)
+    path, chance, kept = tmp_path / "results.jsonl", random.Random(5), 0
+    for attempt in range(3):
+        with subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path) as process:
+            until = kept + chance.randrange(2, 400)
+            while attempt < 2 and process.poll() is None:
+                if path.exists() and path.read_bytes().count(b"\n") >= until:
+                    time.sleep(chance.uniform(0, 0.02))
+                    process.kill()
+                    break
+                time.sleep(0.002)
+            assert process.wait(timeout=60) in (0, -9)
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        assert len(lines) >= kept, "nothing that was kept is lost"
+        kept = len(lines)
+    assert process.returncode == 0
+    assert sorted(json.loads(line)["index"] for line in lines[1:]) == list(range(1000))
+
+
 def test_changed_inputs_are_computed_again(executor, double, calls, tmp_path):
     path = str(tmp_path / "results.jsonl")
     list(double.map([1, 2, 3, 4], resume=path))
@@ -180,7 +247,7 @@ def test_a_file_that_is_something_else_is_left_as_it_is(executor, double, tmp_pa
 def test_a_second_writer_is_refused(executor, double, tmp_path):
     path = str(tmp_path / "results.jsonl")
     first = double.map(range(100), resume=path, window=5)
-    with pytest.raises(ValueError, match="is being written by another map: wait for it, or name another file"):
+    with pytest.raises(ValueError, match="is being written by another driver: wait for it, or name another file"):
         double.map(range(100), resume=path)
     assert next(first) == 0
     first.close()
@@ -323,7 +390,7 @@ def test_a_full_disk_ends_the_map_with_an_error_and_cancels_the_rest(executor, t
     results = slow.map(range(500), resume=str(tmp_path / "results.jsonl"))
     assert next(results) == 0
     full = os.open("/dev/full", os.O_RDWR)
-    os.dup2(full, results._mapping._file._file.fileno())
+    os.dup2(full, results._mapping._file._file._file.fileno())
     os.close(full)
     with pytest.raises(OSError, match="No space left"):
         list(results)

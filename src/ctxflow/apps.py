@@ -10,7 +10,8 @@ import dataclasses
 import datetime
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,7 +32,8 @@ class Options:
     :ivar priority: higher goes first.
     :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
         Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
-    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then.
+    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
+        before is kept.
     :ivar retries: how often an item that raises on its own is tried again.
     :ivar batch_size: items a batch, if the batching policy is to be overruled.
     :ivar executor: the label of the executor, where several are running.
@@ -181,14 +183,15 @@ class BatchApp(_App):
     """A function over batches of items that ctxflow forms; a person calls it with single items, or maps it.
 
     The function gets the live context (if there is one), then one list for each parameter of an item, side by
-    side; it returns one result per item, in their order. Keyword-only parameters are constants of a call.
+    side; it returns a list with one result per item, in their order, or yields them. Keyword-only parameters are
+    constants of a call.
     """
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         super().__init__(function, context, options)
         parameters = list(inspect.signature(function).parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self._columns = [p.name for p in positional[0 if context is None else 1 :]]
+        self.parameters = [p.name for p in positional[0 if context is None else 1 :]]
         self._constants = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         self._open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self._variants: dict[Any, App] = {}
@@ -200,8 +203,9 @@ class BatchApp(_App):
 
     def map(
         self,
-        *inputs: Iterable[Any],
-        resume: str | None = None,
+        *inputs: Any,
+        columns: Sequence[str] = (),
+        resume: str | os.PathLike[str] | None = None,
         on_error: str = "raise",
         order: str = "input",
         window: int | None = None,
@@ -211,13 +215,18 @@ class BatchApp(_App):
 
         Work begins at once; inputs are taken from the iterables only as slots free up.
 
-        :param inputs: an iterable for each parameter of an item, side by side as in the built-in `map`.
+        :param inputs: an iterable for each parameter of an item, side by side as in the built-in `map`; or one table,
+            whose rows are the items: the path of a Parquet, CSV or JSON Lines file or of a dataset's folder, a table or
+            dataset of pyarrow, a DataFrame of pandas, a dataset of Hugging Face's. Its columns go to the parameters of
+            their names; to a single one whole rows, if there is no column of its name.
+        :param columns: which of the table's columns the parameters get, in their order.
         :param resume: a file that keeps the results; what is in it from an earlier run is not computed again.
         :param on_error: "raise" the first error and drop the rest, or "return" each in the place of its result.
         :param order: "input" yields results in the order of the inputs, "completed" yields pairs
             (index, result) as they come.
         :param window: how many items may be on their way or waiting for their turn.
-        :raises ValueError: for an option that makes no sense, or a resume file of another app.
+        :raises ValueError: for an option that makes no sense, a table that lacks a column, or a resume file of
+            another app.
 
         >>> @batch_app
         ... def double(numbers):
@@ -226,13 +235,13 @@ class BatchApp(_App):
         ...     list(double.map(range(5)))
         [0, 2, 4, 6, 8]
         """
-        from ctxflow.mapping import Mapped
+        from ctxflow.mapping import Mapped, items_of
 
         if unknown := sorted(set(constants) - self._constants):
             raise TypeError(f"{self.__name__}.map has no option {unknown[0]!r}{self._constants_hint()}")
-        self._check_width(len(inputs))
+        items = items_of(self, inputs, columns)
         executor, kernel = active_executor(self.options.executor)
-        mapped = Mapped(self, inputs, constants, executor, resume, on_error, order, window)
+        mapped = Mapped(self, items, constants, executor, resume, on_error, order, window)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: _MapCall(mapped.finished)}
@@ -254,19 +263,23 @@ class BatchApp(_App):
         """One item's parameters in order, and the call's constants."""
         constants = {name: kwargs.pop(name) for name in list(kwargs) if name in self._constants}
         item = list(args)
-        for name in self._columns[len(args) :]:
+        for name in self.parameters[len(args) :]:
             if name in kwargs:
                 item.append(kwargs.pop(name))
         if kwargs:
             raise TypeError(f"{self.__name__} has no parameter {next(iter(kwargs))!r}{self._constants_hint()}")
-        self._check_width(len(item))
+        self.check_width(len(item))
         return tuple(item), constants
 
-    def _check_width(self, width: int) -> None:
-        fits = width == len(self._columns) or (self._open and width > len(self._columns))
+    def check_width(self, width: int) -> None:
+        """See that an item may have so many values.
+
+        :raises TypeError: if it may not.
+        """
+        fits = width == len(self.parameters) or (self._open and width > len(self.parameters))
         if not fits or not width:
-            names = ", ".join(self._columns) or "no parameters at all (it needs one list at least)"
-            raise TypeError(f"{self.__name__} takes {len(self._columns)} values an item ({names}), but got {width}")
+            names = ", ".join(self.parameters) or "no parameters at all (it needs one list at least)"
+            raise TypeError(f"{self.__name__} takes {len(self.parameters)} values an item ({names}), but got {width}")
 
     def _constants_hint(self) -> str:
         return f": its keyword-only parameters are {', '.join(sorted(self._constants)) or 'none'}"
@@ -365,6 +378,9 @@ def batch_app(context: Any = None, /, **options: Any) -> Any:
     `@batch_app(recipe)` gives the function the live context and lists side by side; bare, or with None, only
     the lists. See `Options` for the options and `BatchApp` for what it can do.
 
+    It returns its results in a list, or yields them one by one: then what it has yielded is kept, whatever becomes of
+    its worker, and an eviction with notice costs nothing but the wait for the item in flight (docs/salvage.md).
+
     :raises TypeError: for an unknown option, or a context that is no recipe.
 
     >>> from ctxflow import context
@@ -377,6 +393,13 @@ def batch_app(context: Any = None, /, **options: Any) -> Any:
     >>> with ContextExecutor(workers=1):
     ...     look_up("two").result()
     2
+    >>> @batch_app(table())
+    ... def look_up_one_by_one(known, words):
+    ...     for word in words:
+    ...         yield known[word]
+    >>> with ContextExecutor(workers=1):
+    ...     list(look_up_one_by_one.map(["two", "one"]))
+    [2, 1]
     """
     return _decorator(BatchApp, context, options)
 

@@ -1,6 +1,7 @@
-"""A map over many items: an iterator that feeds a run from iterables and yields results, in bounded memory.
+"""A map over many items: an iterator that feeds a run from iterables or a table and yields results, in bounded memory.
 
-What does not live here: what one call is (apps.py), and the file that keeps results (resume.py).
+What does not live here: what one call is (apps.py), what is a table (rows/), and the file that keeps results
+(resume.py).
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import RunEnded
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.resume import ResultsFile
+from ctxflow.rows.columns import columns_for, item_maker, listed
+from ctxflow.rows.source import RowError, Table
+from ctxflow.rows.tables import open_table, values_of
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
@@ -26,6 +31,51 @@ if TYPE_CHECKING:
 _FEED = 1000
 _FEED_SECONDS = 0.05
 _LEAST_WINDOW = 20_000
+_NONE = object()
+
+
+def items_of(app: BatchApp, inputs: Sequence[Any], columns: Sequence[str]) -> Iterator[Any]:
+    """The parameters of items: of one table's rows, or of iterables side by side; see `BatchApp.map`.
+
+    A row that cannot be used is a `Failed`.
+
+    :raises TypeError: if they do not fit the app.
+    :raises ValueError: for a table that cannot be read, or lacks a column.
+    """
+    tables = [open_table(given) for given in inputs]
+    if len(tables) == 1 and tables[0] is not None:
+        chosen = [columns] if isinstance(columns, str) else list(columns)
+        return _table_items(tables[0], _columns_of(app, tables[0], chosen))
+    if any(tables):
+        raise TypeError("a table's rows are whole items: give it alone, or give its columns side by side")
+    if columns:
+        raise TypeError("columns= names those of a table: leave it out where values are given")
+    app.check_width(len(inputs))
+    return zip(*map(values_of, inputs), strict=False)
+
+
+def _columns_of(app: BatchApp, table: Table, chosen: Sequence[str]) -> tuple[str, ...]:
+    known = table.columns()
+    columns = columns_for(app.parameters, chosen, known)
+    app.check_width(len(columns) or len(app.parameters[:1]))
+    if missing := [name for name in columns if known is not None and name not in known]:
+        raise ValueError(
+            f"{table.name} has no column {missing[0]!r}, which {app.__name__} takes: it has {listed(known or ())}; "
+            "name others with columns=[...]"
+        )
+    return columns
+
+
+def _table_items(table: Table, columns: Sequence[str]) -> Iterator[Any]:
+    make = item_maker(columns)
+    for rows in table.chunks(columns=tuple(dict.fromkeys(columns))):
+        for row in rows:
+            try:
+                if isinstance(row.values, RowError):
+                    raise row.values
+                yield make(row.values)
+            except RowError as error:
+                yield Failed(RowError(f"{table.place(row.number)}: {error}"))
 
 
 class Mapped:
@@ -38,10 +88,10 @@ class Mapped:
     def __init__(
         self,
         app: BatchApp,
-        inputs: Sequence[Iterable[Any]],
+        items: Iterator[Any],
         constants: Mapping[str, Any],
         executor: ContextExecutor,
-        resume: str | None,
+        resume: str | os.PathLike[str] | None,
         on_error: str,
         order: str,
         window: int | None,
@@ -56,7 +106,6 @@ class Mapped:
             raise ValueError("window is how many items may be on their way: give 1 or more")
         run = executor.calls.run
         name = app.declare(run, constants)
-        items = zip(*inputs, strict=False)
         # Last of what may raise: a file that is open is locked.
         file = ResultsFile(resume, app, constants) if resume is not None else None
         mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file)
@@ -99,7 +148,7 @@ class _Mapping:
         self,
         run: Run,
         app: str,
-        items: Iterator[tuple[Any, ...]],
+        items: Iterator[Any],
         raises: bool,
         window: int,
         file: ResultsFile | None,
@@ -114,6 +163,7 @@ class _Mapping:
         self._pulled = 0  # Inputs taken from the iterables.
         self._waiting = 0  # Items submitted and not answered.
         self._buffered = 0  # Answered (or in the file), but not yet yielded.
+        self._unusable: dict[int, Failed] = {}  # Rows that failed before they were items, not yet yielded.
         self._exhausted = False
         self._slow = False  # Whether inputs came so slowly that the window was not filled.
         self._ended = False
@@ -142,14 +192,11 @@ class _Mapping:
             self._slow = time.monotonic() > deadline
             first = self._pulled
             self._pulled += len(inputs)
-            if self._file is None:
-                self._submit(inputs, first)
-            else:
-                self._submit_missing(inputs, first, self._file)
+            self._submit_missing(inputs, first)
 
-    def _pull(self, count: int, deadline: float) -> list[tuple[Any, ...]]:
+    def _pull(self, count: int, deadline: float) -> list[Any]:
         """Up to so many inputs, fewer if time is up. The clock is looked at ever more seldom while they come fast."""
-        inputs: list[tuple[Any, ...]] = []
+        inputs: list[Any] = []
         step = 1
         while len(inputs) < count:
             wanted = min(step, count - len(inputs))
@@ -171,17 +218,27 @@ class _Mapping:
     def _add_span(self, items: range, first: int) -> None:
         self._spans.append(_Span(items, first, len(items)))
 
-    def _submit_missing(self, inputs: Sequence[Any], first: int, file: ResultsFile) -> None:
-        """Submit what the file does not hold; runs of missing items go together."""
+    def _submit_missing(self, inputs: Sequence[Any], first: int) -> None:
+        """Submit what can be and is not in the file; runs of such items go together."""
+        if self._file is None and Failed not in map(type, inputs):
+            self._submit(inputs, first)
+            return
         missing: list[Any] = []
         for index, item in enumerate(inputs, first):
-            if file.holds(index, item):
+            if self._is_answered(index, item):
                 self._buffered += 1
                 self._submit(missing, index - len(missing))
                 missing = []
             else:
                 missing.append(item)
         self._submit(missing, first + len(inputs) - len(missing))
+
+    def _is_answered(self, index: int, item: Any) -> bool:
+        """Whether nothing is to be run for an item: it failed as a row, or the file has its result."""
+        if type(item) is Failed:
+            self._unusable[index] = item
+            return True
+        return self._file is not None and self._file.holds(index, item)
 
     # --- answers
 
@@ -190,11 +247,20 @@ class _Mapping:
         arrived: list[tuple[int, Any]] = []
         for items, results in self._stream.take(timeout):
             self._waiting -= len(items)
-            indices = self._indices(items)
-            if self._file is not None:
-                self._file.add(indices, results)
-            arrived += zip(indices, results, strict=True)
+            arrived += zip(self._indices(items), results, strict=True)
+        if self._file is not None:
+            self._file.add(arrived)
         return arrived
+
+    def _known(self, index: int) -> Any:
+        """The answer of an item that was answered before it was run, `_NONE` if it was not."""
+        if self._file is not None and self._file.skips(index):
+            self._buffered -= 1
+            return self._file.read(index)
+        if index in self._unusable:
+            self._buffered -= 1
+            return self._unusable.pop(index)
+        return _NONE
 
     def _indices(self, items: Sequence[int]) -> Sequence[int]:
         """The indices of items: they were submitted in spans of consecutive numbers, in rising order."""
@@ -233,9 +299,8 @@ class _Mapping:
                         result = ready.pop(index)
                         self._buffered -= 1
                         yield self._value(index, result)
-                    elif self._file is not None and self._file.skips(index):
-                        self._buffered -= 1
-                        yield self._file.read(index)
+                    elif (known := self._known(index)) is not _NONE:
+                        yield self._value(index, known)
                     else:
                         break
                     index += 1
@@ -256,12 +321,10 @@ class _Mapping:
             yielded = 0
             while True:
                 self._feed()
-                if self._file is not None:
-                    while yielded < self._pulled:
-                        if self._file.skips(yielded):
-                            self._buffered -= 1
-                            yield yielded, self._file.read(yielded)
-                        yielded += 1
+                while yielded < self._pulled:
+                    if (known := self._known(yielded)) is not _NONE:
+                        yield yielded, self._value(yielded, known)
+                    yielded += 1
                 if self._exhausted and not self._waiting:
                     return
                 if self._waiting:

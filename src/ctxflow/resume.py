@@ -1,32 +1,36 @@
 """The file that keeps a map's results, so that a later run goes on where an earlier one was stopped.
 
 One JSON object a line: a header that says which app wrote it, then results with the index and a fingerprint of
-their inputs. Whole lines only are added; a torn last line is mended. One writer at a time. What does not live
-here: the order of work (mapping.py).
+their inputs. Whole lines only are added; a torn last line is mended. One driver at a time. What does not live
+here: how that is kept so (append_file.py), and the order of work (mapping.py).
 """
 
 from __future__ import annotations
 
 import array
 import base64
-import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ctxflow.append_file import AppendFile
 from ctxflow.context import dumps
 from ctxflow.digest import digest
 from ctxflow.executors.futures import Failed
+from ctxflow.executors.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
 
 _NOTHING = (1 << 64) - 1
+# How a result's line begins, as `ResultsFile.add` writes it: told without parsing all of it.
+_BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
 
 
 def fingerprint(item: Any) -> str:
@@ -75,50 +79,35 @@ class ResultsFile:
     """Results on disk, found by index. In memory it keeps 8 bytes a result, and what is on its way.
 
     :raises ValueError: if the file is another app's or another user's, is no results file, or is being written
-        by another map.
+        by another driver.
     """
 
-    def __init__(self, path: str, app: BatchApp, constants: Mapping[str, Any]) -> None:
-        self.path = path
-        folder = os.path.dirname(os.path.abspath(path))
-        os.makedirs(folder, exist_ok=True)
+    def __init__(self, path: str | os.PathLike[str], app: BatchApp, constants: Mapping[str, Any]) -> None:
         identity = digest((app, dict(constants)))
-        # A user's own results, pickled by this program: opened for this user only.
-        self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - closed in `close`
-        self._reader: BinaryIO | None = None
+        self._path = Path(path)
         self._offsets = array.array("Q")
         self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
         self._skipped: set[int] = set()
+        # A user's own results, pickled by this program: opened for this user only.
+        self._file = AppendFile(self._path, private=True)
         try:
-            self._own()
-            # The file that was looked at, whatever has the path now.
-            self._reader = open(f"/proc/self/fd/{self._file.fileno()}", "rb")  # noqa: SIM115 - closed in `close`
-            self._scan(identity, app.__name__)
+            self._file.lock(self._path)
+            self._reader = self._file.reader()
+        except BaseException:
+            self._file.close()
+            raise
+        try:
+            self._load(identity, app.__name__)
         except BaseException:
             self.close()
             raise
 
-    def _own(self) -> None:
-        """See that the file is this user's, and this map's alone."""
-        if os.fstat(self._file.fileno()).st_uid != os.geteuid():
-            raise ValueError(
-                f"{self.path} belongs to another user, and reading its results could run that user's code: "
-                "name another file, or copy it if you trust it"
-            )
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"{self.path} is being written by another map: wait for it, or name another file"
-            ) from None
-
-    def _scan(self, identity: str, name: str) -> None:
-        header = {"ctxflow": "map", "app": name, "identity": identity}
-        first = self._file.readline()
-        if not first.endswith(b"\n") and json.dumps(header).encode().startswith(first):  # Empty, or torn.
-            self._file.truncate(0)
-            self._file.seek(0)
-            self._write([header])
+    def _load(self, identity: str, name: str) -> None:
+        header = json.dumps({"ctxflow": "map", "app": name, "identity": identity}).encode() + b"\n"
+        first = self._reader.readline()
+        if not first.endswith(b"\n") and header.startswith(first):  # Empty, or torn.
+            self._file.cut(0)
+            self._file.append(header)
             return
         try:
             found = json.loads(first)
@@ -126,23 +115,19 @@ class ResultsFile:
         except (ValueError, AttributeError):
             known = False
         if not known:
-            raise ValueError(f"{self.path} is not a results file of a map: name another file")
+            raise ValueError(f"{self._path} is not a results file of a map: name another file")
         if found.get("identity") != identity:
             raise ValueError(
-                f"{self.path} holds results of another app, or of {name} with other code, context or constants: "
+                f"{self._path} holds results of another app, or of {name} with other code, context or constants: "
                 "name another file, or delete it to begin anew"
             )
-        offset = end = self._file.tell()
-        for line in self._file:
-            offset, end = end, end + len(line)
-            if not line.endswith(b"\n"):
-                end = offset
-                break
-            # A line that a full disk tore is as good as none: its item is computed again.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                self._note(json.loads(line)["index"], offset)
-        self._file.truncate(end)
-        self._file.seek(end)
+        end, limit = len(first), self._file.actual_size()
+        for offset, line in self._file.lines(end):
+            end = offset + len(line)
+            index = _index(line)
+            if 0 <= index < limit:  # There cannot be more results than bytes.
+                self._note(index, offset)
+        self._file.cut(end)
 
     def _note(self, index: int, offset: int) -> None:
         if index >= len(self._offsets):
@@ -153,7 +138,7 @@ class ResultsFile:
         """Whether the file has the result of this item at this index; else its fingerprint is remembered."""
         key = fingerprint(item)
         known = index < len(self._offsets) and self._offsets[index] != _NOTHING
-        if known and self._record(index)["key"] == key:
+        if known and _is_of(self._line(index), index, key):
             self._skipped.add(index)
             return True
         self._keys[index] = key
@@ -164,31 +149,60 @@ class ResultsFile:
         return index in self._skipped
 
     def read(self, index: int) -> Any:
-        """A result that the file holds; it is then forgotten here."""
+        """A result that the file holds; it is then forgotten here.
+
+        :raises ValueError: if its line is damaged.
+        """
         self._skipped.discard(index)
-        return decode(self._record(index))
+        try:
+            return decode(json.loads(self._line(index)))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{self._path} was changed by another program: the result of item {index}, at byte "
+                f"{self._offsets[index]}, cannot be read; remove that line to have it computed again"
+            ) from None
 
-    def _record(self, index: int) -> Any:
-        assert self._reader is not None
+    def _line(self, index: int) -> bytes:
         self._reader.seek(self._offsets[index])
-        return json.loads(self._reader.readline())
+        return self._reader.readline()
 
-    def add(self, indices: Sequence[int], results: Sequence[Any]) -> None:
-        """Append results; failures are not kept, so that they are tried again."""
-        self._write(
-            {"index": index, "key": key, **encode(result)}
-            for index, key, result in zip(indices, map(self._keys.pop, indices), results, strict=True)
-            if type(result) is not Failed
-        )
+    @uninterrupted
+    def add(self, answers: Iterable[tuple[int, Any]]) -> None:
+        """Append results; failures are not kept, so that they are tried again.
 
-    def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        self._file.write("".join(json.dumps(record) + "\n" for record in records).encode())
-        self._file.flush()
+        :raises TypeError: for a result that cannot be kept; those before it are.
+        """
+        lines: list[str] = []
+        try:
+            for index, result in answers:
+                key = self._keys.pop(index)
+                if type(result) is not Failed:
+                    lines.append(json.dumps({"index": index, "key": key, **encode(result)}) + "\n")
+        finally:
+            self._file.append("".join(lines).encode())
 
     def close(self) -> None:
         """Close the file, which lets others write it."""
         try:
             self._file.close()
         finally:
-            if self._reader is not None:
-                self._reader.close()
+            self._reader.close()
+
+
+def _index(line: bytes) -> int:
+    """The index of a result's line, -1 for one that a full disk tore: its item is computed again."""
+    if match := _BEGIN.match(line):
+        return int(match[1])
+    try:
+        index = json.loads(line)["index"]
+    except (ValueError, KeyError, TypeError):
+        return -1
+    return index if type(index) is int else -1
+
+
+def _is_of(line: bytes, index: int, key: str) -> bool:
+    """Whether a line is the result of that item, as far as can be told without parsing all of it."""
+    if _BEGIN.match(line):
+        return line.startswith(f'{{"index": {index}, "key": "{key}", '.encode()) and line.endswith(b"}\n")
+    record = json.loads(line)
+    return isinstance(record, dict) and record.get("key") == key

@@ -60,6 +60,12 @@ def wide(rows):
     return [{"length": len(row["text"])} for row in rows]
 
 
+@batch_app
+def shout(texts):  # Texts, or what holds one under "text" or "input".
+    inner = [each if isinstance(each, str) else each["text"] if "text" in each else each["input"] for each in texts]
+    return [each.upper() for each in inner]
+
+
 not_callable = 3
 """
 

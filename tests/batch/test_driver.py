@@ -10,7 +10,7 @@ import pytest
 from batch_helpers import read_lines, write_lines
 
 from ctxflow import ContextExecutor
-from ctxflow.batch import driver, load_job, pump
+from ctxflow.batch import driver, load_job, pump, watch
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
 from ctxflow.errors import ContextError, RunEnded
@@ -155,7 +155,7 @@ def test_a_job_that_broke_off_goes_on(folder, monkeypatch, order, cut):
     # Every tenth row has an id that others may have too.
     write_lines(folder / "in.jsonl", [{"n": n, "id": n - n % 8 - 1 if n % 10 == 9 else n} for n in range(600)])
     monkeypatch.setattr(pump, "WINDOW_ROWS", 100)
-    choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.001}}
+    choices = {"column": ["n"], "order": order, "id_column": "id", "constants": {"seconds": 0.02}}
     whole = run("in.jsonl", "slow", output="whole.jsonl", **choices)
     assert whole.dead >= 50
     commits = 0
@@ -364,7 +364,7 @@ def test_memory_is_bounded_by_rows_and_by_bytes(folder, monkeypatch):
         def progress(self, now):
             on_their_way.append(now.running)
 
-    monkeypatch.setattr(driver, "_SHOW_SECONDS", 0)
+    monkeypatch.setattr(watch, "_SHOW_SECONDS", 0)
     assert run("in.jsonl", "upper", column=["t"], display=Watching()).done == 60
     # A chunk is a megabyte at most, 20 of these rows, and is taken in whole.
     assert max(on_their_way) <= 24

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.status_file import read_status
 from ctxflow.batch.tasks import classify, label_chooser
 from ctxflow.executors import ContextExecutor
 from ctxflow.models import LabelClassifier, SentenceEncoder
@@ -108,6 +109,7 @@ def test_chat_requests_give_what_a_plain_greedy_loop_gives(causal_lm, expected, 
             choice["message"]["content"], usage["prompt_tokens"], usage["completion_tokens"], choice["finish_reason"],
         )  # fmt: skip
     assert found == expected
+    assert read_status(folder / "out.jsonl")["tokens"] == sum(read + written for _, read, written, _ in found.values())
 
 
 def test_rows_with_parameters_of_their_own(causal_lm, folder):
@@ -159,5 +161,6 @@ def test_embedding_requests_with_a_dead_one(folder):
     assert [len(each["embedding"]) for each in last["data"]] == [384, 384]
     np.testing.assert_allclose(first["data"][0]["embedding"], last["data"][0]["embedding"], atol=1e-5)
     assert first["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert read_status(folder / "out.jsonl")["tokens"] == 3 + last["usage"]["total_tokens"]
     (dead,) = read_lines(folder / "out.jsonl.errors.jsonl")
     assert (dead["custom_id"], dead["error"]["message"]) == ("b", "input[0] is 5, not text")

@@ -3,7 +3,7 @@ import pytest
 from ctxflow import batch_app
 from ctxflow.batch.job import Job
 from ctxflow.batch.requests import function_maker, openai_maker, plain_maker
-from ctxflow.batch.rows import RowError
+from ctxflow.rows.source import RowError
 
 
 def job(**choices):
@@ -102,13 +102,15 @@ def two(first, second, *, between=" "):
     return first
 
 
-def function(app, **choices):
-    return function_maker(Job(input="in", output="out", function="m:f", **choices), app)
+def function(app, known=None, **choices):
+    return function_maker(Job(input="in", output="out", function="m:f", **choices), app, known)
 
 
 def test_what_functions_get():
     values = {"first": 1, "second": 2, "third": 3}
     assert function(one)(values) == (values,)
+    assert function(one, ("first", "second"))(values) == (values,)
+    assert function(one, ("first", "rows"))({"rows": 4, "first": 1}) == (4,)
     assert function(one, column=("third",))(values) == (3,)
     assert function(one, template="{{ first }}+{{ second }}")(values) == ("1+2",)
     assert function(two)(values) == (1, 2)

@@ -50,6 +50,31 @@ class Recorder:
         return [Generation(conversation[0]["content"], 1, 1, "stop") for conversation in conversations]
 
 
+class OneByOne(Recorder):
+    """Answers only as far as it is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def generate_each(self, prompts, **parameters):
+        for answer in self.generate(prompts, **parameters):
+            self.given.append(answer.text)
+            yield answer
+
+    def chat_each(self, conversations, **parameters):
+        yield from self.chat(conversations, **parameters)
+
+
+def test_answers_come_as_soon_as_the_model_gives_them():
+    model = OneByOne()
+    requests = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "b"}]}, {"prompt": "c"}]
+    answers = generate(model, requests, parameters={})
+    assert next(answers)["text"] == "a"
+    assert model.given == ["a"]
+    assert [answer["text"] for answer in answers] == ["b", "c"]
+
+
 def test_prompts_and_conversations_share_a_batch_and_keep_their_places():
     model = Recorder()
     requests = [

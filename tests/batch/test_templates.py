@@ -1,7 +1,7 @@
 import pytest
 
-from ctxflow.batch.rows import RowError
 from ctxflow.batch.templates import compile_template
+from ctxflow.rows.source import RowError
 
 
 def test_columns_are_variables_and_any_name_is_in_row(tmp_path):

@@ -14,6 +14,7 @@ import htcondor2
 import pytest
 
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
+from ctxflow.testing.jobs import Watch
 
 SMALL = {"memory": 100 * 2**20, "disk": 50 * 2**20}
 
@@ -21,26 +22,6 @@ SMALL = {"memory": 100 * 2**20, "disk": 50 * 2**20}
 def sh(script: str, *words: str, **more) -> WorkerJob:
     """A worker that is a shell script."""
     return WorkerJob("any", ["sh", "-c", script, "sh", *words], **{**SMALL, **more})
-
-
-class Watch:
-    """A provider, and all that it told."""
-
-    def __init__(self, provider: CondorProvider) -> None:
-        self.provider = provider
-        self.changes = []
-
-    def until(self, job: str, state: str, limit: float = 60):
-        """The first change of a job to a state that was not waited for before."""
-        deadline = time.monotonic() + limit
-        while True:
-            for place, change in enumerate(self.changes):
-                if (change.job, change.state) == (job, state):
-                    self.changes[: place + 1] = [each for each in self.changes[:place] if each.job != job]
-                    return change
-            assert time.monotonic() < deadline, f"{job} was never {state}: {self.changes}"
-            time.sleep(0.02)
-            self.changes += self.provider.changes()
 
 
 @pytest.fixture

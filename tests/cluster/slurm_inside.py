@@ -17,6 +17,7 @@ from ctxflow.factory import JobChange, ProviderError, WorkerJob
 from ctxflow.factory.parsl_jobs import ParslProvider
 from ctxflow.factory.parsl_tiers import parsl_provider
 from ctxflow.sites.tier import Tier
+from ctxflow.testing.jobs import Watch
 
 SMALL = {"cores": 1, "memory_gb": 1, "gpus": 0}
 
@@ -39,26 +40,6 @@ def make(run: str, directory: str, **tier) -> ParslProvider:
 def in_queue(run: str) -> list[str]:
     """The names of a run's jobs that have not ended."""
     return [name for name in call("squeue", "--me", "--noheader", "--format=%j").split() if f".{run}." in name]
-
-
-class Watch:
-    """A provider, and all that it told."""
-
-    def __init__(self, provider: ParslProvider) -> None:
-        self.provider = provider
-        self.changes: list[JobChange] = []
-
-    def until(self, job: str, state: str, limit: float = 40) -> JobChange:
-        """The first change of a job to a state that was not waited for before."""
-        deadline = time.monotonic() + limit
-        while True:
-            for place, change in enumerate(self.changes):
-                if (change.job, change.state) == (job, state):
-                    self.changes[: place + 1] = [each for each in self.changes[:place] if each.job != job]
-                    return change
-            assert time.monotonic() < deadline, f"{job} was never {state}: {self.changes}"
-            time.sleep(0.05)
-            self.changes += self.provider.changes()
 
 
 @pytest.fixture

@@ -31,7 +31,10 @@ class TestSimulated(EngineContract):
 
     def make(self):
         times = GpuTimes({"": 0.01}, loading=Drawn(0.25), matching=Drawn(0.5))
-        return SimulatedEngine([Machine("a"), Machine("b")], times)
+        return SimulatedEngine([Machine("a"), Machine("b")], times, salvage={"app"})
+
+    def reach(self, run, there):
+        run.events += run.engine.poll(0.595)
 
     def evict(self, engine, worker):
         engine.evict(worker)

@@ -65,6 +65,46 @@ def test_an_eviction_comes_with_notice_and_what_ran_is_lost():
     assert all_of(engine, 1000.0) == [], "a worker that is gone does nothing"
 
 
+def salvaging(notice, until, items=100):
+    """A worker that is evicted while it runs a batch of an app that answers its items one by one."""
+    machine = Machine("m", available=pools.during(0.0, until))
+    engine = SimulatedEngine([machine], TIMES, notice=notice, salvage={"a"})
+    engine.execute([cmd.Acquire("default", 1)])
+    engine.poll(60.0)
+    engine.execute([cmd.Load("m-1", "c")])
+    engine.poll(60.0)
+    engine.execute([cmd.Run("m-1", 1, "a", "c", range(items))])  # From 23.5 s on.
+    return engine, all_of(engine, 300.0)
+
+
+def test_a_notice_ends_a_call_that_can_be_salvaged_with_the_item_in_flight():
+    engine, events = salvaging(30.0, 113.25)
+    assert [(type(e), e.time) for e in events] == [
+        (ev.EvictionNotice, 83.25),
+        (ev.ItemsFinished, 83.5),
+        (ev.BatchEnded, 83.5),
+        (ev.JobEvicted, 113.25),
+        (ev.WorkerLost, 113.25),
+    ]
+    assert (events[1].first, events[1].count, events[2].seconds) == (0, 60, 60.0)
+    assert (engine.account.call_seconds, engine.account.lost_items, engine.account.lost_seconds) == (60.0, 0, 0.0)
+
+
+def test_an_eviction_before_the_item_in_flight_is_done_costs_what_was_not_sent_along():
+    engine, events = salvaging(0.1, 83.3)
+    assert [type(e) for e in events] == [ev.EvictionNotice, ev.JobEvicted, ev.ItemsFinished, ev.WorkerLost]
+    assert events[2].count == 59, "and what was done in the last half second"
+    assert (engine.account.call_seconds, engine.account.lost_items) == (59.0, 41)
+    assert engine.account.lost_seconds == pytest.approx(83.3 - 82.5)
+
+
+def test_a_call_that_has_not_begun_at_the_notice_does_not_begin_and_one_that_is_done_is_as_ever():
+    _, events = salvaging(1.0, 24.25)
+    assert [type(e) for e in events] == [ev.EvictionNotice, ev.BatchEnded, ev.JobEvicted, ev.WorkerLost]
+    _, events = salvaging(0.1, 60.0, items=5)
+    assert type(events[0]) is ev.BatchFinished
+
+
 def test_no_more_workers_than_were_asked_for_and_they_are_given_up_on_their_way():
     engine = SimulatedEngine([Machine(f"m{n}") for n in range(5)], TIMES)
     engine.execute([cmd.Acquire("default", 3), cmd.Acquire("default", 1)])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob
+from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
+from ctxflow.testing.jobs import Watch
 
 
 def sh(script: str, *files: Path) -> WorkerJob:
@@ -23,21 +24,10 @@ class Watched(LocalProvider):
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
-        self.told: list[JobChange] = []
+        watch = Watch(self)
+        self.until, self.told = watch.until, watch.changes
         super().__init__(pause=1.0, clock=lambda: self.now)
         self.start(str(directory))
-
-    def until(self, job: str, state: str) -> JobChange:
-        """The first change of a job to a state that was not waited for before."""
-
-        def found() -> JobChange | None:
-            self.told += self.changes()
-            return next((change for change in self.told if (change.job, change.state) == (job, state)), None)
-
-        change = eventually(found)
-        place = self.told.index(change) + 1
-        self.told[:place] = [each for each in self.told[:place] if each.job != job]
-        return change
 
 
 def eventually(condition: Callable[[], object]):

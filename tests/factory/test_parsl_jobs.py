@@ -27,6 +27,7 @@ from ctxflow.factory.parsl_jobs import ParslProvider
 from ctxflow.factory.parsl_script import Places, worker_script
 from ctxflow.factory.parsl_tiers import parsl_provider
 from ctxflow.sites.tier import Tier
+from ctxflow.testing.jobs import Watch
 
 # One program that is qsub, qstat and qdel, of PBS or of Grid Engine; a job is a process, and a file with its state.
 BATCH = r"""#!{python}
@@ -74,20 +75,9 @@ class Watched(ParslProvider):
 
     def __init__(self, parsl: Any, directory: Path, **more: Any) -> None:
         super().__init__(parsl, "7", clock=lambda: time.monotonic() * 20, **more)
-        self.told: list[JobChange] = []
+        watch = Watch(self)
+        self.until, self.told = watch.until, watch.changes
         self.start(str(directory))
-
-    def until(self, job: str, state: str) -> JobChange:
-        """The first change of a job to a state that was not waited for before."""
-
-        def found() -> JobChange | None:
-            self.told += self.changes()
-            return next((change for change in self.told if (change.job, change.state) == (job, state)), None)
-
-        change = eventually(found)
-        place = self.told.index(change) + 1
-        self.told[:place] = [each for each in self.told[:place] if each.job != job]
-        return change
 
 
 def eventually(condition: Callable[[], object]) -> Any:

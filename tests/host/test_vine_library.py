@@ -305,3 +305,68 @@ def test_a_function_travels_once_and_serves_many_calls(loaded):
     for number in range(100, 103):
         head = {"do": "call", "call": number, "context": "c", "function": "g", "style": "batch", "insert": False}
         assert values(loaded.answer(loaded.send(frame(head, pickle.dumps(([number],)))))[1]) == [[number]]
+
+
+# --- results one by one
+
+
+def parts(reports):
+    return {head["first"]: pickle.loads(body) for head, body in reports if "first" in head}
+
+
+def yielding(player, tmp_path, count=4):
+    """A call of an app that answers its items one by one, each when a file is there for it."""
+
+    def app(ten, items):
+        for item in items:
+            while not os.path.exists(f"{tmp_path}/item-{item}"):
+                time.sleep(0.01)
+            yield ten * item
+
+    return player.send(*player.call(app, list(range(count)), every=0.0))
+
+
+def test_results_are_told_to_who_listens_and_come_again_with_the_answer_until_they_are_confirmed(loaded, tmp_path):
+    listening, task = loaded.send(frame({"do": "listen"})), yielding(loaded, tmp_path)
+    (tmp_path / "item-0").touch()
+    _, reports = loaded.answer(listening)
+    assert [head["is"] for head, _ in reports] == ["part"] and parts(reports) == {0: [0]}
+    listening = loaded.send(frame({"do": "listen"}))  # Which confirms that one.
+    (tmp_path / "item-1").touch()
+    assert parts(loaded.answer(listening)[1]) == {1: [10]}
+    (tmp_path / "item-2").touch()  # Nobody listens.
+    (tmp_path / "item-3").touch()
+    _, reports = loaded.answer(task)
+    assert [head["is"] for head, _ in reports] == ["part", "part", "finished"]
+    assert parts(reports) == {1: [10], 2: [20], 3: [30]}
+    listening = loaded.send(frame({"do": "listen"}))
+    loaded.process.send_signal(signal.SIGTERM)
+    assert [head["is"] for head, _ in loaded.answer(listening)[1]] == ["notice"], "nothing is told once more"
+
+
+def test_a_notice_ends_a_call_with_the_item_in_flight(loaded, tmp_path):
+    task = yielding(loaded, tmp_path)
+    (tmp_path / "item-0").touch()
+    listening = loaded.send(frame({"do": "listen"}))
+    assert parts(loaded.answer(listening)[1]) == {0: [0]}
+    listening = loaded.send(frame({"do": "listen"}))
+    loaded.process.send_signal(signal.SIGTERM)
+    assert [head["is"] for head, _ in loaded.answer(listening)[1]] == ["notice"]
+    (tmp_path / "item-1").touch()
+    _, reports = loaded.answer(task)
+    assert [head["is"] for head, _ in reports] == ["part", "finished"]
+    assert parts(reports)[1] == [10]
+    head, _ = reports[-1]
+    assert (head["first"], head["count"]) == (2, 0)
+    _, reports = loaded.answer(yielding(loaded, tmp_path))
+    assert (reports[0][0]["is"], reports[0][0]["count"]) == ("finished", 0), "another call does not begin"
+
+
+def test_what_came_before_an_error_is_in_its_answer(loaded, tmp_path):
+    def app(ten, items):
+        yield 1
+        raise ValueError("two")
+
+    _, reports = loaded.answer(loaded.send(*loaded.call(app, [1, 2, 3], every=0.0)))
+    assert [head["is"] for head, _ in reports] == ["part", "raised"]
+    assert reports[1][0]["at"] == 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.models.batches import run_batches
+from ctxflow.models.batches import run_batches, run_each
 from ctxflow.models.errors import OutOfMemoryError
 
 lengths_strategy = st.lists(st.integers(0, 50), max_size=40)
@@ -69,3 +69,46 @@ def test_another_exception_is_not_retried():
 def test_a_wrong_number_of_results_is_an_error():
     with pytest.raises(ValueError, match="zip"):
         run_batches([1, 1], lambda rows: [0], max_tokens=100)
+
+
+@given(lengths=lengths_strategy, max_tokens=st.integers(1, 200), max_rows=st.none() | st.integers(1, 10))
+def test_each_row_comes_in_order_from_batches_that_are_as_full_as_may_be(lengths, max_tokens, max_rows):
+    seen: list[list[int]] = []
+
+    def run(rows: list[int]) -> list[int]:
+        seen.append(rows)
+        return [row * 2 for row in rows]
+
+    found = list(run_each(lengths, run, max_tokens=max_tokens, max_rows=max_rows))
+    assert found == [row * 2 for row in range(len(lengths))]
+    assert sorted(row for rows in seen for row in rows) == list(range(len(lengths)))
+    for rows in seen:
+        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= max_tokens
+        assert max_rows is None or len(rows) <= max_rows
+
+
+def test_the_first_rows_come_before_the_last_have_run():
+    ran: list[int] = []
+    results = run_each([10, 30, 20, 40] * 100, lambda rows: ran.extend(rows) or rows, max_tokens=200)
+    assert next(results) == 0
+    assert len(ran) <= 20
+    batches: list[int] = []
+    random = [((n * 7919) % 97) + 3 for n in range(1000)]
+    assert list(run_each(random, lambda rows: batches.append(len(rows)) or rows, max_tokens=2000)) == [*range(1000)]
+    whole: list[int] = []
+    run_batches(random, lambda rows: whole.append(len(rows)) or rows, max_tokens=2000)
+    assert len(batches) <= 1.2 * len(whole), "hardly more batches than if all were sorted"
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40), fits=st.integers(50, 300))
+def test_what_does_not_fit_is_halved_there_too(lengths, fits):
+    limits: list[int] = []
+
+    def run(rows: list[int]) -> list[int]:
+        if len(rows) * max(lengths[row] for row in rows) > fits:
+            raise MemoryError("too much")
+        return rows
+
+    found = list(run_each(lengths, run, max_tokens=10_000, recover=limits.append))
+    assert found == list(range(len(lengths)))
+    assert limits == sorted(limits, reverse=True)

@@ -68,6 +68,19 @@ def test_greedy_output_equals_a_plain_loop_whatever_the_batch_size(causal_lm, ex
     ]
 
 
+def test_answers_that_come_one_by_one_are_the_same_and_the_first_do_not_wait_for_the_last(causal_lm, expected):
+    generator = TextGenerator(causal_lm, max_batch_tokens=200)
+    whole, written = generator.generate(PROMPTS * 3, max_new_tokens=NEW), []
+    generator._generate, inner = lambda *rows: written.append(len(rows[0])) or inner(*rows), generator._generate
+    answers = generator.generate_each(PROMPTS * 3, max_new_tokens=NEW)
+    assert next(answers) == whole[0]
+    assert sum(written) < len(PROMPTS) and torch.is_grad_enabled()
+    assert [answer.text for answer in answers] == (texts(causal_lm, expected) * 3)[1:]
+    assert list(generator.chat_each(CONVERSATIONS, max_new_tokens=10)) == generator.chat(
+        CONVERSATIONS, max_new_tokens=10
+    )
+
+
 def test_the_model_is_sensitive_enough_for_these_tests(causal_lm, expected):
     assert len({tuple(row) for row in expected}) == len(set(PROMPTS))
     assert all(len(set(row)) > 5 for row in expected)

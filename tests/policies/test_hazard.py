@@ -1,5 +1,6 @@
 """How likely an eviction is at an age: constant where nothing speaks against it, falling where rates differ."""
 
+import itertools
 import random
 
 import pytest
@@ -15,7 +16,7 @@ SECONDS = st.lists(st.floats(0.0, 1e6), max_size=30)
 def test_it_is_a_rate_that_never_rises_with_age(lifetimes, ages):
     found = fit(lifetimes, ages)
     rates = [found.at(age) for age in (0.0, 10.0, 1e3, 1e5)]
-    assert all(0 < later <= sooner for sooner, later in zip(rates, rates[1:], strict=False))
+    assert all(0 < later <= sooner for sooner, later in itertools.pairwise(rates))
     total = PRIOR_SECONDS + sum(lifetimes) + sum(ages)
     assert found.rate == pytest.approx((1 + len(lifetimes)) / total)
 

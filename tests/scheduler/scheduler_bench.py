@@ -57,9 +57,16 @@ class Bench:
     def finish(self, run):
         return self.tell(ev.BatchFinished, run.worker, run.attempt, seconds=1.0)
 
-    def fail(self, run, kind="exception", lost_context=False):
+    def some(self, run, first, count):
+        """Results before the batch has ended."""
+        return self.tell(ev.ItemsFinished, run.worker, run.attempt, first, count)
+
+    def end(self, run):
+        return self.tell(ev.BatchEnded, run.worker, run.attempt, seconds=1.0)
+
+    def fail(self, run, kind="exception", lost_context=False, at=None):
         failure = ev.Failure(kind, "ValueError", "bad item", worker=run.worker)
-        return self.tell(ev.BatchFailed, run.worker, run.attempt, failure, lost_context=lost_context)
+        return self.tell(ev.BatchFailed, run.worker, run.attempt, failure, lost_context=lost_context, at=at)
 
     def lose(self, worker, evicted=False):
         return self.tell(ev.WorkerLost, worker, evicted=evicted)

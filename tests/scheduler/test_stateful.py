@@ -1,7 +1,7 @@
 """Random joins, losses, failures, duplicates and late messages; every invariant after every event."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -38,6 +38,7 @@ class FakeWorker:
     bad: bool
     loads: dict[str, str] = field(default_factory=dict)  # context -> "Stage" | "Load"
     runs: dict[int, cmd.Run] = field(default_factory=dict)
+    answered: Counter[int] = field(default_factory=Counter)  # attempt -> how many of its items, one by one
     built: Counter[str] = field(default_factory=Counter)  # context -> calls on what was built last
     files: set[str] = field(default_factory=set)  # Of these contexts.
 
@@ -182,6 +183,8 @@ class Pool(RuleBasedStateMachine):
             self.blamed.update(worker.loads)
         for attempt in worker.runs:
             self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
+            self.stale.append(ev.ItemsFinished(self.now, name, attempt, worker.answered[attempt], 3))
+            self.stale.append(ev.BatchEnded(self.now, name, attempt, 1.0))
         self.tell(ev.WorkerLost, name, evicted=evicted)
 
     @precondition(lambda self: self.released & self.workers.keys())
@@ -251,11 +254,60 @@ class Pool(RuleBasedStateMachine):
             self.tell(ev.BatchFinished, name, attempt, 1.0)
             self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
 
+    @precondition(lambda self: any(worker.runs for worker in self.workers.values()))
+    @rule(data=st.data(), again=st.booleans())
+    def answer_some(self, data, again):
+        """Results that come before the batch has ended; some come twice."""
+        name = self.pick(data, [n for n, w in self.workers.items() if w.runs])
+        worker = self.workers[name]
+        attempt = self.pick(data, worker.runs)
+        first, items = worker.answered[attempt], worker.runs[attempt].items
+        good = self.good_from(items, first)
+        if worker.runs[attempt].context and good:
+            count = data.draw(st.integers(1, good))
+            worker.answered[attempt] += count
+            first -= again and first > 0
+            part = (name, attempt, first, worker.answered[attempt] - first)
+            self.tell(ev.ItemsFinished, *part)
+            self.stale.append(ev.ItemsFinished(self.now, *part))
+
+    def good_from(self, items, first):
+        """How many items have a result, from the first that has none yet."""
+        bad = [n for n in range(first, len(items)) if items[n] in self.poison | self.killers]
+        return (bad[0] if bad else len(items)) - first
+
+    @precondition(lambda self: any(worker.answered.total() for worker in self.workers.values()))
+    @rule(data=st.data(), noticed=st.booleans())
+    def end_early(self, data, noticed):
+        """A batch ends with what is done: after notice, or since it is."""
+        found = [(n, a) for n, w in self.workers.items() for a in w.runs if w.answered[a]]
+        if not found:
+            return
+        name, attempt = data.draw(st.sampled_from(found))
+        worker = self.workers[name]
+        if noticed:
+            self.tell(ev.EvictionNotice, name)
+        run = worker.runs.pop(attempt)
+        failing = worker.answered[attempt] + self.good_from(run.items, worker.answered[attempt])
+        left = [item for item in run.items[worker.answered[attempt] :] if item in self.scheduler.state.open]
+        counts = [dict(table) for table in (self.scheduler.state.raised, self.scheduler.state.crashes)]
+        if not noticed and failing < len(run.items) and run.items[failing] in self.poison:
+            good = failing - worker.answered[attempt]
+            if good:
+                self.tell(ev.ItemsFinished, name, attempt, worker.answered[attempt], good)
+            failure = ev.Failure("exception", "ValueError", "bad item")
+            self.tell(ev.BatchFailed, name, attempt, failure, at=failing)
+            return
+        self.tell(ev.BatchEnded, name, attempt, 1.0)
+        assert [self.scheduler.state.raised, self.scheduler.state.crashes] == counts, "it cost an item something"
+        assert set(left) <= self.scheduler.state.open.keys(), "what was not answered is not lost"
+        self.stale.append(ev.BatchEnded(self.now, name, attempt, 1.0))
+
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
     def late_message(self, data):
         event = data.draw(st.sampled_from(self.stale))
-        self.tell(type(event), event.worker, event.attempt, event.seconds)
+        self.tell(type(event), *[getattr(event, f.name) for f in fields(event) if f.name != "time"])
 
     @rule(data=st.data(), stop=st.booleans())
     def cancel(self, data, stop):

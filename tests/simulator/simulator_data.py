@@ -23,9 +23,9 @@ def pool(available, each=3):
     return pools.machines(each, "fast", available) + pools.machines(each, "slow", available)
 
 
-def prepared(batching, machines, times=TIMES, workload=None, staging=None, seed=0, notice=0.0, **options):
+def prepared(batching, machines, times=TIMES, workload=None, staging=None, seed=0, notice=0.0, salvage=(), **options):
     """A simulation; by default of 2,000 items without files."""
-    engine = SimulatedEngine(machines, times, staging, seed, notice)
+    engine = SimulatedEngine(machines, times, staging, seed, notice, salvage)
     return Simulation(engine, policies(batching), workload or Workload.of(2000), tiers_of(machines), **options)
 
 

@@ -17,9 +17,10 @@ from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, TreeStaging, Worklo
     up=st.sampled_from([None, 300.0, 40.0]),
     level=st.sampled_from(ev.LEVELS),
     notice=st.sampled_from([0.0, 5.0]),
+    salvage=st.sampled_from([(), ("app",)]),
     seed=st.integers(0, 1000),
 )
-def test_all_is_done_with_every_invariant_and_never_before_the_fluid_bound(batching, up, level, notice, seed):
+def test_all_is_done_with_every_invariant_and_never_before_the_fluid_bound(batching, up, level, notice, salvage, seed):
     available = pools.during(0.0) if up is None else pools.evicted(up, 10.0)
     staging = TreeStaging({"context": [Part("model", 5e8, "fs")]}, {"fs": Origin(1e9, 1e8, 100.0)}, 1e8)
     simulations = []
@@ -33,7 +34,7 @@ def test_all_is_done_with_every_invariant_and_never_before_the_fluid_bound(batch
     calm = GpuTimes(TIMES.item_seconds, loading=Drawn(2.0), matching=Drawn(1.0))
     workload = Workload.of(500, files=True, level=level)
     options = {"times": calm, "workload": workload, "staging": staging, "listener": listener}
-    simulation = prepared(batching, pool(available), seed=seed, notice=notice, **options)
+    simulation = prepared(batching, pool(available), seed=seed, notice=notice, salvage=salvage, **options)
     simulations.append(simulation)
     outcome = simulation.run()
     simulation.scheduler.validate()
@@ -52,6 +53,17 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another():
         return outcome.seconds, outcome.batches, outcome.account
 
     assert run(1) == run(1) != run(2)
+
+
+def test_salvage_spares_the_work_of_long_batches():
+    def lost(notice, salvage):
+        machines, batching = pool(pools.evicted(60.0, 10.0)), {"policy": "fixed", "size": 200}
+        account = play(batching, machines, seed=2, notice=notice, salvage=salvage).account
+        return account.lost_seconds / account.evicted
+
+    assert min(lost(0.0, ()), lost(5.0, ())) > 10.0
+    assert lost(0.0, ("app",)) < 1.0, "half a second, and the item in flight"
+    assert lost(5.0, ("app",)) < 0.1, "only who came after the notice loses anything"
 
 
 def test_evictions_do_not_depend_on_what_is_decided():

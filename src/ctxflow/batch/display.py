@@ -1,6 +1,7 @@
-"""What a person sees of a job while it runs: a bar on a terminal, lines elsewhere, nothing if that is wanted.
+"""What a person sees of a job while it runs: a view on a terminal, lines elsewhere, nothing if that is wanted.
 
-One protocol, so that another view can take its place. What does not live here: any figure (outcome.py).
+One protocol, so that another can take its place. What does not live here: any figure (outcome.py), and what the view
+looks like (view.py).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import time
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.live import Live
 
-from ctxflow.batch.outcome import Outcome, Progress
+from ctxflow.batch.outcome import Outcome
+from ctxflow.batch.view import View
+from ctxflow.batch.words import count, duration, number, one_line
+from ctxflow.observe.progress import Progress
 
 _SHOWN_ERRORS = 10
 
@@ -87,91 +90,74 @@ class LineDisplay:
         print(text, file=self._stream, flush=True)
 
 
-class BarDisplay(LineDisplay):
-    """A bar that moves, for a terminal."""
+class LiveDisplay(LineDisplay):
+    """The view of the job (view.py), which stays where it is, for a terminal. Sentences go above it.
 
-    def __init__(self, console: Console) -> None:
+    :param title: what the job is called.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
         super().__init__()
         self._console = console
-        columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"))
-        self._bar = Bar(*columns, console=console, transient=True)
-        self._task = self._bar.add_task("starting", total=None)
+        self._title = title
+        # Drawn when the job says how it stands, not from a thread that would take the job's time.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def progress(self, now: Progress) -> None:
-        """Move the bar."""
-        if not self._bar.live.is_started:
-            self._bar.start()
-        self._bar.update(self._task, completed=now.done + now.dead, total=now.total, description=describe(now))
+        """Draw it anew."""
+        if not self._live.is_started:
+            self._live.start()
+        self._live.update(View(now, self._title), refresh=True)
 
     def end(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
+        """Take the view away."""
+        self._live.stop()
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def make_display(quiet: bool) -> Display:
-    """The display for where standard error goes to."""
+def make_display(quiet: bool, title: str = "") -> Display:
+    """The display for where standard error goes to.
+
+    :param title: what the job is called.
+    """
     if quiet:
         return QuietDisplay()
     console = Console(stderr=True)
-    return BarDisplay(console) if console.is_terminal else LineDisplay()
+    return LiveDisplay(console, title) if console.is_terminal else LineDisplay()
 
 
 def describe(now: Progress) -> str:
-    """A line on how a job stands."""
+    """A line on how a job stands.
+
+    >>> describe(Progress(done=1200, dead=3, total=5000, rate=20.0, left=190.0, workers=2, evictions=1))
+    '1,200 of 5,000 rows, 3 dead, 20 rows/s, 3 min 10 s left, 2 workers, 1 eviction'
+    """
     total = "" if now.total is None else f" of {'about ' if now.guessed else ''}{now.total:,}"
-    parts = [f"{now.done:,}{total} rows"]
+    parts = [f"{now.done:,}{total} {now.unit}"]
     if now.dead:
         parts.append(f"{now.dead:,} dead")
-    parts.append(f"{now.rate:,.3g} rows/s" if now.rate < 100 else f"{now.rate:,.0f} rows/s")
-    if now.left is not None:
+    parts.append(f"{number(now.rate)} {now.unit}/s")
+    if now.tokens_per_s is not None:
+        parts.append(f"{number(now.tokens_per_s)} tokens/s")
+    if now.left:
         parts.append(f"{duration(now.left)} left")
     if now.workers is not None:
-        parts.append(f"{now.workers} worker{'' if now.workers == 1 else 's'}")
-    if now.contexts:
-        parts.append(now.contexts)
+        parts.append(count(now.workers, "worker"))
+    parts += [f"{amount} {state}" for state, amount in now.by_state.items() if state != "warm"]
+    if now.evictions:
+        parts.append(count(now.evictions, "eviction"))
     return ", ".join(parts)
 
 
 def summary(outcome: Outcome, output: str) -> str:
     """A sentence or two on how a job ended."""
     if outcome.already:
-        text = f"nothing to do: {_rows(outcome.done)} done before, in {output}"
+        text = f"nothing to do: {count(outcome.done, 'row')} done before, in {output}"
     else:
-        text = f"{_rows(outcome.done_now)} done in {duration(outcome.seconds)}"
+        text = f"{count(outcome.done_now, 'row')} done in {duration(outcome.seconds)}"
         text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
     if outcome.dead:
-        text += f"\n{_rows(outcome.dead)} failed, see {output}.errors.jsonl; --retry-errors tries them again"
+        text += f"\n{count(outcome.dead, 'row')} failed, see {output}.errors.jsonl; --retry-errors tries them again"
     return text
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
-
-
-def duration(seconds: float) -> str:
-    """A time span for people.
-
-    >>> duration(3.21), duration(75), duration(4000), duration(200_000)
-    ('3.2 s', '1 min 15 s', '1 h 06 min', '2 d 7 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
-def one_line(text: str, most: int = 300) -> str:
-    """A message on one line, of bounded length.
-
-    >>> one_line("one\\n  two")
-    'one two'
-    """
-    joined = " ".join(text.split())
-    return joined if len(joined) <= most else joined[: most - 3] + "..."

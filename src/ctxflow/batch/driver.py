@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,20 @@ from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.outcome import Outcome, Progress
+from ctxflow.batch.metrics import serving
+from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.pump import Pump
-from ctxflow.batch.readers import open_source
-from ctxflow.batch.records import Record, openai_record, plain_record
+from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
-from ctxflow.batch.rows import Source
+from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
+from ctxflow.batch.watch import Watch
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
+from ctxflow.observe.progress import Progress
+from ctxflow.rows.readers import open_source
+from ctxflow.rows.source import Source
 from ctxflow.sites import load_site
-
-_SHOW_SECONDS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +57,19 @@ def files_of(output: Path, form: str) -> Files:
     return Files(real, rows, beside(".errors.jsonl"), beside(".progress"))
 
 
-def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> Outcome:
+def run_job(
+    job: Job,
+    *,
+    fresh: bool = False,
+    retry_errors: bool = False,
+    display: Display | None = None,
+    metrics: tuple[str, int] | None = None,
+) -> Outcome:
     """Do what is missing of a job.
 
     :param fresh: begin anew, and forget what an earlier run did.
     :param retry_errors: try the dead letters again.
+    :param metrics: the address and the port at which Prometheus may ask how it stands.
     :raises ValueError: for an input, output or choice that makes no sense, saying what to do.
     :raises CtxflowError: if nothing can be run, such as when the model cannot be loaded.
 
@@ -80,14 +90,12 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
     form, source = open_source(job.input, job.input_format, job.split)
     job = resolved(job, form, source)
     files = files_of(job.output, str(job.output_format))
-    if files.output == job.input.resolve():
-        raise ValueError("the output is the input: name another output")
-    if files.output.is_dir():
-        raise ValueError(f"the output {job.output} is a folder: name a file")
+    _check_output(files.output, job)
     work = _Work(job, form, source, display)  # Which finds what is wrong with the job, before anything is written.
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = {"input": source.identity(), "settings": job.identity()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
+            _say_finished(ledger, files)
             return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
         if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
             raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
@@ -103,7 +111,7 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         if sum(before):
             display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
         try:
-            _finish(work, ledger, files, job, began)
+            _finish(work, ledger, files, job, metrics, began)
         finally:
             display.end()
         if not ledger.done + ledger.dead:
@@ -112,14 +120,31 @@ def run_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, displa
         return Outcome(ledger.done, ledger.dead, *now, time.monotonic() - began)
 
 
-def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, began: float) -> None:
-    """Run what is missing, and make the output of it."""
-    work.run(ledger, began)
-    if job.output_format == "parquet":
-        from ctxflow.batch.publish import publish_parquet
+def _check_output(output: Path, job: Job) -> None:
+    if output == job.input.resolve():
+        raise ValueError("the output is the input: name another output")
+    if output.is_dir():
+        raise ValueError(f"the output {job.output} is a folder: name a file")
 
-        publish_parquet(files.rows, files.output, job.task == "embed")
-    ledger.finish()
+
+def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
+    """Run what is missing, and make the output of it, while others can see how it stands."""
+    with StatusFile(files.output) as file, serving(lambda: file.progress, metrics) as port:
+        if metrics is not None:
+            work.display.note(f"metrics are at http://{metrics[0]}:{port}/metrics")
+        work.run(ledger, file, began)
+        if job.output_format == "parquet":
+            from ctxflow.batch.publish import publish_parquet
+
+            publish_parquet(files.rows, files.output, job.task == "embed")
+        ledger.finish()
+
+
+def _say_finished(ledger: Ledger, files: Files) -> None:
+    """Have the status file say that the job is done, if the driver that finished it was killed before it could."""
+    if (read_status(files.output) or {}).get("state") != "done":
+        with StatusFile(files.output) as file:
+            file.update(Progress(done=ledger.done, dead=ledger.dead, total=ledger.done + ledger.dead))
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:
@@ -199,9 +224,9 @@ class _Work:
     def __init__(self, job: Job, form: str, source: Source, display: Display) -> None:
         self._job = job
         self._source = source
-        self._display = display
+        self.display = display
         self._executor: ContextExecutor | None = None
-        self._shown = 0.0
+        self._counted: Callable[[Any], int] | None = None
         site = load_site(job.site, workers=job.workers)
         self._site = site
         self._app: BatchApp
@@ -210,62 +235,42 @@ class _Work:
         self._make: Make
         if job.function is not None:
             self._app, self._constants = function_app(job), dict(job.constants)
-            self._make = function_maker(job, self._app)
+            self._make = function_maker(job, self._app, source.columns())
         else:
             family = family_of(job)
-            staged = site.engine == "taskvine"
-            self._app, self._constants = model_app(job, family, job.output_format == "openai", staged)
+            staged, count = site.engine == "taskvine", job.output_format == "openai"
+            self._app, self._constants = model_app(job, family, count, staged)
+            if family == "generate" or (family == "embed" and count):
+                self._counted = tokens_of
             self._make = openai_maker(job) if form == "openai" else plain_maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
 
-    def run(self, ledger: Ledger, began: float) -> None:
+    def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
         """Run what is missing."""
         job = self._job
         intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
-        before = ledger.done, ledger.dead
+        watch = Watch(self._source, ledger, self.display, file, began)
 
-        def show(running: int) -> None:
-            if time.monotonic() >= self._shown:
-                self._shown = time.monotonic() + _SHOW_SECONDS
-                self._display.progress(self._progress(ledger, intake, running, before, began))
+        def look(running: int, last: bool = False) -> None:
+            watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
 
         with contextlib.ExitStack() as stack:
 
             def submit(items: Sequence[Any], stream: Stream) -> range:
                 if self._executor is None:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
+                    file.run_began(self._executor.calls.run)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 
-            Pump(
+            pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self._source.place, job.order == "input",
-                self._display.dead, show,
-            ).run()  # fmt: skip
-
-    def _progress(
-        self, ledger: Ledger, intake: Intake, running: int, before: tuple[int, int], began: float
-    ) -> Progress:
-        total, fraction = self._source.total, self._source.fraction()
-        if total is None and fraction > 0.001:
-            total = round(intake.read / fraction)
-        status = self._executor.status() if self._executor is not None else None
-        states: dict[str, int] = {}
-        for counts in status.contexts.values() if status is not None else ():
-            for state, count in counts.items():
-                states[state] = states.get(state, 0) + count
-        return Progress(
-            done=ledger.done,
-            dead=ledger.dead,
-            done_now=ledger.done - before[0],
-            dead_now=ledger.dead - before[1],
-            running=running,
-            read=intake.read,
-            total=total,
-            guessed=self._source.total is None and fraction < 1,
-            workers=status.workers if status is not None else None,
-            contexts=", ".join(f"{count} {state}" for state, count in states.items() if state != "ready"),
-            seconds=time.monotonic() - began,
-        )
+                watch.dead, look, self._counted,
+            )  # fmt: skip
+            try:
+                pump.run()
+            finally:
+                look(pump.rows, last=True)

@@ -14,7 +14,7 @@ import numpy as np
 from ctxflow.batch.keys import Keys, SeenKeys, as_keys, contained, id_key
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.requests import Item, Make
-from ctxflow.batch.rows import Row, RowError, Source
+from ctxflow.rows.source import Row, RowError, Source
 
 _ITEM_OVERHEAD = 500  # Bytes that an item on its way takes beside its values.
 

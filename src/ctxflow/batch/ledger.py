@@ -6,23 +6,22 @@ that no line is torn and no row is there twice, wherever its driver was killed. 
 frames say (the machine lost power, or somebody cut it), those frames go too, and their rows run again.
 
 The journal is OUTPUT.progress: a first line that says what it is, then frames. Its lock keeps a second driver out.
-What does not live here: what is in the lines (records.py).
+What does not live here: how files are added to (append_file.py), and what is in the lines (records.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 
+from ctxflow.append_file import AppendFile
 from ctxflow.batch.keys import Keys, as_keys
 from ctxflow.executors.interrupts import uninterrupted
 
@@ -63,51 +62,39 @@ class Ledger:
         self.settled: Keys = as_keys(())
         self.skip = b""
         self.skipped: Keys = as_keys(())
-        self._sizes = (0, 0)
-        self._end = len(_MAGIC)
-        self._errors = errors
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            self._journal = _opened(stack, journal)
-            try:
-                fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{results} is being written by another driver: wait for it, or name another output"
-                ) from None
-            except OSError as error:
-                raise ValueError(
-                    f"{journal} cannot be locked ({error.strerror}): put the output on a filesystem that has locks"
-                ) from None
-            known = self._begin(journal)
+            self._journal = stack.enter_context(contextlib.closing(AppendFile(journal)))
+            self._journal.lock(results)
+            known = self._begin()
             if fresh:
-                self._journal.truncate(len(_MAGIC))
+                self._journal.cut(len(_MAGIC))
             if not known and not fresh and any(_size(path) for path in (results, errors)):
                 raise ValueError(
                     f"{results} is there already, without the journal {journal.name} of a job that could go on: "
                     "name another output, or begin anew with --fresh"
                 )
-            self._files = tuple(_opened(stack, path) for path in (results, errors))
+            self._files = tuple(stack.enter_context(contextlib.closing(AppendFile(path))) for path in (results, errors))
             self._load()
             self._stack = stack.pop_all()
 
-    def _begin(self, path: Path) -> bool:
+    def _begin(self) -> bool:
         """See that it is a journal, which an empty or torn one becomes; whether it was one."""
-        self._journal.seek(0)
-        begin = self._journal.read(len(_MAGIC))
+        with self._journal.reader() as file:
+            begin = file.read(len(_MAGIC))
         if begin == _MAGIC:
             return True
         if not _MAGIC.startswith(begin):
-            raise ValueError(f"{path} is not the journal of a job: name another output, or remove it")
-        self._journal.truncate(0)
-        _write(self._journal, _MAGIC, 0)
+            raise ValueError(f"{self._journal.path} is not the journal of a job: name another output, or remove it")
+        self._journal.cut(0)
+        self._journal.append(_MAGIC)
         return False
 
     # --- opening
 
     def _load(self) -> None:
         """Take over what frames say that the files bear out, and cut the rest off."""
-        actual = [os.fstat(file.fileno()).st_size for file in self._files]
+        actual = [file.actual_size() for file in self._files]
         frames = list(_frames(self._journal))
         good, behind_retry = len(frames), False
         while good:
@@ -117,11 +104,11 @@ class Ledger:
             behind_retry |= last.kind == _RETRY
             good -= 1
         self.forgotten = sum(frame.done for frame in frames[good:])
-        end = len(_MAGIC)
+        end, sizes = len(_MAGIC), (0, 0)
         done, dead = [_NO_PAIRS], [_NO_PAIRS]
         since = (1, 1)  # Where those begin whose numbers are of the input as it is now.
         for frame in frames[:good]:
-            end, self._sizes = frame.end, frame.sizes
+            end, sizes = frame.end, frame.sizes
             self.finished = frame.kind == _FINISHED
             if frame.kind == _ROWS:
                 pairs = np.frombuffer(frame.body, dtype="<u8").reshape(-1, 2)
@@ -137,28 +124,22 @@ class Ledger:
                     since = (len(done), len(dead))
         if behind_retry:  # The errors are those of a later time: what they held at that one is gone.
             del dead[1:]
-            since, self._sizes = (since[0], 1), (self._sizes[0], 0)
+            since, sizes = (since[0], 1), (sizes[0], 0)
         self.done, self.dead = sum(map(len, done)), sum(map(len, dead))
         self.settled = np.concatenate([pairs[:, 0] for pairs in done + dead])
         self.settled.sort()
         now = [_NO_PAIRS, *done[since[0] :], *dead[since[1] :]]
         self.skipped = np.concatenate([pairs[:, 0] for pairs in now])
         self.skip = _marked(np.concatenate([pairs[:, 1] for pairs in now]))
-        self._cut(end)
-        if behind_retry:
-            self._add(_RETRY, b"", self._sizes)
-
-    def _cut(self, end: int) -> None:
-        self._end = end
-        self._journal.truncate(end)
-        for file, size in zip(self._files, self._sizes, strict=True):
-            file.truncate(size)
-            file.seek(max(0, size - 1))
-            if size and file.read(1) != b"\n":
+        self._journal.cut(end)
+        for file, size in zip(self._files, sizes, strict=True):
+            if not file.cut(size):
                 raise ValueError(
-                    f"{file.name} was changed by another program, so that the job cannot go on: "
+                    f"{file.path} was changed by another program, so that the job cannot go on: "
                     "name another output, or begin anew with --fresh"
                 )
+        if behind_retry:
+            self._add(_RETRY)
 
     # --- writing
 
@@ -170,27 +151,28 @@ class Ledger:
 
         :raises OSError: if there is no room; then nothing of it counts.
         """
-        for file, data, size in zip(self._files, (results, errors), self._sizes, strict=True):
-            _write(file, data, size)
-        sizes = (self._sizes[0] + len(results), self._sizes[1] + len(errors))
-        body = np.array([*done, *dead], dtype="<u8").tobytes()
-        self._add(_ROWS, body, sizes, len(done), len(dead))
+        with self._all_or_nothing():
+            for file, data in zip(self._files, (results, errors), strict=True):
+                file.append(data)
+            self._add(_ROWS, np.array([*done, *dead], dtype="<u8").tobytes(), len(done), len(dead))
         self.done += len(done)
         self.dead += len(dead)
 
     @uninterrupted
     def retry(self) -> None:
         """Forget the dead letters, so that their rows are missing again."""
-        self._add(_RETRY, b"", (self._sizes[0], 0))
+        with self._all_or_nothing():
+            self._files[1].size = 0
+            self._add(_RETRY)
         # Without this frame, what will be in the errors from now on would be taken for what was there before.
-        os.fsync(self._journal.fileno())
+        self._journal.sync()
         self._load()
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Keep what is to be known of the job when it is opened again, if it is not known yet."""
         new = {name: value for name, value in facts.items() if self.facts.get(name) != value or name not in self.facts}
         if new:
-            self._add(_FACTS, json.dumps(new).encode(), self._sizes)
+            self._add(_FACTS, json.dumps(new).encode())
             self.facts.update(new)
             if "input" in new:
                 self.skip, self.skipped = b"", as_keys(())
@@ -199,14 +181,23 @@ class Ledger:
         """Note that nothing is missing."""
         if not self.finished:
             for file in self._files:
-                os.fsync(file.fileno())
-            self._add(_FINISHED, b"", self._sizes)
+                file.sync()
+            self._add(_FINISHED)
 
-    def _add(self, kind: int, body: bytes, sizes: tuple[int, int], done: int = 0, dead: int = 0) -> None:
-        frame = _HEAD.pack(kind, done, dead, len(body), *sizes) + body
-        _write(self._journal, frame + _SUM.pack(zlib.crc32(frame)), self._end)
-        self._end += len(frame) + _SUM.size
-        self._sizes = sizes
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Let as much of the files count as before, if there is no room for the frame that says otherwise."""
+        before = [file.size for file in self._files]
+        try:
+            yield
+        except BaseException:
+            for file, size in zip(self._files, before, strict=True):
+                file.size = size
+            raise
+
+    def _add(self, kind: int, body: bytes = b"", done: int = 0, dead: int = 0) -> None:
+        frame = _HEAD.pack(kind, done, dead, len(body), *(file.size for file in self._files)) + body
+        self._journal.append(frame + _SUM.pack(zlib.crc32(frame)))
         self.finished = kind == _FINISHED
 
     def __enter__(self) -> Ledger:
@@ -218,8 +209,8 @@ class Ledger:
 
     def close(self) -> None:
         """Close the files, which lets another driver write; no empty file of errors is left."""
-        if not self._sizes[1]:
-            self._errors.unlink(missing_ok=True)
+        if not self._files[1].size:
+            self._files[1].path.unlink(missing_ok=True)
         self._stack.close()
 
 
@@ -235,10 +226,9 @@ class _Frame:
         self.end = end
 
 
-def _frames(journal: BinaryIO) -> Iterator[_Frame]:
+def _frames(journal: AppendFile) -> Iterator[_Frame]:
     """The whole frames of a journal, up to the first that is torn."""
-    journal.seek(len(_MAGIC))
-    with open(os.dup(journal.fileno()), "rb") as file:
+    with journal.reader() as file:
         file.seek(len(_MAGIC))
         while len(packed := file.read(_HEAD.size)) == _HEAD.size:
             head = _HEAD.unpack(packed)
@@ -260,23 +250,5 @@ def _marked(numbers: Keys) -> bytes:
     return marks.tobytes()
 
 
-def _opened(stack: contextlib.ExitStack, path: Path) -> BinaryIO:
-    """A file to be read and written at its end, made where it is missing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        return stack.enter_context(cast(BinaryIO, open(descriptor, "r+b", buffering=0)))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _write(file: BinaryIO, data: bytes, offset: int) -> None:
-    """All of the data, at a place in the file: what a full disk or an interrupt left half is written over."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file.fileno(), view, offset)
-        view, offset = view[written:], offset + written

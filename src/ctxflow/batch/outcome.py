@@ -1,47 +1,11 @@
-"""How a job stands while it runs, and how it ended. Plain data."""
+"""How a job ended. Plain data.
+
+What does not live here: how it stands while it runs (observe/progress.py).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """A job at a moment.
-
-    :ivar done: rows that have a result, of this run and earlier ones; `dead` likewise.
-    :ivar done_now: those of this run; `dead_now` likewise.
-    :ivar running: rows that are queued or at a worker.
-    :ivar read: rows read in this run.
-    :ivar total: rows of the input, None while that cannot be told; `guessed` if it is an estimate.
-    :ivar workers: how many there are, None before the first is needed.
-    :ivar contexts: what workers do with contexts, such as "1 loading".
-    :ivar seconds: since this run began.
-    """
-
-    done: int
-    dead: int
-    done_now: int
-    dead_now: int
-    running: int
-    read: int
-    total: int | None
-    guessed: bool
-    workers: int | None
-    contexts: str
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Rows a second, over this run."""
-        return (self.done_now + self.dead_now) / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def left(self) -> float | None:
-        """Seconds that the rest takes at that rate, None while that cannot be told."""
-        if self.total is None or not self.rate or self.done_now + self.dead_now < 10:
-            return None
-        return max(0, self.total - self.done - self.dead) / self.rate
 
 
 @dataclasses.dataclass(frozen=True)

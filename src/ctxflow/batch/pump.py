@@ -43,6 +43,9 @@ class Pump:
     :param in_order: whether results are kept in the order of the rows, instead of as they come.
     :param told: called with the place and the message of each dead letter.
     :param show: called now and then with the number of rows on their way.
+    :param counted: the tokens of an answer, where they are to be counted.
+    :ivar rows: how many are on their way.
+    :ivar tokens: the sum of what `counted` gave.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Pump:
         in_order: bool,
         told: Callable[[str, str], None],
         show: Callable[[int], None],
+        counted: Callable[[Any], int] | None = None,
     ) -> None:
         self._chunks = chunks
         self._submit = submit
@@ -63,10 +67,12 @@ class Pump:
         self._place = place
         self._told = told
         self._show = show
+        self._counted = counted
+        self.tokens = 0
         self._stream = Stream()
         self._turns = _Turns() if in_order else None
         self._waiting: dict[int, Prepared] = {}
-        self._rows = self._bytes = 0
+        self.rows = self._bytes = 0
         self._exhausted = False
         self._broken: ValueError | None = None
         self._fatal: BaseException | None = None
@@ -80,7 +86,7 @@ class Pump:
         """
         try:
             while self._feed() or self._waiting:
-                self._show(self._rows)
+                self._show(self.rows)
                 self._settle(self._answers(_PATIENCE))
                 if self._fatal is not None:
                     raise self._fatal
@@ -94,7 +100,7 @@ class Pump:
     def _feed(self) -> bool:
         """Take in rows until the window is full; whether there may be more, although none is on its way."""
         until = time.monotonic() + _PATIENCE
-        while not self._exhausted and self._rows < WINDOW_ROWS and self._bytes < WINDOW_BYTES:
+        while not self._exhausted and self.rows < WINDOW_ROWS and self._bytes < WINDOW_BYTES:
             try:
                 chunk = next(self._chunks, None)
             except ValueError as error:
@@ -108,7 +114,7 @@ class Pump:
         return not self._exhausted
 
     def _take_in(self, chunk: list[Prepared]) -> None:
-        self._rows += len(chunk)
+        self.rows += len(chunk)
         self._bytes += sum(row.size for row in chunk)
         if self._turns is not None:
             self._turns.expect(chunk)
@@ -139,8 +145,9 @@ class Pump:
         errors: list[bytes] = []
         done: list[Pair] = []
         dead: list[Pair] = []
+        counted = self._counted
         for row, result in self._turns.next(answers) if self._turns is not None else answers:
-            self._rows -= 1
+            self.rows -= 1
             self._bytes -= row.size
             error = result.error if type(result) is Failed else None
             if isinstance(error, _FATAL):
@@ -152,6 +159,8 @@ class Pump:
                 try:
                     results.append(line(self._record(row, result)))
                     done.append((row.key, row.number))
+                    if counted is not None:
+                        self.tokens += counted(result)
                 except (ValueError, TypeError, RecursionError) as reason:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
-from ctxflow.batch.rows import RowError
 from ctxflow.errors import CallError, RemoteTraceback
+from ctxflow.rows.source import RowError
 
 Record = Callable[[Prepared, Any], dict[str, Any]]
 """Makes the object of a result's line from its row and its answer."""
@@ -117,6 +117,16 @@ def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[st
         "choices": [{"index": 0, **choice, "logprobs": None, "finish_reason": answer["finish_reason"]}],
         "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
     }
+
+
+def tokens_of(answer: Mapping[str, Any]) -> int:
+    """The tokens that a model read and wrote for an answer that counts them.
+
+    >>> tokens_of({"prompt_tokens": 5, "completion_tokens": 2}), tokens_of({"prompt_tokens": 5})
+    (7, 5)
+    """
+    count: int = answer["prompt_tokens"] + answer.get("completion_tokens", 0)
+    return count
 
 
 def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:

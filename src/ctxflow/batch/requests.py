@@ -6,16 +6,16 @@ here: ids and what is done already (intake.py), and what workers do (tasks.py).
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.job import Job
-from ctxflow.batch.rows import RowError
 from ctxflow.batch.templates import Render, compile_template
 from ctxflow.models.sampling import Sampling
+from ctxflow.rows.columns import cell, columns_for, item_maker
+from ctxflow.rows.source import RowError
 
 Item = tuple[Any, ...]
 Make = Callable[[Mapping[str, Any]], Item]
@@ -90,14 +90,14 @@ def plain_maker(job: Job) -> Make:
     kind = {"embed": "input", "chat": "messages"}.get(str(job.task), "prompt")
 
     def make(values: Mapping[str, Any]) -> Item:
-        content = template(values) if template is not None else _cell(values, column)
+        content = template(values) if template is not None else cell(values, column)
         request: dict[str, Any]
         if kind == "messages":
             request = {kind: _conversation(content, column, system, values)}
         else:
             request = {kind: _text(content, column or "prompt")}
         if parameters:
-            request.update(_checked({name: _parsed(_cell(values, name)) for name in parameters}))
+            request.update(_checked({name: _parsed(cell(values, name)) for name in parameters}))
         return (request,)
 
     return make
@@ -110,23 +110,20 @@ def _conversation(content: Any, column: str, system: Render | None, values: Mapp
     return _messages(messages, column or "messages")
 
 
-def function_maker(job: Job, app: BatchApp) -> Make:
+def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) -> Make:
     """For rows of columns and the user's own batch app.
 
+    :param known: the input's columns, None where each row has its own.
     :raises ValueError: if the app's parameters do not fit the columns.
     """
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [p.name for p in inspect.signature(app.function).parameters.values() if p.kind in positional]
-    names = found[0 if app.context is None else 1 :]
+    names = app.parameters
     if job.template is not None:
         render = compile_template(job.template)
         _check_width(job, names, 1)
         return lambda values: (render(values),)
-    if not job.columns and len(names) == 1:
-        return lambda values: (dict(values),)
-    columns = job.columns or tuple(names)
-    _check_width(job, names, len(columns))
-    return lambda values: tuple([_cell(values, column) for column in columns])
+    columns = columns_for(names, job.columns, known)
+    _check_width(job, names, len(columns) or 1)
+    return item_maker(columns)
 
 
 def _check_width(job: Job, names: Sequence[str], width: int) -> None:
@@ -138,13 +135,6 @@ def _check_width(job: Job, names: Sequence[str], width: int) -> None:
 
 
 # --- parts of rows
-
-
-def _cell(values: Mapping[str, Any], column: str) -> Any:
-    if column not in values:
-        there = ", ".join(map(repr, list(values)[:10])) or "nothing"
-        raise RowError(f"the row has no {column!r}: it has {there}")
-    return values[column]
 
 
 def _text(value: Any, what: str) -> str:

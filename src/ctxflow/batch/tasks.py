@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +22,30 @@ Request = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
-def generate(model: Any, requests: Sequence[Request], *, parameters: Mapping[str, Any]) -> list[Answer]:
-    """Have a generator continue prompts and answer conversations.
+def generate(model: Any, requests: Sequence[Request], *, parameters: Mapping[str, Any]) -> Iterator[Answer]:
+    """Have a generator continue prompts and answer conversations; answers come as soon as the model gives them.
 
     :param requests: with "prompt" or "messages", and generation parameters of their own.
     :param parameters: the generation parameters of requests that have none of their own.
     """
-    answers: list[Any] = [None] * len(requests)
-    for kind, write in (("prompt", model.generate), ("messages", model.chat)):
-        rows = [row for row, request in enumerate(requests) if kind in request]
-        if not rows:
+    written: dict[str, Iterator[Any]] = {}
+    for kind, name in (("prompt", "generate"), ("messages", "chat")):
+        chosen = [request for request in requests if kind in request]
+        if not chosen:
             continue
-        chosen = [requests[row] for row in rows]
+        write = getattr(model, f"{name}_each", None) or getattr(model, name)
         own = [name for name in GENERATION if any(name in request for request in chosen)]
         columns = {name: [request.get(name, _default(name, parameters)) for request in chosen] for name in own}
-        written = write([request[kind] for request in chosen], **{**parameters, **columns})
-        for row, answer in zip(rows, written, strict=True):
-            answers[row] = answer
-    return [
-        {
+        written[kind] = iter(write([request[kind] for request in chosen], **{**parameters, **columns}))
+    for request in requests:
+        answer = next(written["messages" if "messages" in request else "prompt"])
+        yield {
             "text": answer.text,
             "finish_reason": answer.finish_reason,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "truncated": answer.truncated,
         }
-        for answer in answers
-    ]
 
 
 def _default(name: str, parameters: Mapping[str, Any]) -> Any:

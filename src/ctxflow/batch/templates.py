@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.batch.rows import RowError
 from ctxflow.errors import CtxflowError
+from ctxflow.rows.source import RowError
 
 Render = Callable[[Mapping[str, Any]], str]
 

@@ -21,6 +21,7 @@ from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
 from ctxflow.cli.reproduce import reproduce
 from ctxflow.cli.site import site
+from ctxflow.cli.top import status, top
 from ctxflow.cli.topo import topo
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
@@ -54,6 +55,8 @@ def _frame(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("batch")(batch)
+app.command("top")(top)
+app.command("status")(status)
 app.command("plan")(plan)
 app.command("report")(report)
 app.command("factory")(factory)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ctxflow.cli.aside import native_output_aside
 from ctxflow.policies.placement.instances import azure_instance, paper_instance
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.solution import METHODS, Solution, solve
@@ -69,7 +70,8 @@ def plan(
     """
     given = _OWN[str(problem)]() if str(problem) in _OWN else Problem.read(problem)
     console = Console(stderr=True)
-    with console.status("Solving ...") if console.is_terminal else contextlib.nullcontext():
+    waiting = console.status("Solving ...") if console.is_terminal else contextlib.nullcontext()
+    with waiting, native_output_aside():
         try:
             found = solve(given, method.value, seed=seed, time_limit=time_limit, gap=gap)
         except ModuleNotFoundError as error:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ctxflow.cli.aside import native_output_aside
 from ctxflow.simulator.figures import Experiment, Figure, Request, report
 
 PAPERS = {
@@ -20,6 +21,7 @@ PAPERS = {
         "ctxflow.simulator.pervasive_context.reproduction:reproduce",
         "a context is kept from call to call, on opportunistic GPUs",
     ),
+    "gh-agh": ("ctxflow.simulator.gh_agh:reproduce", "which models on which GPUs, by a greedy heuristic"),
     "flextopo": ("ctxflow.simulator.flextopo:reproduce", "preemption that respects a machine's topology"),
 }
 """Where each paper's experiment is (a `ctxflow.simulator.figures.Experiment`), and what it is about."""
@@ -44,7 +46,8 @@ def reproduce(
         def tell(done: float, what: str) -> None:
             progress.update(task, completed=done, description=what)
 
-        figures = experiment(Request(quick, seed, output, tell))
+        with native_output_aside():
+            figures = experiment(Request(quick, seed, output, tell))
     if as_json:
         print(json.dumps(report(paper, figures)))
     else:
@@ -54,7 +57,9 @@ def reproduce(
 def _table(paper: str, figures: Mapping[str, Figure]) -> Table:
     shown = Table(title=f"{paper}: {PAPERS[paper][1]}")
     for name in ("figure", "ours", "paper", "ratio", "unit", "samples"):
-        shown.add_column(name, justify="left" if name in ("figure", "unit") else "right", no_wrap=name == "figure")
+        number = name not in ("figure", "unit")
+        width = 16 if name == "unit" else None
+        shown.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold", max_width=width)
     for name, each in figures.items():
         theirs = "" if each.paper is None else f"{each.paper:,g}"
         ratio = f"{each.value / each.paper:.2f}" if each.paper else ""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import psutil
 
 from ctxflow.errors import CtxflowError
+from ctxflow.executors.answers import answer_events
 from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.workers import Worker, share
@@ -88,6 +90,7 @@ class EmbeddedEngine:
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
         self._failed: EngineFailed | None = None
         self._noticed: list[Worker] = []  # Told that they will be taken back.
+        self._kill_at: list[tuple[float, Worker]] = []  # When that will be done by force.
         self._stopped = False
 
     def tiers(self) -> list[ev.TierSpec]:
@@ -232,8 +235,8 @@ class EmbeddedEngine:
             raise self._failed
         if self._events:
             timeout = 0.0
-        if self._respawn_at:
-            timeout = max(0.0, min(timeout, self._respawn_at[0] - self._run.clock()))
+        if due := [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]:
+            timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
         ready = self._selector.select(timeout)
         with self._lock:
             if self._stopped:
@@ -246,6 +249,7 @@ class EmbeddedEngine:
                         self._heard(key.data, mask)
                 elif key.data is not None:
                     key.data()
+            self._kill_overdue()
             self._respawn()
             for worker in self._noticed:
                 if not worker.released and not any(line.calls for line in worker.lines.values()):
@@ -279,9 +283,10 @@ class EmbeddedEngine:
         if kind == "raised":
             line = worker.lines.get(head["context"])
             if line is not None:
+                self._lines.serve(line)  # What it answered before still counts.
                 line.calls.pop(head["call"], None)
             failure = ev.Failure(**head["failure"], worker=name)
-            yield ev.BatchFailed(now, name, head["call"], failure, exception=body)
+            yield ev.BatchFailed(now, name, head["call"], failure, exception=body, at=head.get("at"))
         elif kind == "died":
             yield from self._died(worker, head["context"], ev.Failure(**head["failure"], worker=name))
         elif kind == "ready":
@@ -299,7 +304,8 @@ class EmbeddedEngine:
             yield ev.ContextUnloaded(now, name, head["context"])
         elif kind == "notice":
             worker.evicted = True
-            self._noticed.append(worker)
+            if worker not in self._noticed:
+                self._noticed.append(worker)
             yield ev.EvictionNotice(now, name)
         elif kind == "hello":
             worker.joined = True
@@ -323,8 +329,7 @@ class EmbeddedEngine:
         self._events.extend(self._now_ready(line))
 
     def _call_answered(self, line: Line, head: Head, body: bytes) -> None:
-        now = self._run.clock()
-        self._events.append(ev.BatchFinished(now, line.worker.name, head["call"], head["seconds"], results=body))
+        self._events += answer_events(self._run.clock(), line.worker.name, head, body)
 
     def _died(self, worker: Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
         """A library process ended: what it answered before still counts, what it ran is lost."""
@@ -402,7 +407,7 @@ class EmbeddedEngine:
         if len(self._workers) + len(self._respawn_at) >= self._target:
             return
         if worker.joined or worker.evicted:
-            self._respawn_at.append(now + self._rejoin_seconds)
+            self._respawn_at.append(now + (self._rejoin_seconds if worker.pause is None else worker.pause))
             self._respawn_at.sort()
         else:
             self._not_born(worker.last_words())
@@ -425,24 +430,36 @@ class EmbeddedEngine:
         with self._lock:
             return {worker.name: worker.process.pid for worker in self._workers.values() if worker.joined}
 
-    def evict(self, name: str | None = None, seconds: float | None = None) -> str | None:
-        """Take a worker away at once, as a resource manager would; another joins later.
+    def evict(self, name: str | None = None, seconds: float | None = None, notice: float | None = None) -> str | None:
+        """Take a worker away, as a resource manager would; another joins later.
 
         :param name: which; by default the one that has been there longest.
-        :param seconds: how long its place stays empty, `rejoin_seconds` by default.
-        :returns: the worker's name, None if there is none.
+        :param seconds: how long its place stays empty once it is gone, `rejoin_seconds` by default.
+        :param notice: seconds that it has to leave by itself; None to take it at once, without a word.
+        :returns: the worker's name, None if there is none, or it has had notice.
         """
         with self._lock:
             joined = [w for w in self._workers.values() if w.joined and not w.evicted]
             worker = self._workers.get(name) if name is not None else next(iter(joined), None)
-            if worker is None or self._stopped:
+            if worker is None or self._stopped or (worker.evicted and notice is not None):
                 return None
             worker.evicted = True
-            kill_tree(worker.process.pid)
-            if seconds is not None:
-                self._respawn_at.append(self._run.clock() + seconds)
-                self._respawn_at.sort()
+            if notice is None:
+                kill_tree(worker.process.pid)
+            else:
+                worker.process.send_signal(signal.SIGTERM)
+                self._kill_at.append((self._run.clock() + notice, worker))
+            worker.pause = seconds
+            self._ring()
             return worker.name
+
+    def _kill_overdue(self) -> None:
+        """End the workers whose notice has run out; those that have left by then are gone already."""
+        now = self._run.clock()
+        for due, worker in self._kill_at:
+            if due <= now and self._workers.get(worker.name) is worker:
+                kill_tree(worker.process.pid)
+        self._kill_at = [(due, worker) for due, worker in self._kill_at if due > now]
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""

@@ -37,6 +37,8 @@ class EventLog:
         """Note an event."""
         if type(event) is ev.BatchFinished:  # Its results must not live on here.
             event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds)
+        elif type(event) is ev.ItemsFinished:
+            event = ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count)
         self._unwritten.append((event, commands))
         if len(self._unwritten) >= _LINES:
             self._write()

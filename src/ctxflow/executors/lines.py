@@ -109,7 +109,8 @@ class Lines:
             channel.flush()
             self._watch(line, channel)
         for head, body in channel.receive():
-            line.calls.pop(head["call"], None)
+            if head["is"] != "part":
+                line.calls.pop(head["call"], None)
             self._answered(line, head, body)
         if channel.closed:
             self._selector.unregister(channel)

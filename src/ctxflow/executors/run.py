@@ -24,6 +24,7 @@ from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, Engine
 from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.run_status import RunStatusFile
 from ctxflow.executors.status import Status, awaiting_text, status_of
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.scheduler import Limits, Policies, Scheduler
@@ -65,6 +66,7 @@ class Run:
     :param log_events: whether to keep the event log, `events.jsonl`.
     :param level: how much of a context workers keep from call to call, where an app does not say.
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
+    :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
     """
 
     def __init__(
@@ -98,6 +100,9 @@ class Run:
         self._log_events = log_events
         self._level = level
         self._log: EventLog | None = None
+        self._status_file: RunStatusFile | None = None
+        self._status_due = 0.0
+        self.keeps_status = True
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
 
@@ -150,6 +155,8 @@ class Run:
             raise
         self.declare_context(None)
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
+        self._status_file = RunStatusFile(self.directory)
+        self._write_status()
         self._thread.start()
 
     def stop(self) -> None:
@@ -162,6 +169,8 @@ class Run:
             self.engine.wake()
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=30)
+            if self._failed is None:
+                self._write_status("done")
         finally:
             try:
                 self.engine.stop()
@@ -335,16 +344,19 @@ class Run:
         logger.error("%s", error)
         with self._lock:
             self._failed = error
+        self._write_status("failed", str(error))
         self._fail_all(error)
 
     def _opened(self, event: ev.Event) -> ev.Event:
         """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure."""
         if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
             return dataclasses.replace(event, exception=unpickled_error(event.exception))
-        if not isinstance(event, ev.BatchFinished):
+        if not isinstance(event, (ev.BatchFinished, ev.ItemsFinished)):
             return event
         try:
             results = pickle.loads(event.results)
+            if isinstance(event, ev.ItemsFinished):
+                return ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, results)
             return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
         except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
             failure = ev.Failure(
@@ -428,6 +440,13 @@ class Run:
         if self._log is not None:
             with self._lock:
                 self._log.flush()
+        if now >= self._status_due:
+            self._status_due = now + _TICK_SECONDS
+            self._write_status()
+
+    def _write_status(self, state: str = "running", reason: str = "") -> None:
+        if self.keeps_status and self._status_file is not None:
+            self._status_file.write(self.status(), state, reason)
 
     def _say_awaiting(self, now: float) -> None:
         """Now and then, who waits for calls learns that they wait for workers: so many may never come."""

@@ -7,10 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.state import Worker
 from ctxflow.scheduler.tiers import first_needed
+
+
+@dataclasses.dataclass(frozen=True)
+class TierStatus:
+    """A tier at a moment.
+
+    :ivar joined: workers that are connected; `asked`, those that were asked for last, None if none ever was.
+    :ivar worker_seconds: for how long workers were connected, over all; `gpu_seconds`, that times their GPUs.
+    :ivar price: of a worker's hour, None if the site does not say.
+    """
+
+    joined: int
+    asked: int | None
+    worker_seconds: float
+    gpu_seconds: float
+    price: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """What its workers cost so far; None if the tier has no price."""
+        return None if self.price is None else self.price * self.worker_seconds / 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +44,7 @@ class Status:
     :ivar retried_items: how often an item went back to the queue.
     :ivar contexts: name -> how many workers are staging, loading or holding it ready.
     :ivar loads: how often a context was built or began to be.
+    :ivar tiers: name -> its workers; also tiers that the site does not name, of workers started by hand.
     """
 
     time: float
@@ -39,6 +63,7 @@ class Status:
     crashes: int
     loads: int
     contexts: Mapping[str, Mapping[str, int]]
+    tiers: Mapping[str, TierStatus]
 
 
 def awaiting_text(state: RunState) -> str:
@@ -82,4 +107,53 @@ def status_of(state: RunState, contexts: Mapping[str, ContextPayload], now: floa
         crashes=counters.crashes,
         loads=counters.loads,
         contexts=by_state,
+        tiers=_tiers(state, now),
     )
+
+
+def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
+    """Each tier's workers, those that were lost in its times."""
+    here: dict[str, list[Worker]] = {name: [] for name in state.tiers}
+    for worker in state.workers.values():
+        here.setdefault(worker.tier, []).append(worker)
+    found = {}
+    for name, workers in here.items():
+        tier = state.tiers.get(name)
+        found[name] = TierStatus(
+            joined=len(workers),
+            asked=tier.asked if tier is not None else None,
+            worker_seconds=(tier.worker_seconds if tier else 0.0) + sum(now - each.joined for each in workers),
+            gpu_seconds=(tier.gpu_seconds if tier else 0.0) + sum((now - each.joined) * each.gpus for each in workers),
+            price=tier.price if tier is not None else None,
+        )
+    return found
+
+
+def figures_of(status: Status) -> dict[str, Any]:
+    """What `ctxflow.observe.progress.Progress` says of workers: its fields from `workers` to `cost`."""
+    tiers = {
+        name: {
+            "joined": tier.joined,
+            "asked": tier.asked,
+            "gpu_hours": tier.gpu_seconds / 3600,
+            "worker_hours": tier.worker_seconds / 3600,
+            "cost": tier.cost,
+        }
+        for name, tier in status.tiers.items()
+    }
+    costs = [tier["cost"] for tier in tiers.values() if tier["worker_hours"]]
+    return {
+        "workers": status.workers,
+        "tiers": tiers,
+        "contexts": {
+            name: {"warm" if state == "ready" else state: count for state, count in counts.items()}
+            for name, counts in status.contexts.items()
+            if name  # Library processes without a context have none.
+        },
+        "evictions": status.evictions,
+        "crashes": status.crashes,
+        "loads": status.loads,
+        "gpu_hours": sum(tier["gpu_hours"] for tier in tiers.values()),
+        "worker_hours": sum(tier["worker_hours"] for tier in tiers.values()),
+        "cost": None if not costs or None in costs else sum(costs),
+    }

@@ -41,6 +41,7 @@ class Worker:
         self.joined = False
         self.evicted = False  # Known to be taken away, or about to be.
         self.released = False
+        self.pause: float | None = None  # Seconds for which its place stays empty, if that was said.
         self.lines: dict[str, Line] = {}
         os.makedirs(logs, exist_ok=True)
         self._log = os.path.join(logs, "host.log")

@@ -6,12 +6,14 @@ What does not live here: counting (acquirer.py, service.py). Needs prometheus-cl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.service import Service
 
 if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
     from prometheus_client.core import Metric
 
 _STATES = ("queued", "running", "joined", "evicted", "held")
@@ -74,7 +76,16 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 def serve_metrics(service: Service, address: str, port: int) -> int:
-    """Let Prometheus ask, for as long as this process lives; gives the port.
+    """Let Prometheus ask a factory, for as long as this process lives; gives the port.
+
+    :param port: 0 for any.
+    :raises CtxflowError: if prometheus-client is missing, or nobody can listen there.
+    """
+    return int(start_server(FactoryCollector(service), address, port).server_port)
+
+
+def start_server(collector: Any, address: str, port: int) -> WSGIServer:
+    """Let Prometheus ask a collector, from a thread of its own; gives the server, for whoever ends it.
 
     :param port: 0 for any.
     :raises CtxflowError: if prometheus-client is missing, or nobody can listen there.
@@ -84,9 +95,9 @@ def serve_metrics(service: Service, address: str, port: int) -> int:
     except ImportError:
         raise CtxflowError("metrics need prometheus-client: pip install 'ctxflow[factory]'") from None
     registry = CollectorRegistry()
-    registry.register(FactoryCollector(service))
+    registry.register(collector)
     try:
         server, _ = start_http_server(port, address, registry)
     except OSError as error:
         raise CtxflowError(f"metrics cannot be served at {address}:{port}: {error.strerror}; name another") from None
-    return int(server.server_port)
+    return server

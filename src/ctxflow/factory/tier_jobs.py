@@ -91,6 +91,7 @@ class TierJobs:
         if job is None:
             return None
         before = dataclasses.replace(job)
+        allowed = self._allowed(now)
         if change.state == "ended":
             del self.jobs[change.job]
         else:
@@ -98,9 +99,9 @@ class TierJobs:
             job.asked = job.asked if began or job.state == "queued" else now
             job.state, job.since, job.joined = change.state, now, job.joined and began
             if began:
-                self._moved = now
+                self._moved, self._most_waiting = now, allowed
                 if not self._waiting():
-                    self._most_waiting = min(2 * self._most_waiting, max(self.first, self.wanted))
+                    self._most_waiting = min(2 * allowed, max(self.first, self.wanted))
         return before
 
     def joined(self, job: str) -> None:
@@ -144,9 +145,7 @@ class TierJobs:
         waiting = self._waiting()
         if surplus > 0:
             return Plan(surplus=tuple(waiting[-surplus:]), absent=self._absent(now))
-        if waiting and now - self._moved > _STUCK_SECONDS:
-            self._most_waiting = self.first
-        room = min(-surplus, self._most_waiting - len(waiting)) if now >= self._again_at else 0
+        room = min(-surplus, self._allowed(now) - len(waiting)) if now >= self._again_at else 0
         return Plan(submit=max(0, room), absent=self._absent(now))
 
     def stuck(self, now: float, patience: float) -> bool:
@@ -160,6 +159,10 @@ class TierJobs:
         for job in self.jobs.values():
             counts["joined" if job.joined else job.state] += 1
         return counts
+
+    def _allowed(self, now: float) -> int:
+        """How many may wait: no more than at first, where none of those that wait has moved for long."""
+        return self.first if self._waiting() and now - self._moved > _STUCK_SECONDS else self._most_waiting
 
     def _waiting(self) -> list[str]:
         # A worker may have joined before the batch system says that its job runs.

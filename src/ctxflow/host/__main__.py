@@ -54,9 +54,13 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
                 host.handle(head, body)
         watch_writes()
 
+    def noticed() -> None:
+        host.give_notice()  # First, so that whoever hears of the notice can rely on it.
+        emit({"is": "notice"}, b"")
+
     adopt_orphans()
     on_signal(signal.SIGCHLD, selector, host.bury_orphans)
-    on_signal(signal.SIGTERM, selector, lambda: emit({"is": "notice"}, b""))
+    on_signal(signal.SIGTERM, selector, noticed)
     selector.register(channel, selectors.EVENT_READ, heard)
     channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
     serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)

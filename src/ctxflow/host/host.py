@@ -32,9 +32,10 @@ class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
     Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon` (a call, which costs the context). Reports:
-    `staged`, `ready`, `failed`, `unloaded`, `finished`, `raised` (a call), `died` (a library process, with the
-    calls that the host knew it ran). All as messages of wire.py. A `key` given with `load` comes back with the
-    reports about what was loaded, so that they are told from those about an earlier load.
+    `staged`, `ready`, `failed`, `unloaded`, `part` (results of a call that goes on), `finished`, `raised` (a call),
+    `died` (a library process, with the calls that the host knew it ran). All as messages of wire.py. A `key` given
+    with `load` comes back with the reports about what was loaded, so that they are told from those about an earlier
+    load.
 
     :param emit: takes each report, head and body; called on the thread that runs the selector.
     :param selector: where the host registers what it waits for; each key's data is a function to call.
@@ -50,6 +51,7 @@ class Host:
         self._libraries: dict[str, LibraryProcess] = {}
         self._functions: dict[str, bytes] = {}
         self._started = 0
+        self._noticed = False
         self._done: collections.deque[tuple[Callable[[Head], None], Head]] = collections.deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
@@ -96,6 +98,12 @@ class Host:
                 self._end_overdue(library, time)
         if self._next_memory_check <= time:
             self._check_memory(time)
+
+    def give_notice(self) -> None:
+        """The worker will be taken away: calls that answer their items one by one end after the item in flight."""
+        self._noticed = True
+        for library in self._libraries.values():
+            library.give_notice()
 
     def stop(self) -> None:
         """End all library processes."""
@@ -161,6 +169,8 @@ class Host:
         library = LibraryProcess(context, scratch, head["environment"], log)
         library.key = head.get("key", "")
         self._libraries[context] = library
+        if self._noticed:
+            library.give_notice()
         if head.get("timeout"):
             library.load_deadline = now() + head["timeout"]
             library.timeout = head["timeout"]
@@ -223,7 +233,7 @@ class Host:
                 head["context"], head["key"] = library.context, library.key
                 library.load_deadline = float("inf")
                 library.ready = kind == "ready"
-            else:
+            elif kind != "part":
                 library.calls.pop(head["call"], None)
             if "failure" in head:
                 head["failure"]["output"] = library.tail()

@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import select
 import shutil
 import signal
 import socket
@@ -19,35 +20,40 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import cloudpickle
 
-from ctxflow.context import Context, _set_loaded, dumps
+from ctxflow.context import Context, _set_loaded
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
 from ctxflow.host.wire import BlockingChannel, Head, connect
+from ctxflow.host.yielding import EVERY_SECONDS, Yielding, dump_results
 
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.
 _FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
-def main(descriptor: int, scratch: str, parent: int) -> None:
-    """Serve until the other end closes the connection."""
+def main(descriptor: int, scratch: str, parent: int, notice: int) -> None:
+    """Serve until the other end closes the connection.
+
+    :param notice: an eventfd that the host makes readable when the worker has notice of its eviction.
+    """
     # A process group of its own, in the worker's session: what its calls start is ended with it.
     os.setpgid(0, 0)
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_notice_to_host()
     os.set_inheritable(descriptor, False)
+    os.set_inheritable(notice, False)
     restore_python_path()
     # A crash, and the host before it ends a call that takes too long, have Python print where it is.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=False)
-    library = _Library(BlockingChannel(socket.socket(fileno=descriptor)), scratch)
+    library = _Library(BlockingChannel(socket.socket(fileno=descriptor)), scratch, notice)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             head, body = library.line.receive()
@@ -77,7 +83,7 @@ def leave_notice_to_host() -> None:
 class _Library:
     """The built context, the functions seen so far, and the directory that the next call gets."""
 
-    def __init__(self, host: BlockingChannel, scratch: str) -> None:
+    def __init__(self, host: BlockingChannel, scratch: str, notice: int) -> None:
         self.host = host
         self.line = host  # Where calls come from.
         self._output = Output()
@@ -88,6 +94,9 @@ class _Library:
         self._calls = 0
         self._directory = ""
         self._slowdown = _slowdown(os.environ)
+        self._notice = select.poll()
+        self._notice.register(notice, select.POLLIN)
+        self._yielding: Yielding | None = None  # The call in progress, if it answers its items one by one.
 
     def handle(self, head: Head, body: bytes) -> None:
         do = head["do"]
@@ -137,32 +146,42 @@ class _Library:
         if watched:
             self.host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
         started = time.monotonic()
+        self._yielding = None
         try:
             self._enter_directory()
-            result = self._run(head, body)
+            extent, result = self._run(head, body)
         except BaseException as error:
             self._end_fork()
             report = {"is": "raised", "call": head["call"], "context": head["context"]}
+            if self._yielding is not None:
+                report["at"] = self._yielding.at
             self._send_error({**report, "seconds": time.monotonic() - started}, "exception", error)
         else:
             self._end_fork()
             seconds = time.monotonic() - started
-            if self._slowdown > 1:
+            if self._slowdown > 1 and self._yielding is None:
                 time.sleep(seconds * (self._slowdown - 1))
                 seconds *= self._slowdown
             self._output.mend()
             if watched:
                 self.host.send({"is": "ended", "call": head["call"]})
-            self.line.send({"is": "finished", "call": head["call"], "seconds": seconds}, result)
+            self.line.send({"is": "finished", "call": head["call"], "seconds": seconds, **extent}, result)
         self._leave_directory()
 
-    def _run(self, head: Head, body: bytes) -> bytes:
+    def _run(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+        """Run a call.
+
+        :returns: which of its items the results are for, where some were sent before, and the results.
+        """
         if head["style"] == "batch":
             columns = pickle.loads(body)
             lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
             inputs = lists if head["context"] == "" else [self._value, *lists]
             function = self._function(head)
-            return _dump_results(_one_each(function(*inputs), len(columns[0]), function))
+            results, expected = function(*inputs), len(columns[0])
+            if type(results) is GeneratorType:
+                return self._take_one_by_one(head, results, expected, _name(function))
+            return {}, dump_results(_one_each(results, expected, function))
         if head.get("function"):
             args, kwargs = pickle.loads(body)
             function = self._function(head)
@@ -170,7 +189,21 @@ class _Library:
             function, args, kwargs = pickle.loads(body)
         if head["insert"]:
             args = (self._value, *args)
-        return _dump_results(function(*args, **kwargs))
+        return {}, dump_results(function(*args, **kwargs))
+
+    def _take_one_by_one(
+        self, head: Head, results: GeneratorType[Any, Any, Any], expected: int, name: str
+    ) -> tuple[Head, bytes]:
+        def send(extent: Head, body: bytes) -> None:
+            self.line.send({"is": "part", "call": head["call"], **extent}, body)
+
+        every = head.get("every", EVERY_SECONDS)
+        self._yielding = Yielding(send, self._leaving, self._end_fork, every, self._slowdown)
+        return self._yielding.run(results, expected, name)
+
+    def _leaving(self) -> bool:
+        """Whether the worker has notice of its eviction."""
+        return any(event & select.POLLIN for _, event in self._notice.poll(0))
 
     def _function(self, head: Head) -> Callable[..., Any]:
         function = self._functions[head["function"]]
@@ -237,7 +270,7 @@ def _one_each(results: Any, expected: int, function: Callable[..., Any]) -> list
     :raises TypeError: if it is not one result per item.
     """
     items = "1 item" if expected == 1 else f"{expected} items"
-    name = getattr(getattr(function, "func", function), "__name__", "the app")
+    name = _name(function)
     if isinstance(results, (str, bytes, Mapping, Set)) or not hasattr(results, "__iter__"):
         given = "nothing" if results is None else f"a {type(results).__name__}"
         raise TypeError(
@@ -252,8 +285,9 @@ def _one_each(results: Any, expected: int, function: Callable[..., Any]) -> list
     return listed
 
 
-def _dump_results(results: Any) -> bytes:
-    return dumps(results, "the result of the app", "return plain data instead")
+def _name(function: Callable[..., Any]) -> str:
+    """What its user calls an app's function."""
+    return getattr(getattr(function, "func", function), "__name__", "the app")
 
 
 def _message(error: BaseException) -> str:
@@ -302,8 +336,8 @@ def _slowdown(environment: Mapping[str, str]) -> float:
     return float(environment.get("CTXFLOW_SLOWDOWN", "1"))
 
 
-def _arguments(argv: Sequence[str]) -> tuple[int, str, int]:
-    return int(argv[0]), argv[1], int(argv[2])
+def _arguments(argv: Sequence[str]) -> tuple[int, str, int, int]:
+    return int(argv[0]), argv[1], int(argv[2]), int(argv[3])
 
 
 if __name__ == "__main__":

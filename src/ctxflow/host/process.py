@@ -68,14 +68,21 @@ class LibraryProcess:
             theirs.callback(far.close)
             self.output, write_end = os.pipe2(os.O_CLOEXEC)
             ours.callback(os.close, self.output)
+            self.notice = os.eventfd(0)
+            ours.callback(os.close, self.notice)
             theirs.callback(os.close, write_end)
             os.set_blocking(self.output, False)
             self.process = subprocess.Popen(
-                [interpreter(), "-m", "ctxflow.host.library", str(far.fileno()), scratch, str(os.getpid())],
+                [
+                    interpreter(),
+                    "-m",
+                    "ctxflow.host.library",
+                    *map(str, (far.fileno(), scratch, os.getpid(), self.notice)),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                pass_fds=[far.fileno()],
+                pass_fds=[far.fileno(), self.notice],
                 env={**os.environ, **environment, **python_path(environment), "PYTHONUNBUFFERED": "1"},
                 cwd=scratch,
             )
@@ -84,6 +91,10 @@ class LibraryProcess:
             self.death = os.pidfd_open(self.process.pid)
             self.channel = Channel(near)
             ours.pop_all()
+
+    def give_notice(self) -> None:
+        """Have calls that answer their items one by one end after the item in flight, now and from now on."""
+        os.eventfd_write(self.notice, 1)
 
     def give_function(self, name: str, body: bytes) -> None:
         """Send a function, once."""
@@ -164,6 +175,7 @@ class LibraryProcess:
         self._close_log()
         self.channel.close()
         os.close(self.output)
+        os.close(self.notice)
         os.close(self.death)
 
     def cause_of_death(self) -> str:

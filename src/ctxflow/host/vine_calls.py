@@ -23,9 +23,11 @@ class Call:
     :ivar rest: its instructions that are still to be carried out.
     :ivar reports: what its answer will hold, framed.
     :ivar context: of the instruction that it waits for, None if that is about none.
+    :ivar parts: results of that instruction that came before its end, framed, as far as nobody has confirmed them;
+        the first `told` of them are in the answer to the last `listen`.
     """
 
-    __slots__ = ("context", "reports", "request", "rest", "seal")
+    __slots__ = ("context", "parts", "reports", "request", "rest", "seal", "told")
 
     def __init__(self, request: Request, instructions: list[tuple[Head, bytes]], seal: bytes) -> None:
         self.request = request
@@ -33,6 +35,8 @@ class Call:
         self.rest = collections.deque(instructions)
         self.reports: list[bytes] = []
         self.context: str | None = None
+        self.parts: list[bytes] = []
+        self.told = 0
 
     def refuse(self, message: str) -> None:
         """Nothing more of it is carried out."""
@@ -73,7 +77,10 @@ class Calls:
 
     def finish(self, call: Call, head: Head, body: bytes = b"") -> None:
         """The instruction that a call waits for has ended with this report."""
-        call.reports.append(frame(head, body))
+        # What was told may arrive later than this answer, so that it comes twice; the driver counts it once.
+        call.reports += [*call.parts, frame(head, body)]
+        call.parts.clear()
+        call.told = 0
         call.context = None
         if head["is"] in _FAILURES:
             call.rest.clear()
@@ -100,9 +107,13 @@ class Calls:
         self._staging.setdefault(context, []).append(call)
 
     def listen(self, call: Call) -> None:
-        """A call waits for the next report that nobody asked for."""
+        """A call waits for the next report that nobody asked for; it confirms what the one before brought."""
         if self._listening is not None:
             self._answer(self._listening)
+        else:
+            for running in self._running.values():
+                del running.parts[: running.told]
+                running.told = 0
         self._listening = call
         self._tell()
 
@@ -111,7 +122,12 @@ class Calls:
     def report(self, head: Head, body: bytes) -> None:
         """Hand a report of the host to the call that waits for it."""
         kind = head["is"]
-        if kind in ("finished", "raised"):
+        if kind == "part":
+            call = self._running.get(head["call"])
+            if call is not None:
+                call.parts.append(frame(head, body))
+                self._tell()
+        elif kind in ("finished", "raised"):
             self._settle(self._running.pop(head["call"], None), head, body)
         elif kind == "died":
             self._died(head, body)
@@ -135,8 +151,14 @@ class Calls:
             self._tell()
 
     def _tell(self) -> None:
-        if self._listening is not None and self._kept:
+        if self._listening is None:
+            return
+        untold = [running for running in self._running.values() if len(running.parts) > running.told]
+        if self._kept or untold:
             call, self._listening = self._listening, None
+            for running in untold:
+                call.reports += running.parts[running.told :]
+                running.told = len(running.parts)
             call.reports += self._kept
             self._kept.clear()
             self._answer(call)

@@ -92,7 +92,7 @@ class VineLibrary:
         selector.register(death, selectors.EVENT_READ, self._lost)
         selector.register(worker, selectors.EVENT_READ, self._heard)
         on_signal(signal.SIGCHLD, selector, host.bury_orphans)
-        on_signal(signal.SIGTERM, selector, lambda: self._calls.report({"is": "notice"}, b""))
+        on_signal(signal.SIGTERM, selector, self._noticed)
         self._write_pid()
         worker.announce("ctxflow")
         while not (worker.closed or self._worker_ended or self._may_end()):
@@ -120,6 +120,10 @@ class VineLibrary:
                 self._refuse(Call(request, [], b""), f"the call cannot be read: {error or type(error).__name__}")
             else:
                 self._calls.begin(call)
+
+    def _noticed(self) -> None:
+        self._host.give_notice()  # First, so that whoever hears of the notice can rely on it.
+        self._calls.report({"is": "notice"}, b"")
 
     def _lost(self) -> None:
         self._worker_ended = True

@@ -5,12 +5,14 @@ An internal batch is what goes through the model at once; the batch that ctxflow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ctxflow.models.errors import OutOfMemoryError
 
 Result = TypeVar("Result")
+AHEAD = 4
+"""How many internal batches' rows `run_each` looks at, to find rows of similar lengths among them."""
 
 
 def group_size(longest: int, waiting: int, max_tokens: int, max_rows: int | None = None) -> int:
@@ -56,19 +58,93 @@ def run_batches(
     results: dict[int, Result] = {}
     while order:
         rows = order[: group_size(lengths[order[0]], len(order), max_tokens, max_rows)]
-        reason = None
-        try:
-            results.update(zip(rows, run(rows), strict=True))
-        except out_of_memory as error:
-            reason = str(error).split("\n", maxsplit=1)[0]
-        if reason is None:
+        found = _tried(rows, run, out_of_memory)
+        if found is not None:
+            results.update(found)
             order = order[len(rows) :]
-        elif len(rows) == 1:
-            raise OutOfMemoryError(
-                "one prompt alone does not fit in the device's memory: give fewer max_new_tokens or "
-                f"max_input_tokens, a smaller dtype, or a larger GPU ({reason})"
-            )
-        else:  # after the except block: with the exception went the frames that held the tensors
+        else:
             max_tokens = len(rows) * lengths[rows[0]] // 2
             recover(max_tokens)
     return [results[row] for row in range(len(lengths))]
+
+
+def run_each(
+    lengths: Sequence[int],
+    run: Callable[[list[int]], Sequence[Result]],
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    out_of_memory: type[BaseException] = MemoryError,
+    recover: Callable[[int], None] = lambda tokens: None,
+) -> Iterator[Result]:
+    """As `run_batches`, but yields each row's result as soon as it and all before it are there.
+
+    Rows are looked at in their order, as many as fill a few internal batches; the next batch is made of those that are
+    most like the oldest in length. So little is padded, and none but the last few batches is smaller than it may be.
+
+    >>> ran = []
+    >>> results = run_each([3, 10, 4, 3] * 9, lambda rows: ran.append(rows) or rows, max_tokens=12)
+    >>> next(results), ran
+    (0, [[0, 3, 4, 7]])
+    >>> list(results) == list(range(1, 36))
+    True
+    """
+    waiting: list[int] = []
+    results: dict[int, Result] = {}
+    taken = due = tokens = 0
+    while due < len(lengths):
+        while taken < len(lengths) and tokens < AHEAD * max_tokens:
+            waiting.append(taken)
+            tokens += lengths[taken]
+            taken += 1
+        waiting.sort(key=lambda row: (-lengths[row], row))
+        rows = _like(waiting.index(due), waiting, [lengths[row] for row in waiting], max_tokens, max_rows)
+        found = _tried(rows, run, out_of_memory)
+        if found is None:
+            max_tokens = len(rows) * lengths[rows[0]] // 2
+            recover(max_tokens)
+            continue
+        results.update(found)
+        waiting = [row for row in waiting if row not in found]
+        tokens -= sum(lengths[row] for row in rows)
+        while due in results:
+            yield results.pop(due)
+            due += 1
+
+
+def _like(
+    place: int, waiting: Sequence[int], lengths: Sequence[int], max_tokens: int, max_rows: int | None
+) -> list[int]:
+    """The internal batch of the row at a place, among rows that are sorted longest first.
+
+    >>> _like(2, [7, 8, 9], [6, 5, 5], max_tokens=12, max_rows=None)
+    [8, 9]
+    """
+
+    def end(start: int) -> int:
+        return start + group_size(lengths[start], len(waiting) - start, max_tokens, max_rows)
+
+    start = place
+    # If there are not enough shorter ones, some that are a little longer come with them.
+    while start and end(start) == len(waiting) and end(start - 1) > place:
+        start -= 1
+    return list(waiting[start : end(start)])
+
+
+def _tried(
+    rows: list[int], run: Callable[[list[int]], Sequence[Result]], out_of_memory: type[BaseException]
+) -> dict[int, Result] | None:
+    """The results of an internal batch; None if it did not fit: with the exception go the frames that held tensors.
+
+    :raises OutOfMemoryError: if it was one row.
+    """
+    try:
+        return dict(zip(rows, run(rows), strict=True))
+    except out_of_memory as error:
+        if len(rows) > 1:
+            return None
+        reason = str(error).split("\n", maxsplit=1)[0]
+    raise OutOfMemoryError(
+        "one prompt alone does not fit in the device's memory: give fewer max_new_tokens or "
+        f"max_input_tokens, a smaller dtype, or a larger GPU ({reason})"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,19 @@ class TextGenerator:
         :raises OutOfMemoryError: if one prompt alone does not fit in the device's memory.
         """
         texts = check_texts(prompts)
-        return self._run(tokenize(self.loaded.tokenizer, texts), per_row(len(texts), **parameters))
+        return self._workload.run(
+            *self._prepared(tokenize(self.loaded.tokenizer, texts), per_row(len(texts), **parameters))
+        )
+
+    def generate_each(self, prompts: Iterable[str], **parameters: Any) -> Iterator[Generation]:
+        """As `generate`, but yields each answer as soon as it and all before it are there, from full internal batches.
+
+        In a batch app, what was yielded is kept if the worker is taken away.
+        """
+        texts = check_texts(prompts)
+        yield from self._workload.run_each(
+            *self._prepared(tokenize(self.loaded.tokenizer, texts), per_row(len(texts), **parameters))
+        )
 
     def chat(
         self,
@@ -93,25 +105,43 @@ class TextGenerator:
         :param template_options: further variables for the template, such as `tools`.
         :param parameters: as `generate`.
         """
-        tokenizer = self.loaded.tokenizer
-        encoded, stops = encode_chat(tokenizer, conversations, template_options)
-        return self._run(encoded, [row.stopping_at(stops) for row in per_row(len(encoded), **parameters)])
+        return self._workload.run(*self._prepared(*self._encode_chat(conversations, template_options, parameters)))
+
+    def chat_each(
+        self,
+        conversations: Iterable[Sequence[Message]],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> Iterator[Generation]:
+        """As `chat`, but yields each answer as `generate_each` does."""
+        encoded, sampling = self._encode_chat(conversations, template_options, parameters)
+        yield from self._workload.run_each(*self._prepared(encoded, sampling))
+
+    def _encode_chat(
+        self,
+        conversations: Iterable[Sequence[Message]],
+        template_options: Mapping[str, Any] | None,
+        parameters: Mapping[str, Any],
+    ) -> tuple[list[list[int]], list[Sampling]]:
+        encoded, stops = encode_chat(self.loaded.tokenizer, conversations, template_options)
+        return encoded, [row.stopping_at(stops) for row in per_row(len(encoded), **parameters)]
 
     def close(self) -> None:
         """Free the model's memory now; the generator cannot be used afterwards."""
         self.loaded.close()
 
-    def _run(self, encoded: list[list[int]], sampling: list[Sampling]) -> list[Generation]:
+    def _prepared(
+        self, encoded: list[list[int]], sampling: list[Sampling]
+    ) -> tuple[list[int], Callable[[list[int]], list[Generation]]]:
+        """The rows' lengths, and what writes the answers of some of them."""
         length, special = context_length(self.loaded.model.config), self.loaded.tokenizer.all_special_ids
         prompts = [
             truncate(ids, room(length, row.max_new_tokens, self.max_input_tokens), special)
             for ids, row in zip(encoded, sampling, strict=True)
         ]
         lengths = [len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, sampling, strict=True)]
-        return self._workload.run(
-            lengths,
-            lambda rows: self._generate([prompts[row] for row in rows], [sampling[row] for row in rows]),
-        )
+        return lengths, lambda rows: self._generate([prompts[row] for row in rows], [sampling[row] for row in rows])
 
     def _generate(self, prompts: list[Tokens], sampling: list[Sampling]) -> list[Generation]:
         loaded = self.loaded

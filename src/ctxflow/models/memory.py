@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from ctxflow.models.batches import run_batches
+from ctxflow.models.batches import run_batches, run_each
 from ctxflow.models.transformers import LoadedModel
 
 Result = TypeVar("Result")
@@ -58,16 +58,20 @@ class Workload:
         :returns: the results in the order of the rows.
         :raises OutOfMemoryError: if one row alone does not fit.
         """
+        return run_batches(lengths, _inferring(run), **self._limits())
+
+    def run_each(self, lengths: Sequence[int], run: Callable[[list[int]], Sequence[Result]]) -> Iterator[Result]:
+        """As `run`, but yields each row's result as soon as it and all before it are there."""
+        return run_each(lengths, _inferring(run), **self._limits())
+
+    def _limits(self) -> dict[str, Any]:
         most = self._chosen or self._fitting()
-        with torch.inference_mode():
-            return run_batches(
-                lengths,
-                run,
-                max_tokens=min(most, self._ceiling or most),
-                max_rows=self._max_rows,
-                out_of_memory=torch.cuda.OutOfMemoryError,
-                recover=self._shrink,
-            )
+        return {
+            "max_tokens": min(most, self._ceiling or most),
+            "max_rows": self._max_rows,
+            "out_of_memory": torch.cuda.OutOfMemoryError,
+            "recover": self._shrink,
+        }
 
     def _fitting(self) -> int:
         """How many tokens of an internal batch should fit in the memory that is free on the device now."""
@@ -82,6 +86,16 @@ class Workload:
     def _shrink(self, tokens: int) -> None:
         self._ceiling = tokens
         release(self._loaded.device)
+
+
+def _inferring(run: Callable[[list[int]], Sequence[Result]]) -> Callable[[list[int]], Sequence[Result]]:
+    """Without gradients while it runs, and only then."""
+
+    def inferring(rows: list[int]) -> Sequence[Result]:
+        with torch.inference_mode():
+            return run(rows)
+
+    return inferring
 
 
 def release(device: torch.device) -> None:

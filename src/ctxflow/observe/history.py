@@ -193,6 +193,7 @@ class _Reader:
         self._noticed_ones: set[str] = set()
         self._released: set[str] = set()
         self._running: dict[str, dict[int, tuple[str, int]]] = {}  # Worker -> attempt -> its app, and how many items.
+        self._answered: dict[int, int] = {}  # Attempt -> how many items it has answered one by one.
         self._ran, self._closed = Seen(), Seen()
         self._takes = {
             "WorkerJoined": self._joined,
@@ -205,6 +206,8 @@ class _Reader:
             "ItemsSubmitted": self._submitted,
             "ItemsCancelled": self._cancelled,
             "BatchFinished": self._finished,
+            "ItemsFinished": self._answered_some,
+            "BatchEnded": self._ended,
             "BatchFailed": self._failed,
             "AppDeclared": self._app,
             "ContextDeclared": self._context,
@@ -345,11 +348,24 @@ class _Reader:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
         if attempt is None:
             return
-        app, items = self._app_of(attempt[0]), attempt[1]
+        self._call(self._app_of(attempt[0]), attempt[1], event["seconds"])
+
+    @staticmethod
+    def _call(app: App, items: int, seconds: float) -> None:
         app.calls += 1
         app.items += items
-        app.call_seconds.add(event["seconds"])
-        app.item_seconds.add(event["seconds"] / max(items, 1))
+        app.call_seconds.add(seconds)
+        app.item_seconds.add(seconds / max(items, 1))
+
+    def _answered_some(self, event: dict[str, Any]) -> None:
+        self._answered[event["attempt"]] = event["first"] + event["count"]
+
+    def _ended(self, event: dict[str, Any]) -> None:
+        """A call that answered its items one by one, and may have ended before the last."""
+        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
+        items = self._answered.pop(event["attempt"], 0)
+        if attempt is not None and items:
+            self._call(self._app_of(attempt[0]), items, event["seconds"])
 
     def _failed(self, event: dict[str, Any]) -> None:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)

@@ -78,9 +78,9 @@ class Release(Command):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deliver(Command):
-    """These items of a finished attempt are answered, for the first and only time.
+    """These items of an attempt are answered, for the first and only time.
 
-    :ivar positions: where they are among the attempt's items, if they are not all of them.
+    :ivar positions: where they are among the results that came, if they are not all of them.
     """
 
     attempt: int

@@ -71,6 +71,8 @@ class Scheduler:
             ev.ContextFailed: self._context_failed,
             ev.ContextUnloaded: self._context_unloaded,
             ev.BatchFinished: self._batch_finished,
+            ev.ItemsFinished: self._items_finished,
+            ev.BatchEnded: self._batch_ended,
             ev.BatchFailed: self._batch_failed,
             ev.Tick: self._tick,
         }
@@ -265,7 +267,8 @@ class Scheduler:
         gone = set(event.items)
         for number, attempt in list(self.state.attempts.items()):
             # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
-            if number in self.state.attempts and gone.issuperset(attempt.items):
+            left = attempt.items[attempt.answered :] if attempt.answered else attempt.items
+            if number in self.state.attempts and left and gone.issuperset(left):
                 self._stop(number, out)
 
     # --- workers
@@ -364,10 +367,29 @@ class Scheduler:
         if found is None:
             return
         attempt, worker = found
-        pace.learn(self.state.apps[attempt.app], worker, attempt, event.seconds, self.state.now)
-        items.answer(self.state, attempt, out)
+        app = self.state.apps[attempt.app]
+        pace.learn(app, worker, attempt, len(attempt.items), event.seconds, self.state.now)
+        items.answer(self.state, attempt, attempt.items, out)
         residency.used(self.state, worker, attempt.context, out)
         # What another attempt answered first is closed; nothing of this attempt stays open.
+
+    def _items_finished(self, event: ev.ItemsFinished, out: list[Command]) -> None:
+        attempt = self.state.attempts.get(event.attempt)
+        if attempt is not None and attempt.worker == event.worker:
+            end = event.first + event.count
+            attempt.answered = max(attempt.answered, end)
+            items.answer(self.state, attempt, attempt.items[event.first : end], out)
+
+    def _batch_ended(self, event: ev.BatchEnded, out: list[Command]) -> None:
+        found = self._attempt(event.worker, event.attempt)
+        if found is None:
+            return
+        attempt, worker = found
+        if attempt.answered:
+            app = self.state.apps[attempt.app]
+            pace.learn(app, worker, attempt, attempt.answered, event.seconds, self.state.now)
+        residency.used(self.state, worker, attempt.context, out)
+        items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
         found = self._attempt(event.worker, event.attempt)
@@ -381,7 +403,10 @@ class Scheduler:
         else:
             residency.used(self.state, worker, attempt.context, out)
         left = items.unanswered(self.state, attempt)
-        items.failed(self.state, attempt, left, event.failure, out)
+        if event.at is None:
+            items.failed(self.state, attempt, left, event.failure, out)
+        else:
+            items.raised(self.state, attempt, left, event.at, event.failure, out)
 
     # --- time
 

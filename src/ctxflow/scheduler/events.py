@@ -259,14 +259,42 @@ class BatchFinished(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ItemsFinished(Event):
+    """An attempt that goes on answered some of its items: `count` of them from its `first` on, counted from 0.
+
+    What comes twice counts once. `results` is the engine's, as `BatchFinished`'s.
+    """
+
+    worker: str
+    attempt: int
+    first: int
+    count: int
+    results: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchEnded(Event):
+    """An attempt that answered with `ItemsFinished` has ended; what it did not answer, it did not begin."""
+
+    worker: str
+    attempt: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BatchFailed(Event):
-    """An attempt failed as a whole. `lost_context`: the library process went with it."""
+    """An attempt failed: all that it did not answer before.
+
+    :ivar lost_context: the library process went with it.
+    :ivar at: where it answers its items one by one, the first that it did not answer, counted from 0.
+    """
 
     worker: str
     attempt: int
     failure: Failure
     lost_context: bool = False
     exception: Any = dataclasses.field(default=None, repr=False, compare=False)
+    at: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

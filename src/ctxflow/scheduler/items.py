@@ -76,13 +76,13 @@ def _taken(state: RunState, app: App) -> None:
         app.waiting_since = app.held_until = None
 
 
-def answer(state: RunState, attempt: Attempt, out: list[Command]) -> None:
-    """A finished attempt answers those of its items that nobody answered before."""
+def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
+    """An attempt answers those of these items that nobody answered before."""
     opened = state.open
-    positions = [n for n, item in enumerate(attempt.items) if item in opened]
+    positions = [n for n, item in enumerate(items) if item in opened]
     if not positions:
         return
-    won, part = attempt.items, len(positions) < len(attempt.items)
+    won, part = items, len(positions) < len(items)
     if part:
         won = [won[n] for n in positions]
     _close(state, won)
@@ -220,6 +220,31 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
         _isolate(app, tuple(items))
     state.counters.retried += len(items)
     _queued(state, app, out)
+
+
+def raised(
+    state: RunState, attempt: Attempt, items: Sequence[int], at: int, failure: Failure, out: list[Command]
+) -> None:
+    """An attempt that answers its items one by one raised where the answer to one of them should have come.
+
+    That item is tried alone, since the app may have been at work on several at once; those after it go on. If it
+    happens at the first item of what is left of such a batch, it is not that item: then it is halved as any other.
+    """
+    blamed, app = attempt.items[at], state.apps[attempt.app]
+    rest = [item for item in items if item != blamed]
+    if len(rest) == len(items):  # Another attempt holds it, or has answered it.
+        requeue(state, attempt, rest, out)
+    elif not rest or (attempt.isolated and not at):
+        failed(state, attempt, items, failure, out)
+    else:
+        if at:
+            requeue(state, attempt, rest, out)
+        else:
+            _isolate(app, tuple(rest))
+            state.counters.retried += len(rest)
+        _isolate(app, (blamed,))
+        state.counters.retried += 1
+        _queued(state, app, out)
 
 
 def _is_dead(state: RunState, app: App, item: int, failure: Failure) -> bool:

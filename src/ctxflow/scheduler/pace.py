@@ -41,9 +41,9 @@ class CallCost:
     differ less are no experiment: a batch is smaller because the one before was slow, which would read as a negative
     cost.)
 
-    Before it is known it is taken to be small: one more height counts, of 0, with the variance of one item. What a wrong
-    cost costs grows in proportion to the true one, so that the best single number is the mean of what it may be. And
-    before there are three pairs it is all that a call takes: a batch that is too long for its call's cost loses little
+    Before it is known it is taken to be small: one more height counts, of 0, with the variance of one item. What a
+    wrong cost costs grows in proportion to the true one, so that the best single number is the mean of what it may be.
+    And before there are three pairs it is all that a call takes: a batch that is too long for its call's cost loses little
     and tells much, while batches of one item would never tell that most of their time is cost.
     """
 
@@ -100,9 +100,8 @@ class CallCost:
         return self.way + (self.whole if self.pairs < 3 else self.inside)
 
 
-def learn(app: App, worker: Worker, attempt: Attempt, seconds: float, now: float) -> None:
-    """Learn from a batch that took so many seconds, as its worker says, and has just come back."""
-    count = len(attempt.items)
+def learn(app: App, worker: Worker, attempt: Attempt, count: int, seconds: float, now: float) -> None:
+    """Learn from a batch that answered so many items in so many seconds, as its worker says, and has just come back."""
     cost = app.call_cost
     # Calls of one worker may wait for each other: that is no cost.
     cost.add(now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)

@@ -79,7 +79,10 @@ class Claim:
 
 @dataclasses.dataclass(slots=True)
 class Attempt:
-    """One try at some items on one worker."""
+    """One try at some items on one worker.
+
+    :ivar answered: how many of its items, from the first on, it has answered while it goes on.
+    """
 
     id: int
     app: str
@@ -88,6 +91,7 @@ class Attempt:
     items: Sequence[int]
     started: float
     isolated: bool = False
+    answered: int = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -254,6 +258,7 @@ class Tier:
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
+    :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
     """
@@ -262,6 +267,7 @@ class Tier:
     asked: int | None = None
     connected: int = 0
     worker_seconds: float = 0.0
+    gpu_seconds: float = 0.0
     lifetimes: list[float] | None = None
     lacking_seconds: float = 0.0
     lacking_since: float | None = None

@@ -97,6 +97,7 @@ def gone(state: RunState, worker: Worker, evicted: bool) -> None:
         return
     tier.connected -= worker.acquired
     tier.worker_seconds += state.now - worker.joined
+    tier.gpu_seconds += (state.now - worker.joined) * worker.gpus
     if evicted:
         if tier.lifetimes is None:
             tier.lifetimes = []

@@ -173,6 +173,8 @@ class Simulation:
             self._listener(event, commands)
         if type(event) is ev.BatchFinished:
             self._wasted += self._sizes.pop(event.attempt, 0)
+        elif type(event) is ev.ItemsFinished:
+            self._wasted += event.count
         if not commands:
             return
         for command in commands:

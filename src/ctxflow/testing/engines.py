@@ -172,6 +172,10 @@ class EngineContract:
         """Give a worker notice that it will be taken away."""
         pytest.skip("this engine's workers cannot be given notice")
 
+    def reach(self, run: ContractRun, there: Callable[[], bool]) -> None:
+        """Wait until a batch of 100 has done 59 items; `there` says so, where functions run."""
+        run.until(there)
+
     def processes(self, engine: Any) -> list[int]:
         """All processes that the engine has started, and theirs."""
         pytest.skip("this engine starts no processes")
@@ -414,6 +418,91 @@ class EngineContract:
         run.run(worker, context, _with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [(0, 1)])
 
+    # --- results one by one
+
+    def test_results_that_are_yielded_come_once_each(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.3] * 8)
+        run.until(lambda: bool(run.all(ev.ItemsFinished)))
+        assert not run.all(ev.BatchEnded), "some come while it runs"
+        run.until(lambda: bool(run.all(ev.BatchEnded)))
+        assert self._results(run) == dict.fromkeys(range(8), 0.3)
+        assert run.all(ev.BatchEnded)[0].seconds >= 2.4
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.0, 0.001])
+        self._answers(run.wait(ev.BatchFinished), [0.0, 0.001])
+
+    def test_a_notice_ends_a_batch_with_the_item_in_flight(self, run: ContractRun, tmp_path: Path) -> None:
+        """At item 60 of 100, 40 at most are to be done again."""
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        there, go = tmp_path / "there", tmp_path / "go"
+        attempt = run.run(worker, ev.PLAIN, _yield_noticed, range(100), [str(there)] * 100, [str(go)] * 100)
+        self.reach(run, there.exists)
+        self.notify(run.engine, worker)
+        run.until(lambda: bool(run.all(ev.EvictionNotice)))
+        go.touch()
+        run.until(lambda: bool(run.all(ev.WorkerLost)))
+        (ended,) = run.all(ev.BatchEnded)
+        assert (ended.worker, ended.attempt) == (worker, attempt)
+        answered = {n for part in run.all(ev.ItemsFinished) for n in range(part.first, part.first + part.count)}
+        assert sorted(answered) == list(range(len(answered)))
+        assert len(answered) == 60
+        if self.executes:
+            assert self._results(run) == {n: -n for n in range(60)}
+
+    def test_a_kill_without_notice_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.01] * 100 + [60.0] * 2)
+        self.reach(run, lambda: bool(run.all(ev.ItemsFinished)))
+        self.evict(run.engine, worker)
+        run.until(lambda: bool(run.all(ev.WorkerLost)))
+        kinds = [type(event) for event in run.events]
+        assert ev.ItemsFinished in kinds and ev.BatchEnded not in kinds
+        assert kinds.index(ev.ItemsFinished) < kinds.index(ev.WorkerLost)
+
+    @pytest.mark.parametrize(
+        ("items", "good", "error"),
+        [
+            ([1, 2, "raise", 4], 2, "ValueError"),
+            ([1, 2, "odd", 4], 2, "TypeError"),
+            ([1, 2, 3, "stop"], 3, "ValueError"),
+            ([1, 2, 3, "twice"], 3, "ValueError"),
+            ([1, 2, 3, "raise after"], 3, "KeyError"),
+            (["raise"], 0, "ValueError"),
+        ],
+        ids=["raises", "cannot be pickled", "too few", "too many", "raises at its end", "raises at once"],
+    )
+    def test_what_was_yielded_before_an_error_is_kept(
+        self, run: ContractRun, items: list[Any], good: int, error: str
+    ) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.run(worker, ev.PLAIN, _yield_badly, items)
+        run.until(lambda: bool(run.all(ev.BatchFailed)))
+        assert self._results(run) == dict(enumerate(items[:good]))
+        (failed,) = run.all(ev.BatchFailed)
+        assert (failed.at, failed.lost_context) == (good, False)
+        assert (failed.failure.kind, failed.failure.error) == ("exception", error)
+        assert not run.all(ev.BatchEnded)
+        run.run(worker, ev.PLAIN, _same, [1])
+        self._answers(run.wait(ev.BatchFinished), [1])
+
+    def test_a_timeout_is_that_of_the_call_and_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
+        self._needs_code()
+        (worker,) = run.start()
+        run.load(worker, ev.PLAIN)
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.0])  # What that imports takes its time.
+        run.wait(ev.BatchFinished)
+        run.run(worker, ev.PLAIN, _yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
+        run.until(lambda: bool(run.all(ev.BatchFailed)))
+        (failed,) = run.all(ev.BatchFailed)
+        assert (failed.failure.kind, failed.lost_context, failed.at) == ("timeout", True, None)
+        assert self._results(run)[0] == 0.6
+
     # --- threads and ends
 
     def test_poll_returns_when_woken(self, run: ContractRun) -> None:
@@ -476,6 +565,17 @@ class EngineContract:
         if not self.executes:
             pytest.skip("this engine runs no functions")
 
+    @staticmethod
+    def _results(run: ContractRun) -> dict[int, Any]:
+        """The results that came one by one, by their place in the batch; those that come twice are the same."""
+        found: dict[int, Any] = {}
+        for event in run.all(ev.ItemsFinished):
+            results = pickle.loads(event.results)
+            assert len(results) == event.count
+            for place, result in enumerate(results, event.first):
+                assert found.setdefault(place, result) == result
+        return found
+
     def _answers(self, event: ev.BatchFinished, expected: Any) -> None:
         if self.executes:
             assert pickle.loads(event.results) == expected
@@ -529,6 +629,35 @@ def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:
 
 def _same(items: Sequence[Any]) -> Sequence[Any]:
     return items
+
+
+def _yield_slowly(seconds: Sequence[float]) -> Iterator[float]:
+    for each in seconds:
+        time.sleep(each)
+        yield each
+
+
+def _yield_noticed(items: Sequence[int], there: Sequence[str], go: Sequence[str]) -> Iterator[int]:
+    """Stops at the 60th item until it may go on; then slowly."""
+    for item in items:
+        if item == 59:
+            Path(there[0]).touch()
+            while not Path(go[0]).exists():
+                time.sleep(0.01)
+        yield -item
+
+
+def _yield_badly(items: Sequence[Any]) -> Iterator[Any]:
+    for item in items:
+        if item == "raise":
+            raise ValueError("this one")
+        if item == "stop":
+            return
+        yield threading.Lock() if item == "odd" else item
+        if item == "twice":
+            yield item
+    if "raise after" in items:
+        raise KeyError("too late")
 
 
 def _sleep(seconds: Sequence[float]) -> Sequence[float]:

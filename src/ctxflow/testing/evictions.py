@@ -1,4 +1,4 @@
-"""Evictions as an opportunistic pool has them: a Poisson process that takes workers away without warning."""
+"""Evictions as an opportunistic pool has them: a Poisson process that takes workers away, with or without notice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 class Evictable(Protocol):
     """An engine that can lose a worker on purpose."""
 
-    def evict(self, name: str | None = None, seconds: float | None = None) -> str | None:
-        """Take a worker away; give its name, None if there was none."""
+    def evict(self, name: str | None = None, seconds: float | None = None, notice: float | None = None) -> str | None:
+        """Take a worker away, at once or after notice; give its name, None if there was none."""
 
     def worker_pids(self) -> dict[str, int]:
         """The workers that are there."""
@@ -28,6 +28,7 @@ class Evictions:
     :param per_minute: evictions a minute, on average, over the whole pool.
     :param rejoin_seconds: how long an evicted worker's place stays empty.
     :param at_most: stop after so many.
+    :param notice: seconds that a worker has to leave by itself; None to take it at once, without a word.
     :ivar count: evictions so far.
 
     >>> from ctxflow import ContextExecutor
@@ -43,6 +44,7 @@ class Evictions:
         seed: int | None = None,
         rejoin_seconds: float = 0.5,
         at_most: int | None = None,
+        notice: float | None = None,
     ) -> None:
         if per_minute < 0:
             raise ValueError("per_minute is how many workers are evicted a minute: give 0 or more")
@@ -52,6 +54,7 @@ class Evictions:
         self._random = random.Random(seed)
         self._rejoin_seconds = rejoin_seconds
         self._at_most = at_most
+        self._notice = notice
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._evict, name="ctxflow-evictions", daemon=True)
 
@@ -70,5 +73,5 @@ class Evictions:
             if self._stop.wait(self._random.expovariate(self._rate)):
                 return
             workers = sorted(self._engine.worker_pids())
-            if workers and self._engine.evict(self._random.choice(workers), self._rejoin_seconds):
+            if workers and self._engine.evict(self._random.choice(workers), self._rejoin_seconds, self._notice):
                 self.count += 1

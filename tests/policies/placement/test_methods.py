@@ -63,6 +63,17 @@ def test_no_answer_is_below_the_bound(seed, shape):
         assert solve(problem, method).costs.total >= found.bound - 1e-6 * max(1.0, found.bound)
 
 
+@settings(max_examples=12, deadline=None)
+@given(seed=SEEDS, shape=st.sampled_from([(3, 3, 3), (4, 4, 5), (5, 3, 4)]), storage=st.sampled_from([300.0, None]))
+def test_agh_leaves_hardly_more_unserved_than_the_exact_method_and_never_costs_more_than_gh(seed, shape, storage):
+    problem = draw(seed, shape, storage_gb=storage)
+    gh, agh, exact = (solve(problem, method, time_limit=20) for method in ("gh", "agh", "exact"))
+    assert gh.feasible and agh.feasible and exact.feasible and exact.proven
+    more = np.array(agh.allocation.unserved) - np.array(exact.allocation.unserved)
+    assert 100 * more.mean() <= 1.0
+    assert agh.costs.total <= gh.costs.total + 1e-6
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_paper_s_formulation_has_the_same_optimum(seed):
     arrays = Arrays.of(draw(seed, (3, 3, 3)))

@@ -12,13 +12,14 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from ctxflow.executors.engine import RunServices
 from ctxflow.executors.simulated.machines import Machine
 from ctxflow.executors.simulated.market import Market, Place
 from ctxflow.executors.simulated.models import NoStaging, Staging, Times
+from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -54,6 +55,12 @@ class _Call:
     items: int
     begins: float
     seconds: float
+    salvaged: bool  # Whether its app answers its items one by one.
+
+    def done(self, time: float) -> int:
+        """How many items are done by then, if they take equally long."""
+        share = (time - self.begins) / self.seconds if self.seconds else 1.0
+        return max(0, min(self.items, math.floor(share * self.items + 1e-9)))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -80,6 +87,8 @@ class SimulatedEngine:
     :param staging: where files come from; by default they are everywhere.
     :param seed: of all that is drawn.
     :param notice: seconds from an eviction's notice to the eviction; 0 for none.
+    :param salvage: the apps that answer their items one by one. Their calls end at a notice with the item in flight;
+        without one, what was done half a second before is kept. (It is told when the worker is lost, not before.)
 
     >>> class Times:
     ...     match = dispatch = lambda self, *of: 0.0
@@ -106,6 +115,7 @@ class SimulatedEngine:
         staging: Staging | None = None,
         seed: int = 0,
         notice: float = 0.0,
+        salvage: Container[str] = (),
     ) -> None:
         self.now = 0.0
         self.account = Account()
@@ -113,6 +123,7 @@ class SimulatedEngine:
         self.presence: list[tuple[float, Machine, int]] = []
         self._times = times
         self._staging = staging or NoStaging()
+        self._salvage = salvage
         self._generator = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
@@ -205,7 +216,24 @@ class SimulatedEngine:
 
     def noticed(self, place: Place) -> None:
         """A worker's machine will be taken soon."""
-        self._out.append(ev.EvictionNotice(self.now, self._holders[place].id))
+        worker = self._holders[place]
+        self._out.append(ev.EvictionNotice(self.now, worker.id))
+        for attempt, call in worker.calls.items():
+            if call.salvaged:
+                # The item in flight is done; a call that has not begun does not begin.
+                done = min(call.items, call.done(self.now) + 1) if call.begins <= self.now else 0
+                ends = call.begins + call.seconds * done / call.items if done else self.now
+                self.at(ends, self._cut, worker, attempt, done)
+
+    def _cut(self, worker: _Worker, attempt: int, done: int) -> None:
+        """A call ends with what is done."""
+        call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
+        if call is not None:
+            seconds = call.seconds * done / call.items
+            self.account.call_seconds += seconds
+            if done:
+                self._out.append(ev.ItemsFinished(self.now, worker.id, attempt, 0, done))
+            self._out.append(ev.BatchEnded(self.now, worker.id, attempt, seconds))
 
     def taken(self, place: Place) -> None:
         """A worker's machine is taken."""
@@ -218,15 +246,20 @@ class SimulatedEngine:
         """A worker is gone with all that it held."""
         del self._workers[worker.id], self._holders[worker.place]
         self.account.worker_seconds += self.now - worker.joined
-        for call in worker.calls.values():
-            self._lose_call(call)
+        for attempt, call in worker.calls.items():
+            kept = call.done(self.now - EVERY_SECONDS) if call.salvaged else 0
+            if kept:
+                self._out.append(ev.ItemsFinished(self.now, worker.id, attempt, 0, kept))
+            self._lose_call(call, kept)
         self.presence.append((self.now, worker.place.machine, -1))
         self._staging.lost(worker.id)
         self._out.append(ev.WorkerLost(self.now, worker.id, evicted=True))
 
-    def _lose_call(self, call: _Call) -> None:
-        self.account.lost_seconds += max(0.0, self.now - call.begins)
-        self.account.lost_items += call.items
+    def _lose_call(self, call: _Call, kept: int = 0) -> None:
+        kept_seconds = call.seconds * kept / call.items
+        self.account.call_seconds += kept_seconds
+        self.account.lost_seconds += max(0.0, self.now - call.begins - kept_seconds)
+        self.account.lost_items += call.items - kept
 
     # --- commands
 
@@ -290,7 +323,8 @@ class SimulatedEngine:
         seconds = self._times.call(command.app, machine, command.items, self._generator)
         begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until)
         library.busy_until = ends = begins + seconds
-        worker.calls[command.attempt] = _Call(command.context, len(command.items), begins, seconds)
+        salvaged = command.app in self._salvage
+        worker.calls[command.attempt] = _Call(command.context, len(command.items), begins, seconds, salvaged)
         self.at(ends, self._finish, worker, command.attempt)
 
     def _finish(self, worker: _Worker, attempt: int) -> None:

@@ -24,6 +24,7 @@ from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.worker import Worker, refusal
 from ctxflow.factory.provider import Provider
 from ctxflow.host.wire import Head, frame
+from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -31,6 +32,7 @@ from ctxflow.sites import Site
 logger = logging.getLogger("ctxflow")
 _START_SECONDS = 60.0  # How long the manager may take to start.
 _END_SECONDS = 5.0
+_PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
 
 
 class TaskVineEngine:
@@ -168,6 +170,8 @@ class TaskVineEngine:
             "style": payload.style,
             "insert": payload.insert,
         }
+        if payload.style == "batch":
+            head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
         frames.append(frame(head, payload.body))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ctxflow.executors.answers import answer_events
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.factory.provider import JobChange
 from ctxflow.host.wire import Head
@@ -40,8 +41,8 @@ def events_of_job(now: float, tier: str, change: JobChange) -> list[ev.Event]:
     return []
 
 
-def _finished(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
-    return [ev.BatchFinished(now, worker.name, head["call"], head["seconds"], results=body)]
+def _answered(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
+    return answer_events(now, worker.name, head, body)
 
 
 def _failure(worker: Worker, head: Head) -> ev.Failure:
@@ -50,7 +51,7 @@ def _failure(worker: Worker, head: Head) -> ev.Failure:
 
 def _raised(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
     failure = _failure(worker, head)
-    return [ev.BatchFailed(now, worker.name, head["call"], failure, exception=body)]
+    return [ev.BatchFailed(now, worker.name, head["call"], failure, exception=body, at=head.get("at"))]
 
 
 def _died(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Event]:
@@ -73,7 +74,8 @@ def _unloaded(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Ev
 
 
 _TRANSLATIONS: dict[str, Callable[[float, Worker, Head, bytes], list[ev.Event]]] = {
-    "finished": _finished,
+    "part": _answered,
+    "finished": _answered,
     "raised": _raised,
     "died": _died,
     "ready": _ready,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ctxflow.policies.placement.allocation import Allocation
-from ctxflow.policies.placement.arrays import Arrays, Floats
 from ctxflow.policies.placement.draft import Mechanisms
+from ctxflow.policies.placement.operation import Operation, operate
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.solution import solve
 
@@ -25,6 +25,30 @@ VIOLATED = 0.01
 """A query type of which more than this is unserved has its limits violated."""
 
 
+def perturbed(
+    problem: Problem,
+    allocation: Allocation,
+    scenarios: int = 500,
+    inflation: float = 1.0,
+    seed: int = 0,
+    spread: float = SPREAD,
+    arrivals: float = ARRIVALS,
+) -> Operation:
+    """A plan in operation when delays, errors and arrivals are not as planned.
+
+    Delays and errors are drawn by route, arrivals by query type, evenly within the spreads.
+
+    :param inflation: what all delays and errors are multiplied by besides.
+    :param seed: of the scenarios: the same ones for every plan of a problem, and for every inflation.
+    :raises ModuleNotFoundError: without SciPy.
+    """
+    random = np.random.default_rng([seed, scenarios])
+    shape = problem.shape
+    delays, errors = random.uniform(1 - spread, 1 + spread, (2, scenarios, *shape)) * inflation
+    rates = random.uniform(1 - arrivals, 1 + arrivals, (scenarios, shape[0]))
+    return operate(problem, allocation, rates, delays, errors)
+
+
 def second_stage(
     problem: Problem,
     allocation: Allocation,
@@ -34,13 +58,8 @@ def second_stage(
     spread: float = SPREAD,
     arrivals: float = ARRIVALS,
 ) -> tuple[float, float]:
-    """What a plan costs when delays, errors and arrivals are not as planned: (12a) to (12f).
+    """What a plan costs when delays, errors and arrivals are not as planned: section 4.2, with the parameters above.
 
-    What is deployed stays, and each query type is sent only where it was planned to go; shares are chosen anew.
-    Delays and errors are drawn by route, arrivals by query type, evenly within the spreads.
-
-    :param inflation: what all delays and errors are multiplied by besides.
-    :param seed: of the scenarios: the same ones for every plan of a problem, and for every inflation.
     :returns: the expected cost C1 + C2 + mean(C3 + C4 + C5) in $, and the share of query types over the scenarios of
         which more than 1 % is unserved.
     :raises ModuleNotFoundError: without SciPy.
@@ -52,47 +71,26 @@ def second_stage(
     >>> cost <= planned.costs.total + 1e-6, violated
     (True, 0.0)
     """
-    arrays = Arrays.of(problem)
-    random = np.random.default_rng([seed, scenarios])
+    found = perturbed(problem, allocation, scenarios, inflation, seed, spread, arrivals)
     costs = allocation.costs(problem)
-    recourse, violated = [], []
-    for _ in range(scenarios):
-        shape = arrays.error.shape
-        delays, errors = np.asarray(random.uniform(1 - spread, 1 + spread, (2, *shape)) * inflation)
-        rates = np.asarray(random.uniform(1 - arrivals, 1 + arrivals, shape[0]))
-        cost, unserved = _recourse(arrays, allocation, delays, errors, rates)
-        recourse.append(cost)
-        violated.append(float((unserved > VIOLATED).mean()))
-    return costs.rental + costs.model_storage + float(np.mean(recourse)), float(np.mean(violated))
+    expected = costs.rental + costs.model_storage + float(found.total.mean())
+    return expected, float((found.unserved > VIOLATED).mean())
 
 
-def _recourse(
-    arrays: Arrays, allocation: Allocation, delays: Floats, errors: Floats, rates: Floats
-) -> tuple[float, Floats]:
-    """C3 + C4 + C5 of a scenario, and what is unserved of each type, from the linear program (12)."""
-    from scipy.optimize import linprog
+def with_margin(problem: Problem, margin: float) -> Problem:
+    """The problem with delay and error limits divided by a margin: what is planned with it, so that it can be kept.
 
-    types, routes = len(rates), allocation.routes
-    deployed = {(each.model, each.tier): n for n, each in enumerate(allocation.deployments)}
-    cost = np.concatenate([np.zeros(len(routes)), arrays.unserved_dollars])
-    served = np.hstack([np.zeros((types, len(routes))), np.eye(types)])
-    limits = np.zeros((2 * types + len(deployed), len(cost)))
-    stored = np.zeros(len(cost))
-    for n, route in enumerate(routes):
-        i, j, k = route.query_type, route.model, route.tier
-        where = allocation.deployments[deployed[j, k]]
-        config = int(np.flatnonzero((arrays.tensor == where.tensor_parallel) & (arrays.gpus == where.gpus))[0])
-        seconds = arrays.delay[i, j, k, config] * delays[i, j, k]
-        served[i, n] = 1.0
-        cost[n] = arrays.delay_dollars[i] * seconds
-        stored[n] = arrays.data_dollars[i] * rates[i]
-        limits[i, n] = seconds / arrays.max_delay[i]
-        limits[types + i, n] = arrays.error[i, j, k] * errors[i, j, k] / max(float(arrays.max_error[i]), 1e-12)
-        limits[2 * types + deployed[j, k], n] = arrays.work[i, j, k] * rates[i] / (arrays.capacity[k] * where.gpus)
-    found = linprog(cost, A_ub=limits, b_ub=np.ones(len(limits)), A_eq=served, b_eq=np.ones(types), bounds=(0, 1))
-    if found.x is None:
-        raise ArithmeticError(f"the second stage has an answer, and the solver found none: {found.message}")
-    return float(found.fun + stored @ found.x), np.asarray(found.x[len(routes) :], dtype=float)
+    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> with_margin(paper_instance(), 2.0).query_types[0].max_error == paper_instance().query_types[0].max_error / 2
+    True
+    """
+    kinds = tuple(
+        kind.model_copy(
+            update={"max_delay_seconds": kind.max_delay_seconds / margin, "max_error": kind.max_error / margin}
+        )
+        for kind in problem.query_types
+    )
+    return problem.model_copy(update={"query_types": kinds})
 
 
 def stress(
@@ -101,21 +99,35 @@ def stress(
     inflations: Iterable[float] = (1.0, 1.2, 1.5),
     scenarios: int = 500,
     seed: int = 0,
+    time_limit: float | None = None,
 ) -> list[dict[str, Any]]:
     """Plans of several methods under stress (Figure 2a to 2c): a row for each method and inflation.
 
-    :returns: rows of `method`, `inflation`, `planned` ($), `rental` ($), `cost` ($), `violated` (a share).
+    :param methods: of `METHODS`; one with "+1.25" at its end plans `with_margin` of 1.25.
+    :param time_limit: seconds for the exact method.
+    :returns: rows of `method`, `inflation`, `planned` ($), `cost` ($), its five parts `rental`, `model_storage`,
+        `data_storage`, `delay` and `unserved` ($), `violated` (a share).
+    :raises ValueError: if a method has no allocation.
     """
     rows = []
-    plans = {method: solve(problem, method) for method in methods}
+    plans = {}
+    for method in methods:
+        name, _, margin = method.partition("+")
+        planned = solve(with_margin(problem, float(margin or 1)), name, time_limit=time_limit)
+        if planned.allocation is None:
+            raise ValueError(f"{method} has no allocation for {problem.name}, so that there is nothing to stress")
+        plans[method] = planned.allocation
     for inflation in inflations:
         for method, plan in plans.items():
-            if plan.allocation is None or plan.costs is None:
-                raise ValueError(f"{method} has no allocation for {problem.name}, so that there is nothing to stress")
-            cost, violated = second_stage(problem, plan.allocation, scenarios, inflation, seed)
+            costs = plan.costs(problem)
+            found = perturbed(problem, plan, scenarios, inflation, seed)
             rows.append({
-                "method": method, "inflation": inflation, "planned": plan.costs.total, "rental": plan.costs.rental,
-                "cost": cost, "violated": violated,
+                "method": method, "inflation": inflation, "planned": costs.total,
+                "cost": costs.rental + costs.model_storage + float(found.total.mean()),
+                "rental": costs.rental, "model_storage": costs.model_storage,
+                "data_storage": float(found.data_storage.mean()), "delay": float(found.delay.mean()),
+                "unserved": float(found.unserved_dollars.mean()),
+                "violated": float((found.unserved > VIOLATED).mean()),
             })  # fmt: skip
     return rows
 

@@ -83,7 +83,7 @@ def _histograms(figure_class: Any, runs: Mapping[str, Run]) -> Any:
             tasks, paper = runs[name].tasks, TABLE_2[name][0]
             beyond = sum(seconds > most for seconds in tasks) / len(tasks)
             label = f"{name} (beyond: {100 * beyond:.1f} %)"
-            plot.hist(tasks, bins, (0.0, most), color=colour, alpha=0.65, label=label)
+            plot.hist(tasks, bins, range=(0.0, most), color=colour, alpha=0.65, label=label)
             plot.axvline(sum(tasks) / len(tasks), color=colour, linewidth=1.2)
             plot.axvline(paper, color=colour, linewidth=1.2, linestyle=":")
         plot.set(yscale="log", xlabel="seconds of a task", xlim=(0, most), title=f"batches of {size}")

@@ -1,8 +1,8 @@
-"""Inputs of lines: JSON Lines and CSV; and which reader an input needs.
+"""Inputs of lines: JSON Lines and CSV; and which reader an input file needs.
 
 A row that cannot be read is an error of its own; reading goes on behind it, and no line, however long, is held
-whole beyond a limit. What does not live here: Arrow's formats (arrow_readers.py), and what a row means
-(requests.py).
+whole beyond a limit. What does not live here: Arrow's formats (arrow_readers.py), what is no file (tables.py), and
+what a row means (batch/requests.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxflow.batch.rows import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source, left_out
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source, left_out
 
 FORMATS = ("openai", "jsonl", "csv", "parquet", "dataset")
 _SNIFFED_LINES = 100
@@ -37,7 +37,7 @@ def open_source(path: str | Path, form: str | None = None, split: str | None = N
     except OSError as error:
         raise ValueError(f"the input {path} cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(mode) and form in (None, "dataset"):
-        from ctxflow.batch.arrow_readers import open_dataset
+        from ctxflow.rows.arrow_readers import open_dataset
 
         return "dataset", open_dataset(path, split)
     if stat.S_ISDIR(mode):
@@ -50,7 +50,7 @@ def open_source(path: str | Path, form: str | None = None, split: str | None = N
         raise ValueError(f"the input {path} is a file, which has no splits: leave --split out")
     form = form or detect(path)
     if form == "parquet":
-        from ctxflow.batch.arrow_readers import ParquetSource
+        from ctxflow.rows.arrow_readers import ParquetSource
 
         return form, ParquetSource([path], str(path))
     if form == "csv":
@@ -173,8 +173,11 @@ class JsonLinesSource(_FileSource):
         """The line."""
         return f"{self.name}, line {number + 1}"
 
-    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
-        """The lines' objects."""
+    def columns(self) -> None:
+        """Each line has its own."""
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
+        """The lines' objects, whole."""
         with _open(self._path) as file:
             yield from self._chunked(self._rows(_Lines(file), skip), file)
 
@@ -241,18 +244,26 @@ class CsvSource(_FileSource):
         """The record."""
         return f"{self.name}, row {number + 1} below the header"
 
-    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
-        """The records; all values are strings."""
+    def columns(self) -> Sequence[str] | None:
+        """Those that the header names; None if there is none."""
         with _open(self._path) as file:
-            if file.read(3) != _BOM:
-                file.seek(0)
+            return self._columns(self._reader(file)) or None
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
+        """The records, whole; all values are strings."""
+        with _open(self._path) as file:
             rows = (row for row in self._rows(file) if not left_out(skip, row.number))
             yield from self._chunked(rows, file)
 
-    def _rows(self, file: BinaryIO) -> Iterator[Row]:
+    def _reader(self, file: BinaryIO) -> Iterator[list[str]]:
+        if file.read(3) != _BOM:
+            file.seek(0)
         csv.field_size_limit(MAX_ROW_BYTES)
         delimiter = "\t" if self._path.suffix.lower() == ".tsv" else ","
-        reader = csv.reader(_Text(_Lines(file)), delimiter=delimiter, strict=True)
+        return csv.reader(_Text(_Lines(file)), delimiter=delimiter, strict=True)
+
+    def _rows(self, file: BinaryIO) -> Iterator[Row]:
+        reader = self._reader(file)
         columns = self._columns(reader)
         number = 0
         while columns:
@@ -270,7 +281,7 @@ class CsvSource(_FileSource):
 
     def _columns(self, reader: Iterator[list[str]]) -> list[str]:
         try:
-            columns = next(reader, [])
+            columns = next((fields for fields in reader if fields), [])
         except (csv.Error, RowError) as error:
             raise ValueError(f"the header of {self.name} cannot be read: {error}") from None
         if repeated := {name for name in columns if columns.count(name) > 1}:

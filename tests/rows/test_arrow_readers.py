@@ -5,8 +5,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ctxflow.batch.readers import open_source
-from ctxflow.batch.rows import RowError
+from ctxflow.rows.readers import open_source
+from ctxflow.rows.source import RowError
 
 
 def rows_of(source):

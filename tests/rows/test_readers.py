@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.batch import readers
-from ctxflow.batch.readers import CsvSource, JsonLinesSource, detect, file_identity, open_source
-from ctxflow.batch.rows import RowError
+from ctxflow.rows import readers
+from ctxflow.rows.readers import CsvSource, JsonLinesSource, detect, file_identity, open_source
+from ctxflow.rows.source import RowError
 
 GOOD = '{"a": 1}'
 
@@ -126,7 +126,10 @@ def test_csv_headers(tmp_path):
     with pytest.raises(ValueError, match="names the column 'a' twice"):
         rows_of(CsvSource(path))
     path.write_text("")
-    assert rows_of(CsvSource(path)) == []
+    assert rows_of(CsvSource(path)) == [] and CsvSource(path).columns() is None
+    path.write_text("\n\na,b\n\n1,2\n")
+    assert outcomes(rows_of(CsvSource(path))) == {0: {"a": "1", "b": "2"}}
+    assert list(CsvSource(path).columns()) == ["a", "b"]
     path = tmp_path / "in.tsv"
     path.write_text("a\tb\n1\t2,3\n")
     assert outcomes(rows_of(CsvSource(path))) == {0: {"a": "1", "b": "2,3"}}

@@ -1,12 +1,12 @@
 """What readers give: rows of an input, good and bad, in chunks.
 
-What does not live here: any format (readers.py, arrow_readers.py).
+What does not live here: any format (readers.py, arrow_readers.py, tables.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 CHUNK_ROWS = 1000
@@ -37,26 +37,35 @@ def left_out(skip: bytes, number: int) -> bool:
     return number < len(skip) and skip[number] != 0
 
 
-class Source(Protocol):
-    """An input that can be read from its beginning as often as one likes."""
+class Table(Protocol):
+    """Something with rows."""
 
     name: str
-    total: int | None
-    """How many rows there are, None where only reading tells."""
 
-    def chunks(self, skip: bytes = b"") -> Iterator[list[Row]]:
+    def columns(self) -> Sequence[str] | None:
+        """The columns' names, None where each row has its own."""
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """All rows, bad ones among them, some at a time.
 
         :param skip: a byte for each of the first rows, by their numbers: those that are not 0 are left out, and
             where that can be, not even parsed.
+        :param columns: those that are needed, where not all are; others may be left out.
         :raises ValueError: where nothing more can be read, saying why.
         """
 
-    def fraction(self) -> float:
-        """How much of the input the last chunk's end is, 0 to 1."""
-
     def place(self, number: int) -> str:
         """Where a row stands, for a person."""
+
+
+class Source(Table, Protocol):
+    """An input that can be read from its beginning as often as one likes."""
+
+    total: int | None
+    """How many rows there are, None where only reading tells."""
+
+    def fraction(self) -> float:
+        """How much of the input the last chunk's end is, 0 to 1."""
 
     def identity(self) -> str:
         """A digest that changes with the input: of its size and of samples of it, not of its name or times."""

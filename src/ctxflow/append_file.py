@@ -1,0 +1,105 @@
+"""A file that one driver alone adds to: what was added whole counts, what a kill or a full disk left half does not.
+
+Results are kept in such files, those of a batch job (batch/ledger.py) and those of a map (resume.py). What does not
+live here: what is in them, and how much of it counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+
+class AppendFile:
+    """A file opened to be read, and written at its end; made where it is missing.
+
+    :param private: whether it is this user's alone, made so and refused otherwise: for what runs code when it is read.
+    :ivar size: how many bytes count, 0 until `cut` says more. What is added comes behind them, over what else is there.
+    :raises ValueError: if it cannot be opened, or is another user's, saying what to do.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = AppendFile(Path(folder) / "lines")
+    ...     file.append(b"one" + bytes([10]))
+    ...     file.size, file.cut(4), file.close()
+    (4, True, None)
+    """
+
+    def __init__(self, path: Path, private: bool = False) -> None:
+        self.path = path
+        self.size = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
+            self._file = cast(BinaryIO, open(descriptor, "r+b", buffering=0))  # noqa: SIM115 - closed in `close`
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+        if private and os.fstat(descriptor).st_uid != os.geteuid():
+            self.close()
+            raise ValueError(
+                f"{path} belongs to another user, and reading its results could run that user's code: "
+                "name another file, or copy it if you trust it"
+            )
+
+    def lock(self, output: Path) -> None:
+        """Keep other drivers out, until the file is closed or this process ends.
+
+        :param output: the file of results that the lock is for.
+        :raises ValueError: if another driver has the lock, or there can be none.
+        """
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{output} is being written by another driver: wait for it, or name another file"
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} cannot be locked ({error.strerror}): put the output on a filesystem that has locks"
+            ) from None
+
+    def actual_size(self) -> int:
+        """How many bytes are there, whether they count or not."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def append(self, data: bytes) -> None:
+        """Add all of the data.
+
+        :raises OSError: if there is no room; then nothing of it counts.
+        """
+        view, offset = memoryview(data), self.size
+        while view:
+            written = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[written:], offset + written
+        self.size = offset
+
+    def cut(self, size: int) -> bool:
+        """Let so many bytes count, and cut off the rest; whether they are whole lines."""
+        self._file.truncate(size)
+        self.size = size
+        return not size or os.pread(self._file.fileno(), 1, size - 1) == b"\n"
+
+    def reader(self) -> BinaryIO:
+        """The same file to be read with a buffer, whatever has its path now; to be closed by the caller."""
+        return open(f"/proc/self/fd/{self._file.fileno()}", "rb")
+
+    def lines(self, offset: int) -> Iterator[tuple[int, bytes]]:
+        """Whole lines from an offset on, each with its own offset."""
+        with self.reader() as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield offset, line
+                offset += len(line)
+
+    def sync(self) -> None:
+        """Have all that was added reach the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close it, which lets another driver write."""
+        self._file.close()

@@ -1,0 +1,149 @@
+"""Calls whose function yields its results one by one: they are sent along, and kept whatever happens to the rest.
+
+What does not live here: how calls come and answers go (library.py), and what becomes of them (scheduler/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from ctxflow.context import dumps
+from ctxflow.host.wire import Head
+
+EVERY_SECONDS = 0.5
+"""How often results are sent along, where the driver does not say: so much work may be lost with a process that is
+killed, and the item in flight."""
+
+
+def dump_results(results: Any) -> bytes:
+    """An app's results, pickled.
+
+    :raises TypeError: if they cannot be.
+    """
+    return dumps(results, "the result of the app", "return plain data instead")
+
+
+class Yielding:
+    """One such call.
+
+    :param send: sends a message with results that were not sent yet.
+    :param leaving: says whether the worker has notice: then the call ends with what is done.
+    :param own: called in between; ends a process that the function forked and that came back here.
+    :param every: seconds from one message to the next.
+    :param slowdown: how many times longer items are made to take, for tests.
+    :ivar at: the item that the function is about, counted from 0; once something was raised, the one to blame.
+
+    >>> def squares(numbers):
+    ...     for number in numbers:
+    ...         yield number * number
+    >>> call = Yielding(lambda head, body: None, lambda: False, lambda: None)
+    >>> call.run(squares([1, 2, 3]), 3, "squares") == ({}, dump_results([1, 4, 9]))
+    True
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Head, bytes], None],
+        leaving: Callable[[], bool],
+        own: Callable[[], None],
+        every: float = EVERY_SECONDS,
+        slowdown: float = 1.0,
+    ) -> None:
+        self.at = 0
+        self._send = send
+        self._leaving = leaving
+        self._own = own
+        self._every = every
+        self._slowdown = slowdown
+        self._sent = 0
+        self._unsent: list[Any] = []
+
+    def run(self, results: Generator[Any, Any, Any], expected: int, name: str) -> tuple[Head, bytes]:
+        """Take one result for each of so many items.
+
+        :returns: what an answer to the call says of its results, and those that were not sent yet.
+        :raises BaseException: what the function raises; ValueError if it yields too few or too many results;
+            TypeError for one that cannot be pickled. What came before it has been sent then.
+        """
+        try:
+            whole = self._take(results, expected, name)
+            if not whole:
+                self._flush()
+                _close(results)
+            body = self._dumped()
+        except BaseException:
+            self._own()
+            _close(results)
+            self._flush()
+            raise
+        if whole and not self._sent:
+            return {}, body
+        return {"first": self._sent, "count": len(self._unsent)}, body
+
+    def _take(self, results: Generator[Any, Any, Any], expected: int, name: str) -> bool:
+        """Say whether all results have come: else the worker is about to leave."""
+        due = time.monotonic() + self._every
+        items = "1 item" if expected == 1 else f"{expected} items"
+        for self.at in range(expected):
+            if self._leaving():
+                return False
+            if self._unsent and time.monotonic() >= due:
+                self._flush()
+                due = time.monotonic() + self._every
+            began = time.monotonic()
+            try:
+                result = next(results)
+            except StopIteration:
+                given = "1 result" if self.at == 1 else f"{self.at} results"
+                raise ValueError(
+                    f"{name} yielded {given} for a batch of {items}: yield one for each item, in their order: "
+                    "where one is left out, those after it go to the wrong items"
+                ) from None
+            self._own()
+            self._unsent.append(result)
+            if self._slowdown > 1:
+                time.sleep((time.monotonic() - began) * (self._slowdown - 1))
+        # What the function does after the last result, such as to yield another, goes to the last item's account.
+        last = self._unsent.pop()
+        for _ in results:
+            raise ValueError(
+                f"{name} yielded too many results for a batch of {items}: yield one for each, in their order"
+            )
+        self._unsent.append(last)
+        return True
+
+    def _flush(self) -> None:
+        """Send what was not sent yet."""
+        if not self._unsent:
+            return
+        body = self._dumped()
+        self._send({"first": self._sent, "count": len(self._unsent)}, body)
+        self._sent += len(self._unsent)
+        self._unsent = []
+
+    def _dumped(self) -> bytes:
+        """What was not sent yet, pickled.
+
+        :raises TypeError: if one cannot be; those before it have been sent then, and those after it are dropped.
+        """
+        try:
+            return dump_results(self._unsent)
+        except Exception:
+            for number, result in enumerate(self._unsent):
+                try:
+                    dump_results([result])
+                except Exception:
+                    self.at = self._sent + number
+                    del self._unsent[number:]
+                    self._flush()
+                    raise
+            raise
+
+
+def _close(results: Generator[Any, Any, Any]) -> None:
+    """Let the function clean up; what it raises then is of no account any more."""
+    with contextlib.suppress(BaseException):
+        results.close()

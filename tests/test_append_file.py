@@ -1,0 +1,82 @@
+"""Files that one driver adds to: only what was added whole counts, whatever happens in between."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ctxflow.append_file import AppendFile
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = AppendFile(tmp_path / "deep" / "lines")
+    yield file
+    file.close()
+
+
+def test_what_is_added_is_there_and_can_be_cut_off(file):
+    file.append(b"one\n")
+    file.append(b"two\nthr")
+    assert (file.size, file.actual_size(), file.path.read_bytes()) == (11, 11, b"one\ntwo\nthr")
+    assert list(file.lines(0)) == [(0, b"one\n"), (4, b"two\n")]
+    assert list(file.lines(4)) == [(4, b"two\n")]
+    assert not file.cut(11) and file.cut(8)
+    file.append(b"more\n")
+    assert file.path.read_bytes() == b"one\ntwo\nmore\n"
+    assert file.cut(0) and file.path.read_bytes() == b""
+
+
+def test_what_a_full_disk_left_half_is_written_over(file, monkeypatch):
+    write = os.pwrite
+    file.append(b"one\n")
+
+    def half(descriptor, data, offset):
+        write(descriptor, data[:3], offset)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "pwrite", half)
+        file.append(b"twelve\n")
+    assert (file.size, file.actual_size()) == (4, 7)
+    file.append(b"2\n")
+    assert file.cut(file.size) and file.path.read_bytes() == b"one\n2\n"
+
+
+def test_writes_that_take_part_of_the_data_are_gone_on_with(file, monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: write(descriptor, data[:2], offset))
+    file.append(b"a longer line\n")
+    assert file.path.read_bytes() == b"a longer line\n"
+
+
+def test_a_lock_keeps_others_out_until_its_process_is_gone(file):
+    program = (
+        "import sys, pathlib, time; from ctxflow.append_file import AppendFile\n"
+        "file = AppendFile(pathlib.Path(sys.argv[1])); file.lock(file.path); print('locked', flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(file.path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(ValueError, match="out is being written by another driver: wait for it, or name another"):
+            file.lock(file.path.with_name("out"))
+        other.kill()
+    file.lock(file.path)
+
+
+def test_private_files_are_for_their_user_alone(tmp_path, monkeypatch):
+    AppendFile(tmp_path / "mine", private=True).close()
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o600
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ValueError, match="belongs to another user"):
+        AppendFile(tmp_path / "mine", private=True)
+    AppendFile(tmp_path / "mine").close()
+
+
+@pytest.mark.parametrize("name", [".", "file/below"])
+def test_what_cannot_be_written_is_named(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="cannot be written: "):
+        AppendFile(tmp_path / name)
