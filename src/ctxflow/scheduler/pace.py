@@ -43,8 +43,8 @@ class CallCost:
 
     Before it is known it is taken to be small: one more height counts, of 0, with the variance of one item. What a
     wrong cost costs grows in proportion to the true one, so that the best single number is the mean of what it may be.
-    And before there are three pairs it is all that a call takes: a batch that is too long for its call's cost loses little
-    and tells much, while batches of one item would never tell that most of their time is cost.
+    And before there are three pairs it is all that a call takes: a batch that is too long for its call's cost loses
+    little and tells much, while batches of one item would never tell that most of their time is cost.
     """
 
     way: float | None = None
