@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.apps import BatchApp
+from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
@@ -102,7 +103,8 @@ def run_job(
         if not ledger.done + ledger.dead:
             display.note(f"{job.input} holds no rows: nothing to do")
         now = (ledger.done - before[0], ledger.dead - before[1])
-        return Outcome(ledger.done, ledger.dead, *now, time.monotonic() - began)
+        took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
+        return Outcome(ledger.done, ledger.dead, *now, took, summary=summary)
 
 
 def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> bool:
@@ -139,7 +141,8 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
     job = resolved(job, form, source)
     files = files_of(job.output, str(job.output_format))
     _check_output(files.output, job)
-    work = _Work(job, form, source, display)  # Which finds what is wrong with the job, before anything is written.
+    # Which finds what is wrong with the job, before anything is written.
+    work = _Work(job, form, source, files, display)
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = {"input": source.identity(), "settings": job.identity()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
@@ -259,11 +262,13 @@ class _Work:
     :raises ValueError: if the job makes no sense.
     """
 
-    def __init__(self, job: Job, form: str, source: Source, display: Display) -> None:
+    def __init__(self, job: Job, form: str, source: Source, files: Files, display: Display) -> None:
         self._job = job
         self._source = source
         self.display = display
         self._executor: ContextExecutor | None = None
+        self._files = files
+        self.directory: Path | None = None  # The run's, once there is one.
         self._counted: Callable[[Any], int] | None = None
         site = load_site(job.site, workers=job.workers)
         self._site = site
@@ -301,6 +306,8 @@ class _Work:
                 if self._executor is None:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
                     file.run_began(self._executor.calls.run)
+                    self.directory = Path(self._executor.calls.run.directory)
+                    note_job(self.directory, job, self._files.output, self._files.errors, self._site, self.display)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 

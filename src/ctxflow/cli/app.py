@@ -21,6 +21,7 @@ from ctxflow.cli.plan import plan
 from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
 from ctxflow.cli.reproduce import reproduce
+from ctxflow.cli.simulate import simulate
 from ctxflow.cli.site import site
 from ctxflow.cli.top import status, top
 from ctxflow.cli.topo import topo
@@ -67,6 +68,7 @@ app.command("factory")(factory)
 app.command("worker-command")(worker_command)
 app.command("topo")(topo)
 app.command("preempt")(preempt)
+app.command("simulate")(simulate)
 app.command("reproduce")(reproduce)
 app.add_typer(env)
 app.add_typer(site)

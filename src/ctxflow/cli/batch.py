@@ -81,6 +81,7 @@ def batch(
     from ctxflow.batch import load_job
     from ctxflow.batch.display import make_display, summary
     from ctxflow.batch.driver import run_job
+    from ctxflow.observe.summary import summary_text
 
     chosen = load_job(
         job, input=source, output=output, model=model, task=_value(task), function=function,
@@ -105,10 +106,12 @@ def batch(
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already")
+        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "summary")
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
         print(f"ctxflow: {summary(outcome, str(chosen.output))}", file=sys.stderr)
+        if outcome.summary is not None:
+            print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
     raise typer.Exit(outcome.exit_status)
 
 
