@@ -27,6 +27,7 @@ EVENTS = [
     ev.ContextFailed(0.7, "w", "c", FAILURE),
     ev.ContextUnloaded(0.8, "w", "c"),
     ev.BatchFinished(0.9, "w", 1, 0.125, results=object()),
+    ev.BatchFinished(0.9, "w", 1, 0.125, tokens=70),
     ev.BatchFailed(1.0, "w", 2, FAILURE, lost_context=True, exception=object()),
     ev.BatchFailed(1.0, "w", 2, FAILURE, at=7),
     ev.ItemsFinished(1.0, "w", 3, first=2, count=5, results=object()),

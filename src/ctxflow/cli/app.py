@@ -16,6 +16,7 @@ from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
 from ctxflow.cli.factory import factory
+from ctxflow.cli.jobs import cancel, jobs, logs
 from ctxflow.cli.plan import plan
 from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
@@ -56,6 +57,9 @@ def _frame(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("batch")(batch)
+app.command("jobs")(jobs)
+app.command("logs")(logs)
+app.command("cancel")(cancel)
 app.command("top")(top)
 app.command("status")(status)
 app.command("plan")(plan)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ctxflow.observe.text import seconds
+from ctxflow.observe.words import seconds
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.result import Result
 from ctxflow.simulator.studies import Summary
