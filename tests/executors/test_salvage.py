@@ -192,7 +192,7 @@ def test_the_log_has_no_results_and_leads_to_the_same_decisions(tmp_path):
 
 
 def test_results_do_not_live_on_in_the_log(tmp_path):
-    log = EventLog(str(tmp_path / "events.jsonl"))
+    log = EventLog(str(tmp_path / "events.jsonl"), "{}")
     log.add(ev.ItemsFinished(0.0, "w", 1, 0, 1, results=[object()]), [])
     [(event, _)] = log._unwritten
     log.close()
