@@ -129,7 +129,7 @@ def test_before_anything_was_evicted_an_hour_of_one_worker_counts_as_one_evictio
     for tiers, rate in (({}, 1 / PRIOR_SECONDS), ({"default": tier}, 37 / (PRIOR_SECONDS + 3600.0))):
         worker = Worker("w", 0.1, 100_000, joined=1000.0)
         seconds = 0.1 * Opportunistic().size(view([worker], tiers=tiers), app(), worker)
-        swing = 1.4 if _swing(100_000) > 1 else 0.6
+        swing = _swing(100_000)
         assert seconds == pytest.approx(swing * best_seconds(0.5, rate), abs=0.1)
 
 

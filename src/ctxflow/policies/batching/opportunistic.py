@@ -29,7 +29,7 @@ SHARE = 2.0
 FIRST = 3.0
 """A worker's first batch is so many times shorter: it may be slower than its kind."""
 
-SWING = 0.4
+SWING = 0.25
 """Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
 only be told from batches of different size (scheduler/pace.py), and near the best one size is about as good as
 another."""
