@@ -34,6 +34,10 @@ SWING = 0.25
 only be told from batches of different size (scheduler/pace.py), and near the best one size is about as good as
 another."""
 
+KIND_ITEMS = 10
+"""A worker's speed is its own as soon as it has answered many more items than this; before, it is mostly that of its
+kind: one item that happens to be short says next to nothing of the next hundred."""
+
 REFRESH_SECONDS = 1.0
 """How long what was added up over all workers is used again."""
 
@@ -130,9 +134,7 @@ class Opportunistic:
         own = worker.items_done(app.id)
         kind = known.kinds.get(worker.gpu_model)
         shown = max(own, kind.items if kind is not None else 0)
-        item_seconds = worker.seconds_per_item(app.id)
-        if item_seconds is None:
-            item_seconds = kind.item_seconds if kind is not None else None
+        item_seconds = _item_seconds(worker, app, kind)
         if item_seconds is None:
             return 1
         ceiling = min(app.batch_size or self._most, self._most, 1 + 2 * shown)
@@ -158,8 +160,7 @@ class Opportunistic:
         """Add up over all workers: their speeds, what each kind has shown, how long they have been there."""
         kinds: dict[str | None, _Kind] = {}
         ages: dict[str, list[float]] = {}
-        unmeasured: list[WorkerView] = []
-        speed = 0.0
+        holders: list[WorkerView] = []
         for worker in view.workers.values():
             ages.setdefault(worker.tier, []).append(view.now - worker.joined)
             seconds = worker.seconds_per_item(app.id)
@@ -168,18 +169,17 @@ class Opportunistic:
                 kind = kinds.setdefault(worker.gpu_model, _Kind())
                 kind.items += items
                 kind.seconds += items * seconds
-                speed += 1 / seconds
-            elif (held := worker.contexts.get(app.context)) is not None and held.state == "ready":
-                unmeasured.append(worker)
+            held = worker.contexts.get(app.context)
+            if seconds or (held is not None and held.state == "ready"):
+                holders.append(worker)
         # What workers showed that are gone by now is not forgotten.
         shown = self._shown.setdefault(app.id, {})
         for model, kind in kinds.items():
             before = shown.get(model)
             items = max(kind.items, before.items if before is not None else 0)
             shown[model] = _Kind(items, items * kind.item_seconds)
-        for worker in unmeasured:
-            known = shown.get(worker.gpu_model)
-            speed += 1 / known.item_seconds if known is not None else 0.0
+        each = (_item_seconds(worker, app, shown.get(worker.gpu_model)) for worker in holders)
+        speed = sum(1 / seconds for seconds in each if seconds)
         hazards = {name: self._hazard(view.tiers.get(name), name, lived) for name, lived in ages.items()}
         return _Known(view.now, speed, hazards, shown)
 
@@ -208,7 +208,7 @@ class Opportunistic:
                 continue
             app = view.apps[attempt.app]
             held = worker.contexts.get(app.context)
-            item_seconds = self._item_seconds(view, worker, app)
+            item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
             if held is None or held.state != "ready" or item_seconds is None:
                 continue
             if (app.call_seconds or 0.0) + len(attempt.items) * item_seconds >= left:
@@ -226,7 +226,8 @@ class Opportunistic:
         left: list[tuple[float, AttemptView]] = []
         for attempt in view.attempts.values():
             app = view.apps[attempt.app]
-            item_seconds = self._item_seconds(view, view.workers[attempt.worker], app)
+            worker = view.workers[attempt.worker]
+            item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
             if item_seconds is None or copies[attempt.app, attempt.items[-1]] > 1:
                 continue
             whole = (app.call_seconds or 0.0) + len(attempt.items) * item_seconds
@@ -235,12 +236,17 @@ class Opportunistic:
         left.sort(key=lambda each: (-each[0], each[1].id))
         return left[:8]
 
-    def _item_seconds(self, view: View, worker: WorkerView, app: AppView) -> float | None:
-        seconds = worker.seconds_per_item(app.id)
-        if seconds is None:
-            kind = self._look(view, app).kinds.get(worker.gpu_model)
-            seconds = kind.item_seconds if kind is not None else None
+
+def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float | None:
+    """What an item of the app is expected to take a worker: its own mean, drawn towards that of its kind while it has
+    answered few. None if neither is known."""
+    seconds = worker.seconds_per_item(app.id)
+    if kind is None or not kind.items:
         return seconds
+    if seconds is None:
+        return kind.item_seconds
+    own = worker.items_done(app.id)
+    return (own * seconds + KIND_ITEMS * kind.item_seconds) / (own + KIND_ITEMS)
 
 
 def _swing(done: int) -> float:
