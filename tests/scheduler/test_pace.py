@@ -31,8 +31,16 @@ def test_the_cost_is_found_in_noise(true):
 
     for _ in range(300):
         cost.add_pair((4, seconds(4)), (12, seconds(12)), 0.3)
-    assert cost.inside == pytest.approx(true, abs=0.15)
-    assert cost.inside <= cost.seconds <= cost.inside + 0.1
+    assert cost.inside == pytest.approx(true, rel=0.05, abs=0.15)
+    assert cost.seconds == cost.inside, "it has no way to go"
+
+
+def test_a_few_pairs_that_happen_to_differ_prove_no_cost():
+    cost = CallCost()
+    cost.add(way=0.1, whole=20.0)
+    for _ in range(3):
+        cost.add_pair((6, 22.0), (12, 31.0), 2.5)
+    assert cost.seconds < 1.5, "the line through them would have it at 13"
 
 
 def test_a_workers_speed_is_measured_without_what_its_calls_cost():
@@ -45,7 +53,7 @@ def test_a_workers_speed_is_measured_without_what_its_calls_cost():
         bench.submit("verify", n)
         run = finish(bench, run, 2.0 + 0.5 * len(run.items), way=0.25)
     worker = bench.state.workers["w1"]
-    assert bench.state.apps["verify"].call_seconds == pytest.approx(2.25, rel=0.05)
+    assert bench.state.apps["verify"].call_seconds == pytest.approx(2.25, rel=0.25), "little is known yet"
     assert worker.items_done("verify") == 1 + 4 + 16 + 2 + 32
     finish(bench, run, 2.0 + 0.5 * len(run.items), way=0.25)
     assert worker.seconds_per_item("verify") == pytest.approx(0.5, rel=0.2)
