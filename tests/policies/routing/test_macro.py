@@ -15,7 +15,7 @@ from ctxflow.policies.routing.lookahead import lookahead
 from ctxflow.policies.routing.skylb import forward
 from ctxflow.policies.routing.transport import balanced, capped, costs, whole
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=40, deadline=None)
 anything = st.one_of(
     st.sampled_from([0.0, 0.0, float("nan"), float("inf"), -float("inf"), -3.0, 1e-300, 1e300]), st.floats(0, 1000)
 )
@@ -154,7 +154,7 @@ def test_a_forecast_follows_a_surge_with_its_trend_and_shares():
     totals = np.array([100.0, 100, 140, 180, 220])
     history = totals[:, None] * np.array([[0.25, 0.75]])
     expected = forecast(history)
-    assert expected[0].sum() > forecast(history, memory=0.3, damping=0.0)[0].sum()
+    assert expected[0].sum() > forecast(history, damping=0.0)[0].sum()
     assert np.allclose(expected[0] / expected[0].sum(), [0.25, 0.75])
     assert accuracy(expected[0].sum(), 260.0) > accuracy(history.mean(axis=0).sum(), 260.0)
 

@@ -13,6 +13,10 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+LARGEST = 1e100
+"""What is beyond it is taken for infinite, and what is below its inverse for nothing: so no ratio of two overflows."""
+
+
 def amounts(values: npt.ArrayLike) -> Floats:
     """Amounts that can be counted on: what is negative, infinite or not a number is nothing.
 
@@ -20,7 +24,7 @@ def amounts(values: npt.ArrayLike) -> Floats:
     array([2., 0., 0., 0.])
     """
     given = np.asarray(values, dtype=np.float64)
-    return np.where(np.isfinite(given) & (given > 0), given, 0.0)
+    return np.where((given >= 1 / LARGEST) & (given <= LARGEST), given, 0.0)
 
 
 def prices(values: npt.ArrayLike) -> Floats:
@@ -30,7 +34,7 @@ def prices(values: npt.ArrayLike) -> Floats:
     array([ 1., -2.,  4.])
     """
     given = np.asarray(values, dtype=np.float64)
-    known = np.isfinite(given)
+    known = np.abs(given) <= LARGEST
     if known.all():
         return given
     return np.where(known, given, 1.0 + np.abs(np.where(known, given, 0.0)).sum())

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ctxflow.policies.routing.arrays import Floats, amounts
 
-MEMORY = 0.3
-"""The weight of the newest slot in the smoothed level, trend and shares."""
-DAMPING = 0.8
+MEMORY = 0.5
+"""The weight of the newest slot in level, trend and shares: less is steadier, more follows a surge sooner."""
+DAMPING = 0.5
 """What is left of the trend from one slot to the next: a surge does not go on for ever."""
 SOME = 1.0
 """The constant in the denominator of Eq. 12, in tasks: a slot without tasks can be missed by one for an error of 1."""

@@ -37,7 +37,8 @@ def lookahead(
     :param capacity: (R,) tasks that each region takes in a slot.
     :param cost: (R, R) of a task of row i in column j.
     :param before: (R,) tasks that each region got in the last slot.
-    :param switching: cost of each task by which a region's inflow rises, in the unit of `cost`.
+    :param switching: cost of each task by which a region's inflow rises, in the unit of `cost`; above a hundred times
+        the dearest cost it is that.
     :raises ModuleNotFoundError: without SciPy or POT, saying what to install.
 
     >>> cost = [[0.1, 0.3], [0.3, 0.2]]
@@ -59,8 +60,8 @@ def lookahead(
         wanted[:, asking] / unit,
         possible[alive] / unit,
         dear[np.ix_(asking, alive)] / span,
-        amounts(before)[alive] / unit,
-        max(float(amounts(switching)), 0.0) / span,
+        np.minimum(amounts(before)[alive], wanted.sum(axis=1).max()) / unit,
+        min(float(amounts(switching)) / span, OVERFULL),
     )
     if flows is None:
         return balanced(wanted[0], possible, dear)
