@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxflow.policies.routing.arrays import Floats, amounts, prices, shares_of
-from ctxflow.policies.routing.transport import balanced, fallback
+from ctxflow.policies.routing.transport import balanced, capped, fallback
 
 OVERFULL = 100.0
 """The price of a task beyond capacity, in units of the dearest cost: nothing is worth it if it can be helped."""
@@ -31,7 +31,7 @@ def lookahead(
 
     Guarantees: (R, R) shares, every row on the simplex; a region without capacity gets nothing if another has some;
     if the demand of a slot is more than all capacity, all regions may be overfull by the same factor. Without
-    switching costs the first slot costs what `transport.capped` costs.
+    switching costs the first slot costs what `transport.capped` costs, which also stands in if the solver fails.
 
     :param demand: (H, R) tasks of the coming slots, the first of which is decided.
     :param capacity: (R,) tasks that each region takes in a slot.
@@ -64,7 +64,7 @@ def lookahead(
         min(float(amounts(switching)) / span, OVERFULL),
     )
     if flows is None:
-        return balanced(wanted[0], possible, dear)
+        return capped(wanted[0], possible, dear)
     all_flows = np.zeros_like(dear)
     all_flows[np.ix_(asking, alive)] = flows
     all_flows[wanted[0] <= 0] = 0.0
