@@ -1,0 +1,98 @@
+"""How many GPUs a load wants: TurboServe's autoscaling controller, as functions on numbers.
+
+What does not live here: the parameters that suit a workload (volatility.py, profiling.py), which GPUs go
+(consolidation.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+_TRIFLE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """What steers the controller.
+
+    :ivar utilization: rho*, the share of a GPU's capacity that is to be used.
+    :ivar tolerance: delta: the load may be so far from it before anything is done.
+    :ivar latency_weight: the lambda of (1). The rule for the target does not read it, as in the paper.
+    """
+
+    utilization: float = 0.8
+    tolerance: float = 0.1
+    latency_weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.utilization > 0:
+            raise ValueError("utilization is the share of a GPU to be used: give more than 0")
+        if not self.tolerance >= 0:
+            raise ValueError("tolerance is how far the load may be off: give 0 or more")
+
+
+def load(counts: Iterable[int], capacity: int) -> float:
+    """rho_e: the fullest GPU's sessions over the capacity K.
+
+    >>> load([3, 4, 1], 5)
+    0.8
+    """
+    return max(counts, default=0) / capacity
+
+
+def target_gpus(sessions: int, capacity: int, utilization: float, most: int, least: int = 1) -> int:
+    """m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
+
+    >>> target_gpus(38, 5, 0.6, most=16)
+    13
+    """
+    wish = math.ceil(sessions / (capacity * utilization) - _TRIFLE)
+    return max(least, min(most, wish))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """The last change of the number of GPUs: when, and whether to more."""
+
+    time: float
+    out: bool
+
+
+def decide(
+    rho: float,
+    sessions: int,
+    gpus: int,
+    capacity: int,
+    parameters: Parameters,
+    most: int,
+    least: int = 1,
+) -> int:
+    """The GPUs to hold from now on, those that boot included.
+
+    More only if rho is over utilization + tolerance, fewer only if it is under utilization - tolerance; then as many
+    as `target_gpus` says.
+
+    :param rho: `load` after rebalancing, on the GPUs that are ready.
+    :param gpus: held now, those that boot included.
+
+    >>> decide(0.95, 19, 4, 5, Parameters(0.8), most=16), decide(0.85, 17, 4, 5, Parameters(0.8), most=16)
+    (5, 4)
+    """
+    wish = target_gpus(sessions, capacity, parameters.utilization, most, least)
+    if rho > parameters.utilization + parameters.tolerance + _TRIFLE:
+        return max(gpus, wish)
+    if rho < parameters.utilization - parameters.tolerance - _TRIFLE:
+        return min(gpus, wish)
+    return gpus
+
+
+def settled(wish: int, gpus: int, now: float, last: Scaled | None, boot_seconds: float) -> int:
+    """The wish, but no reversal sooner than a boot takes: no more than one in that time.
+
+    >>> settled(3, 5, 20.0, Scaled(0.0, out=True), 30.0), settled(3, 5, 30.0, Scaled(0.0, out=True), 30.0)
+    (5, 3)
+    """
+    reverses = last is not None and wish != gpus and (wish > gpus) != last.out
+    return gpus if reverses and last is not None and now - last.time < boot_seconds else wish
