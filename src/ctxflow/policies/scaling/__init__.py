@@ -1,4 +1,4 @@
-"""How many workers of each tier to hold; and, as functions on plain data, where sessions go and how many GPUs they want.
+"""How many workers of each tier to hold; and where sessions go and how many GPUs they want, as functions on data.
 
 The functions are TurboServe's: assignment, rebalancing and consolidation place sessions, autoscaling and volatility
 say how many GPUs to hold, profiling and bounds look back (docs/scaling.md).

@@ -132,7 +132,7 @@ class _Board:
         self._counts = {gpu: len(sessions) for gpu, sessions in residents.items()}
         self._costs, self._speeds = costs, speeds
         self._capacity = math.inf if capacity is None else capacity
-        # A GPU can come to hold no more than the fullest and one.
+        self._curve = curve
         self._seconds = [curve(count) for count in range(max(self._counts.values(), default=0) + 2)]
         self._origin: dict[Session, Gpu] = {}
         self._place: dict[Session, Gpu] = {}
@@ -140,7 +140,7 @@ class _Board:
     def latency(self, gpu: Gpu, count: int) -> float:
         """Seconds of a chunk with so many sessions on this GPU."""
         while count >= len(self._seconds):
-            self._seconds.append(math.inf)
+            self._seconds.append(self._curve(len(self._seconds)))
         return self._seconds[count] / self._speeds.get(gpu, 1.0) if self._speeds else self._seconds[count]
 
     def move(self, session: Session, source: Gpu, target: Gpu) -> None:
