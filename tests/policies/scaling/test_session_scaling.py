@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.scaling.assignment import assign, unplaced
-from ctxflow.policies.scaling.autoscaling import Parameters, Scaled, decide, load, settled, target_gpus
+from ctxflow.policies.scaling.autoscaling import Parameters, decide, load, settled, target_gpus
 from ctxflow.policies.scaling.bounds import best_placement, cheapest_schedule
 from ctxflow.policies.scaling.consolidation import consolidate, spread
 from ctxflow.policies.scaling.latency import MigrationCost, PowerCurve, most_sessions
@@ -164,11 +164,10 @@ def test_hysteresis_moves_one_way_and_within_bounds(sessions, gpus, capacity, ut
         assert wish == gpus
 
 
-def test_a_reversal_waits_for_a_boot():
-    assert settled(3, 5, 10.0, Scaled(0.0, True), 30.0) == 5
-    assert settled(7, 5, 10.0, Scaled(0.0, True), 30.0) == 7
-    assert settled(7, 5, 10.0, Scaled(0.0, False), 30.0) == 5
-    assert settled(3, 5, 10.0, None, 30.0) == 3
+def test_giving_back_waits_for_a_boot_and_asking_for_nothing():
+    assert settled(3, 5, 10.0, 30.0) == 5
+    assert settled(3, 5, 30.0, 30.0) == 3
+    assert settled(7, 5, 0.0, 30.0) == 7
 
 
 @settings(deadline=None)

@@ -52,14 +52,6 @@ def target_gpus(sessions: int, capacity: int, utilization: float, most: int, lea
     return max(least, min(most, wish))
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaled:
-    """The last change of the number of GPUs: when, and whether to more."""
-
-    time: float
-    out: bool
-
-
 def decide(
     rho: float,
     sessions: int,
@@ -88,11 +80,12 @@ def decide(
     return gpus
 
 
-def settled(wish: int, gpus: int, now: float, last: Scaled | None, boot_seconds: float) -> int:
-    """The wish, but no reversal sooner than a boot takes: no more than one in that time.
+def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:
+    """The wish, but none is given back sooner after asking for more than a boot takes: more is asked for at once.
 
-    >>> settled(3, 5, 20.0, Scaled(0.0, out=True), 30.0), settled(3, 5, 30.0, Scaled(0.0, out=True), 30.0)
-    (5, 3)
+    :param since_out: seconds since more were last asked for.
+
+    >>> settled(3, 5, 20.0, 30.0), settled(3, 5, 30.0, 30.0), settled(7, 5, 0.0, 30.0)
+    (5, 3, 7)
     """
-    reverses = last is not None and wish != gpus and (wish > gpus) != last.out
-    return gpus if reverses and last is not None and now - last.time < boot_seconds else wish
+    return gpus if wish < gpus and since_out < boot_seconds else wish

@@ -3,7 +3,7 @@
 T1 to T6 and the trace of section 3.2 have exactly the arrivals and departures of Appendix B in each of five windows,
 and its average of active sessions as closely as they allow. What Appendix B does not say is chosen here: windows of 12
 minutes (2 in section 3.2), arrivals at random times, departures of random sessions, of whom some are likelier to stay
-than others, and users who make up their minds every two minutes or so whether to be active. Those that arrive are.
+than others, and users who choose six times a window, on average, whether to be active. Those that arrive are.
 
 What does not live here: what serves them (serving.py).
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MIND_SECONDS = 120.0
-"""The mean time for which a user stays active or idle before choosing anew."""
+MINDS = 6
+"""How often in a window, on average, a user chooses anew whether to be active."""
 STAYING = 1.0
 """Sigma of the log-normal weight with which a session is chosen to depart."""
 
@@ -134,7 +134,7 @@ def _minds(lives: NDArray[np.float64], window: float, random: np.random.Generato
     for session, (come, go) in enumerate(lives):
         time, first = float(come), True
         while time < go:
-            until = min(float(go), time + float(random.exponential(MIND_SECONDS)))
+            until = min(float(go), time + float(random.exponential(window / MINDS)))
             draws.append(0.0 if first else float(random.random()))
             sessions.append(session)
             starts.append(time)
