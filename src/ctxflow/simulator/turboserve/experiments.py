@@ -44,8 +44,8 @@ HISTORY = 1000
 
 
 def cluster(name: str, curve: str = "proportional", boot_seconds: float = 30.0) -> Cluster:
-    """The cluster of a trace: 16 GPUs for T1 to T3, 64 for T4 to T6; an eighth of them is held at least."""
-    most = 16 if name in ("T1", "T2", "T3") else 64
+    """The cluster of a trace: 64 GPUs for T4 to T6, else 16; an eighth of them is held at least."""
+    most = 64 if name in ("T4", "T5", "T6") else 16
     return Cluster(most, most // 8, 12, CURVES[curve], boot_seconds)
 
 
@@ -147,7 +147,7 @@ def bound(trace: Trace, where: Cluster, together: int) -> float:
 def study(wanted: Statistics, seeds: int, seed: int) -> dict[str, tuple[float, float]]:
     """Section 3.2 on 8 GPUs: what rebalancing every 10 s, autoscaling and both save on the base configuration.
 
-    :returns: % less worst-case latency and % less cost, the mean over some traces; autoscaling keeps the base's latency.
+    :returns: % less worst-case latency and % less cost, means over some traces; autoscaling keeps the base's latency.
     """
     saved: dict[str, list[tuple[float, float]]] = {}
     for number in range(seeds):
@@ -205,7 +205,7 @@ class Windows:
     anticipating: Served
 
 
-def windows(rows: Sequence[Profiled], seed: int) -> Windows:
+def windows(rows: Sequence[Profiled], seed: int, grid: Sequence[Parameters] = GRID) -> Windows:
     """The ten windows; the oracle's target is what the mapping's longest chunk is, so that costs can be compared."""
     trace = ten_windows(seed)
     mapping = levels(rows)
@@ -219,18 +219,22 @@ def windows(rows: Sequence[Profiled], seed: int) -> Windows:
     def replay(chosen: Sequence[Parameters]) -> list[Replayed]:
         return [Replayed(cost, worst) for worst, cost in served(chosen).by_stretch]
 
-    chosen = tuned(10, GRID, replay, max(mapped.worst, SMALL_TARGET))
+    chosen = tuned(10, grid, replay, max(mapped.worst, SMALL_TARGET))
     return Windows(chosen, served(chosen), mapped, anticipating)
 
 
 def placement_gaps(cases: int, seed: int, rule: Rule) -> list[float]:
-    """By how many % the longest chunk is over the exhaustive optimum's after rebalancing random small placements."""
+    """By how many % the longest chunk is over the exhaustive optimum's after rebalancing small placements.
+
+    In turns sessions are at random places, and only on the first half of the GPUs, as after a scale-out.
+    """
     chance = random.Random(f"{seed} placement")
     curve, found = CURVES["proportional"], []
-    for _ in range(cases):
+    for case in range(cases):
         residents: dict[object, list[object]] = {gpu: [] for gpu in range(chance.randint(2, 4))}
-        for session in range(chance.randint(2, 7)):
-            residents[chance.randrange(len(residents))].append(session)
+        used = len(residents) if case % 2 else (len(residents) + 1) // 2
+        for session in range(chance.randint(2, 6)):
+            residents[chance.randrange(used)].append(session)
         best = best_placement([each for there in residents.values() for each in there], list(residents), curve)[0]
         counts = {gpu: len(there) for gpu, there in residents.items()}
         for move in rebalance(residents, curve, rule=rule):

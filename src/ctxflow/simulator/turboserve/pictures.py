@@ -109,9 +109,8 @@ def _gpus(figure_class: Any, results: Results) -> Any:
     """The GPUs held over the first trace, beside what its sessions fill at the capacity."""
     figure = figure_class(figsize=(WIDTH, 2.6), layout="constrained")
     plot = figure.subplots()
-    name, each = next(iter(results.compared.items()))
-    wanted = next(statistics for statistics in printed.TRACES if statistics.name == name)
-    trace = generate(wanted, results.seed)
+    name = results.first.name
+    each, trace = results.compared[name], generate(results.first, results.seed)
     highest = trace.counts(10.0)[1]
     minutes = np.arange(len(highest)) / 6
     plot.fill_between(minutes, highest / 12, step="post", color=PALE, label="active sessions / K")

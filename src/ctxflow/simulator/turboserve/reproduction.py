@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from ctxflow.policies.scaling.autoscaling import target_gpus
+from ctxflow.policies.scaling.autoscaling import Parameters, target_gpus
 from ctxflow.policies.scaling.latency import most_sessions
 from ctxflow.policies.scaling.profiling import Profiled
 from ctxflow.simulator.figures import Figure, Request, rounded
@@ -32,9 +32,12 @@ class Scale:
     levels: int = 10
     studies: int = 10
     placements: int = 80
+    grid: tuple[Parameters, ...] = experiments.GRID
 
 
-QUICK = Scale(printed.TRACES[:1], (), (0.0, 30.0), 4, 1, 20)
+SMALL = dataclasses.replace(printed.STUDY, name="small", window=240.0)
+"""The trace of a quick run, which is not one of the paper's."""
+QUICK = Scale((SMALL,), (), (0.0, 30.0), 3, 1, 20, experiments.GRID[1::3])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Results:
 
     compared: Mapping[str, Compared]
     study: Mapping[str, tuple[float, float]]
+    first: Statistics
     seed: int
 
 
@@ -65,14 +69,14 @@ def reproduce(request: Request) -> Mapping[str, Figure]:
     request.progress(0.9, "boots, volatility and placement")
     figures |= dict(_boots(scale, found, seed)) | dict(_statistics(scale, seed))
     rows = experiments.profiled_levels(scale.levels)
-    figures |= dict(_levels(rows)) | dict(_windows(experiments.windows([row for _, row in rows], seed)))
+    figures |= dict(_levels(rows)) | dict(_windows(experiments.windows([row for _, row in rows], seed, scale.grid)))
     figures |= dict(_placements(scale.placements, seed))
     if request.quick:
         figures = {name: dataclasses.replace(figure, paper=None) for name, figure in figures.items()}
     if request.pictures is not None:
         from ctxflow.simulator.turboserve.pictures import draw_all
 
-        draw_all(request.pictures, Results(found, saved, seed))
+        draw_all(request.pictures, Results(found, saved, scale.traces[0], seed))
     request.progress(1.0, "done")
     return figures
 

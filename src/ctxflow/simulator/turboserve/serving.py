@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import Literal
 
-from ctxflow.policies.scaling.assignment import load_aware, memory_aware, round_robin
+from ctxflow.policies.scaling.assignment import Gpu, Session, load_aware, memory_aware, round_robin
 from ctxflow.policies.scaling.autoscaling import Parameters, anticipated, decide, load, settled
 from ctxflow.policies.scaling.consolidation import consolidate
 from ctxflow.policies.scaling.latency import Curve, MigrationCost, PowerCurve
@@ -107,12 +107,12 @@ class _Run:
     def __init__(self, trace: Trace, cluster: Cluster, strategy: Strategy, initial: int | None) -> None:
         self.trace, self.cluster, self.strategy = trace, cluster, strategy
         self.start = strategy.gpus or initial or max(cluster.least, cluster.most // 2)
-        self.there: dict[int, dict[int, None]] = {gpu: {} for gpu in range(self.start)}
-        self.counts: dict[int, int] = dict.fromkeys(self.there, 0)
-        self.memory: dict[int, float] = dict.fromkeys(self.there, 0.0)
+        self.there: dict[Gpu, dict[Session, None]] = {gpu: {} for gpu in range(self.start)}
+        self.counts: dict[Gpu, int] = dict.fromkeys(self.there, 0)
+        self.memory: dict[Gpu, float] = dict.fromkeys(self.there, 0.0)
         self.booting: list[tuple[float, int]] = []
-        self.draining: dict[int, None] = {}
-        self.place: dict[int, int] = {}
+        self.draining: dict[Gpu, None] = {}
+        self.place: dict[Session, Gpu] = {}
         self.next, self.turn = self.start, 0
         self.now, self.since_out, self.rebalanced = 0.0, -math.inf, 0.0
         self.latency = [cluster.curve(n) for n in range(len(trace.state_bytes) + 2)]
@@ -184,22 +184,19 @@ class _Run:
             self._take(session)
         self._control()
 
-    def _choose(self) -> int:
+    def _choose(self) -> Gpu:
         """The GPU of a session that becomes active."""
         counts = self.counts
         if self.draining:
             counts = {gpu: n for gpu, n in counts.items() if gpu not in self.draining}
         if self.strategy.placing == "round-robin":
             self.turn += 1
-            gpu = round_robin(list(counts), self.turn - 1)
-        elif self.strategy.placing == "memory-aware":
-            gpu = memory_aware({each: self.memory[each] for each in counts})
-        else:
-            gpu = load_aware(counts)
-        assert isinstance(gpu, int)
-        return gpu
+            return round_robin(list(counts), self.turn - 1)
+        if self.strategy.placing == "memory-aware":
+            return memory_aware({each: self.memory[each] for each in counts})
+        return load_aware(counts)
 
-    def _put(self, session: int, gpu: int) -> None:
+    def _put(self, session: int, gpu: Gpu) -> None:
         self.there[gpu][session] = None
         self.counts[gpu] += 1
         self.memory[gpu] += self.trace.state_bytes[session]
@@ -216,11 +213,10 @@ class _Run:
     def _move(self, moves: list[Move]) -> None:
         for move in moves:
             session, target = move.session, move.target
-            assert isinstance(session, int) and isinstance(target, int)
+            assert isinstance(session, int), "a trace's sessions have numbers"
             self._take(session)
             self._put(session, target)
         for move in moves:
-            assert isinstance(move.session, int)
             count = self.counts[self.place[move.session]]
             self._worst(self.latency[count] + self.costs.seconds[move.session])
         self.out.migrations += len(moves)
@@ -283,18 +279,17 @@ class _Run:
             found = consolidate(self.there, len(self.there) - number, self.cluster.curve)
             self._move(list(found.moves))
             for gpu in found.released:
-                assert isinstance(gpu, int)
                 self._release(gpu)
             self._rebalance()
         elif number:
-            staying = [gpu for gpu in self.there if gpu not in self.draining]
-            for gpu in sorted(staying, key=lambda gpu: (self.counts[gpu], -gpu))[:number]:
+            staying = [gpu for gpu in reversed(self.there) if gpu not in self.draining]
+            for gpu in sorted(staying, key=self.counts.__getitem__)[:number]:
                 self.draining[gpu] = None
                 if not self.counts[gpu]:
                     self._release(gpu)
         self._note()
 
-    def _release(self, gpu: int) -> None:
+    def _release(self, gpu: Gpu) -> None:
         del self.there[gpu], self.counts[gpu], self.memory[gpu]
         self.draining.pop(gpu, None)
         self._note()
