@@ -129,6 +129,7 @@ class _Board:
     ) -> None:
         self._residents = residents
         self._touched: dict[Gpu, dict[Session, None]] = {}
+        self._by_cost: dict[Gpu, list[Session]] = {}
         self._counts = {gpu: len(sessions) for gpu, sessions in residents.items()}
         self._costs, self._speeds = costs, speeds
         self._capacity = math.inf if capacity is None else capacity
@@ -147,6 +148,7 @@ class _Board:
         """Carry out a move."""
         del self._sessions(source)[session]
         self._sessions(target)[session] = None
+        self._by_cost.pop(target, None)
         self._counts[source] -= 1
         self._counts[target] += 1
         self._origin.setdefault(session, source)
@@ -179,10 +181,12 @@ class _Board:
             if -longest - then - self._costs.of(session) <= 0:
                 return
             yield session, source, target
-            for gpu, number in ((source, order), (target, order_there)):
-                n = counts[gpu]
-                heapq.heappush(heavy, (-latency(gpu, n), -n, number, gpu))
-                heapq.heappush(light, (latency(gpu, n + 1), n, number, gpu))
+            # What was true of either is at the top of one heap, and found out of date later in the other.
+            left, now = -sessions - 1, there + 1
+            heapq.heapreplace(heavy, (-latency(source, left), -left, order, source))
+            heapq.heapreplace(light, (latency(target, now + 1), now, order_there, target))
+            heapq.heappush(heavy, (-then, -now, order_there, target))
+            heapq.heappush(light, (-longest, left, order, source))
 
     def printed(self) -> Iterator[tuple[Session, Gpu, Gpu]]:
         """The best move off the first GPU with the longest chunk, while (4) is positive."""
@@ -214,4 +218,10 @@ class _Board:
         sessions = self._sessions(gpu)
         if not self._costs.weight:
             return next(iter(sessions))
-        return min(sessions, key=lambda session: self._costs.seconds.get(session, 0.0))
+        order = self._by_cost.get(gpu)
+        if order is None:
+            seconds = self._costs.seconds
+            order = self._by_cost[gpu] = sorted(sessions, key=lambda session: -seconds.get(session, 0.0))
+        while order[-1] not in sessions:
+            order.pop()
+        return order[-1]

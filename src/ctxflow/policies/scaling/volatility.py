@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import statistics
+import math
 from collections.abc import Sequence
 
 from ctxflow.policies.scaling.autoscaling import Parameters
@@ -19,7 +19,10 @@ def volatility(activations: Sequence[int]) -> float:
     >>> volatility([0, 0, 0, 4])
     1.7320508075688772
     """
-    return statistics.pstdev(activations) if activations else 0.0
+    if not activations:
+        return 0.0
+    mean = sum(activations) / len(activations)
+    return math.sqrt(sum((each - mean) ** 2 for each in activations) / len(activations))
 
 
 @dataclasses.dataclass(frozen=True)
