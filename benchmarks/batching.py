@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How good the batches of the policy `opportunistic` are, in the simulator: nothing is left to tune.
 
-    benchmarks/batching.py [--json] [--quick]
+    benchmarks/batching.py [--json] [--quick] [--spot FOLDER]
 
 Backs the figures of docs/batching.md. They are:
 
@@ -12,9 +12,15 @@ Backs the figures of docs/batching.md. They are:
   both, with the paper's batches of 100.
 - `worst_vs_best_fixed`: over 30 random pools, the worst of the makespan divided by that of the best of seven fixed
   batch sizes, where each pool has that of its own. Pools differ in workers, GPU models, item times and their spread,
-  cost of a call, load times, and evictions from none to one a worker every two minutes. Each is the mean of two draws
-  of all that is random; a policy and its rivals meet the same evictions. A fixed batch that takes four times as long
-  is given up.
+  cost of a call, load times, and evictions from none to one a worker every two minutes. Each is the mean of four draws
+  of all that is random; a policy and its rivals meet the same evictions and loads. A fixed batch that takes four times
+  as long is given up. `held_out_...` is the same over other pools, on which nothing was chosen.
+- `spot_NODESx_ZONE_...`, for each trace in the folder (left out without one; spot_traces.py): useful inferences a
+  second of `opportunistic`, divided by those of fixed batches of 1,000 and of 100 (`vs_fixed1000`, `vs_fixed100`), over
+  the whole trace with a queue that never ends; `bound_vs_...`: the same of workers that do nothing but inferences from
+  the moment that they hold the context until they are taken, which no batching beats; `vs_bound`: ours divided by
+  that; `job_vs_...`: of the paper's job of 150,000 inferences, begun at 40 times spread evenly over the trace, all
+  inferences divided by all seconds until the jobs' ends; `evictions_per_hour`: nodes taken, all together.
 """
 
 from __future__ import annotations
@@ -23,8 +29,10 @@ import argparse
 import dataclasses
 import random
 import statistics
+from pathlib import Path
 
-from common import figure, progress, report, versions
+import spot_traces
+from common import Figure, figure, progress, report, versions
 
 from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
 from ctxflow.policies.registry import make
@@ -32,7 +40,12 @@ from ctxflow.scheduler import Policies
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Outcome, Part, Simulation, TreeStaging, Workload, pools
 from ctxflow.simulator.pervasive_context import DIRECT, POOL_FLUID_SECONDS, Settings
 from ctxflow.simulator.pervasive_context import play as play_paper
+from ctxflow.simulator.pervasive_context.settings import pool_of_20
 from ctxflow.simulator.simulation import tiers_of
+
+SPOT = Path(__file__).resolve().parents[2] / "shared" / "data" / "spot"
+HELD_OUT = 1000
+"""The number of the first pool on which nothing was chosen."""
 
 SIZES = (1, 10, 30, 100, 300, 1000, 3000)
 
@@ -103,29 +116,56 @@ def against_fixed(number: int, seeds: int) -> float:
     return ours / fixed[best]
 
 
+def on_pool_of_20(draws: int) -> dict[str, Figure]:
+    """Against the fluid bound of the paper's pool, from which nobody is taken."""
+    paper = {
+        "opportunistic_vs_fluid": Settings("direct", batching="opportunistic", machines=pool_of_20, kept=DIRECT),
+        "fixed100_vs_fluid": Settings("direct", machines=pool_of_20, kept=DIRECT),
+        "opportunistic_vs_fluid_tree": Settings("tree", batching="opportunistic", machines=pool_of_20),
+        "fixed100_vs_fluid_tree": Settings("tree", machines=pool_of_20),
+    }
+    figures = {}
+    for name, settings in paper.items():
+        progress(name)
+        makespans = [play_paper(settings, seed).seconds for seed in range(draws)]
+        figures[name] = figure([seconds / POOL_FLUID_SECONDS for seconds in makespans], "times", "lower")
+    return figures
+
+
+def on_random_pools(first: int, count: int, draws: int, prefix: str = "") -> dict[str, Figure]:
+    """Against the best fixed batch of each pool."""
+    ratios = [against_fixed(number, draws) for number in range(first, first + count)]
+    median = figure(ratios, "times", "lower")
+    return {
+        f"{prefix}worst_vs_best_fixed": dataclasses.replace(median, value=round(max(ratios), 4)),
+        f"{prefix}median_vs_best_fixed": median,
+    }
+
+
+def on_spot_traces(folder: Path, quick: bool) -> dict[str, Figure]:
+    """On recorded markets, if there are any."""
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        progress(f"{folder} has no spot traces: left out (give --spot FOLDER)")
+    figures = {}
+    for path in paths[:1] if quick else paths:
+        trace = spot_traces.Trace.read(path)
+        for name, value in spot_traces.compare(trace, 4 if quick else 40, progress).items():
+            figures[f"spot_{trace.name}_{name}"] = figure([value], "an hour" if name.endswith("hour") else "times")
+    return figures
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="The policy opportunistic against the fluid bound and fixed batches.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="few pools: to see that it runs")
+    parser.add_argument("--spot", type=Path, default=SPOT, help="the folder of spot traces")
     given = parser.parse_args()
-    count, seeds = (4, 1) if given.quick else (30, 2)
-    paper = {
-        "opportunistic_vs_fluid": Settings("direct", batching="opportunistic", kept=DIRECT),
-        "fixed100_vs_fluid": Settings("direct", kept=DIRECT),
-        "opportunistic_vs_fluid_tree": Settings("tree", batching="opportunistic"),
-        "fixed100_vs_fluid_tree": Settings("tree"),
-    }
-    figures = {}
-    for name, settings in paper.items():
-        progress(name)
-        makespans = [play_paper(settings, seed).seconds for seed in range(1 if given.quick else 5)]
-        figures[name] = figure([seconds / POOL_FLUID_SECONDS for seconds in makespans], "times", "lower")
-    ratios = [against_fixed(number, seeds) for number in range(count)]
-    figures |= {
-        "worst_vs_best_fixed": dataclasses.replace(figure(ratios, "times", "lower"), value=round(max(ratios), 4)),
-        "median_vs_best_fixed": figure(ratios, "times", "lower"),
-    }
+    count, draws = (4, 1) if given.quick else (30, 4)
+    figures = on_pool_of_20(1 if given.quick else 5)
+    figures |= on_random_pools(0, count, draws) | on_random_pools(HELD_OUT, 2 * count, draws, "held_out_")
+    figures |= on_spot_traces(given.spot, given.quick)
     report("batching", figures, versions(["numpy"]), given.json)
 
 

@@ -146,7 +146,8 @@ def _lines(path: Path, kind: str, part: str = "") -> list[dict[str, Any]]:
     """The lines of a log that are of a kind."""
     with open(path) as file:
         found = [json.loads(line) for line in file]
-    return [line for line in found if (line[part] if part else line)["is"] == kind]
+    told = [line for line in found if not part or part in line]  # An event log's first line is no event.
+    return [line for line in told if (line[part] if part else line)["is"] == kind]
 
 
 def main() -> None:

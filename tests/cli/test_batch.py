@@ -86,7 +86,7 @@ def test_exit_statuses_and_what_is_said(folder):
     status, out, said = run(folder, "--quiet", "--json")
     assert (status, said) == (3, "")
     assert json.loads(out) | {"seconds": 0} == {
-        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True,
+        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "summary": None,
     }  # fmt: skip
     status, _, said = run(folder, "--site", "nowhere.toml")
     assert status == 1 and said.startswith("ctxflow: there is no site") and said.count("\n") == 1
@@ -113,3 +113,42 @@ def test_help_teaches():
     )
     for word in ("--template", "--retry-errors", "Exit status", "ctxflow batch requests.jsonl -o results.jsonl"):
         assert word in process.stdout
+
+
+def test_the_summary_is_said_and_kept_and_told_by_a_report(folder):
+    write_numbers(folder, [*range(60), -1])
+    status, out, said = run(folder)
+    assert (status, out) == (3, "")
+    assert "Ran on" in said
+    assert "Efficiency" in said
+    [kept] = folder.glob("runs/*/*/summary.json")
+    summary = json.loads(kept.read_text())
+    assert (summary["items"]["done"], summary["items"]["dead"]) == (60, 1)
+    hours = summary["hours"]
+    assert hours["useful"] > 0
+    assert sum(hours[part] for part in hours if part != "connected") == pytest.approx(hours["connected"])
+    words = [sys.executable, "-m", "ctxflow", "report", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    told = json.loads(subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=True).stdout)
+    assert told["summary"] == summary
+    assert told["batch"]["job"]["function"] == "batch_doubling:double"
+    [cause] = told["causes"]
+    assert (cause["error"], cause["message"], cause["items"], cause["rows"]) == (
+        "ValueError",
+        "a negative number",
+        1,
+        1,
+    )
+    assert "row 60" in cause["place"] or "line 61" in cause["place"]
+    assert "raise ValueError" in cause["traceback"]
+
+
+def test_the_summary_in_json_and_in_quiet(folder):
+    write_numbers(folder, range(20))
+    _, out, said = run(folder, "--json", "--quiet")
+    assert said == ""
+    assert json.loads(out)["summary"]["items"]["done"] == 20
+    _, out, _ = run(folder, "--json")
+    assert json.loads(out)["summary"] is None  # Nothing ran.
+    _, out, said = run(folder, "--quiet", "--fresh")
+    assert (out, said) == ("", "")

@@ -49,6 +49,7 @@ def runtime(tmp_path, monkeypatch):
     place = tmp_path / "runtime"
     (place / "ctxflow").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    monkeypatch.setenv("HOME", str(place / "home"))
     return place / "ctxflow"
 
 

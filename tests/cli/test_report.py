@@ -27,6 +27,7 @@ def test_text_and_pictures_beside_the_run(run_directory, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "Items     600 of 600 done; 50 ran again after an eviction or a failure" in done.stdout
     assert "22 joined on 1 host, 20 evicted\n" in done.stdout
+    assert "Efficiency  62 % of the fluid bound" in done.stdout
     assert "└─ 11.0.w1a (host1)  1.62-2.42 s, 100.0 MB at 125.0 MB/s" in done.stdout
     assert "Evicted after  count  a worker-hour     p10     p50     p90  longest\nlocal             20" in done.stdout
     for name in ("transfers", "workers_and_items", "call_times", "lifetimes"):
@@ -38,6 +39,9 @@ def test_json_draws_only_when_told_where(run_directory, tmp_path):
     done = command(run_directory.parents[1], "--json", cwd=tmp_path)
     data = json.loads(done.stdout)
     assert data["history"]["items"]["done"] == 600
+    hours = data["summary"]["hours"]
+    assert sum(hours[part] for part in hours if part != "connected") == pytest.approx(hours["connected"])
+    assert (data["causes"], data["batch"]) == ([], None)
     [app] = data["history"]["apps"].values()
     assert app["call_seconds"]["p50"] > 0
     assert [tree["copies"] for tree in data["trees"]] == [5, 4, 3]
@@ -102,8 +106,42 @@ def test_errors_are_one_sentence(run_directory, tmp_path):
         assert done.stderr.count("\n") == 1
 
 
+def test_a_page_beside_the_run_or_where_it_is_wanted(run_directory, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    done = command(run_directory, "--html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{run_directory / 'report.html'}\n"
+    page = (run_directory / "report.html").read_text()
+    assert "11.0.w1a (host1)" in page
+    assert page.count("<svg") == 8
+    done = command(run_directory, "--html", "new/night.html", "--no-pictures", cwd=tmp_path)
+    assert done.stdout == "new/night.html\n"
+    assert "<svg" not in (tmp_path / "new" / "night.html").read_text()
+    done = command("--html", "latest.html", "--no-pictures", cwd=tmp_path)  # Of the latest run.
+    assert (done.returncode, (tmp_path / "latest.html").is_file()) == (0, True)
+
+
+def test_a_page_needs_jinja2_and_may_lack_pictures(run_directory):
+    pytest.importorskip("jinja2")
+    program = "import sys; sys.modules['matplotlib'] = None; from ctxflow.cli import main; main()"
+    done = command(run_directory, "--html", program=("-c", program))
+    assert done.returncode == 0
+    assert done.stderr == "ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'\n"
+    assert "600" in (run_directory / "report.html").read_text()
+    program = "import sys; sys.modules['jinja2'] = None; from ctxflow.cli import main; main()"
+    done = command(run_directory, "--html", "--no-pictures", program=("-c", program))
+    assert (done.returncode, done.stderr) == (1, "ctxflow: a page needs jinja2: pip install 'ctxflow[report]'\n")
+
+
+def test_what_does_not_go_together(run_directory):
+    for options in ((run_directory, "page.html"), (run_directory, "--html", "--json")):
+        done = command(*options)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
 def test_help_teaches():
     done = command("--help")
     assert done.returncode == 0
-    for word in ("runinfo", "--json", "--format", "workers_and_items", "call_times", "lifetimes"):
+    for word in ("runinfo", "--json", "--html", "--format", "workers_and_items", "call_times", "lifetimes"):
         assert word in done.stdout

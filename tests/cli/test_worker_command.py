@@ -14,7 +14,7 @@ from ctxflow.factory.connection import Run, write_private
 
 def command(*arguments, runtime):
     line = [sys.executable, "-m", "ctxflow", "worker-command", *arguments]
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "HOME": str(runtime / "home")}
     return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, env=environment)
 
 

@@ -137,6 +137,7 @@ def losses_of(directory: str) -> list[dict[str, object]]:
         origin = next(line["unix"] for line in map(json.loads, file) if line["is"] == "origin")
     workers: dict[str, dict[str, object]] = {}
     with open(os.path.join(directory, "events.jsonl")) as file:
+        next(file)  # Which says how the run decides.
         for line in map(json.loads, file):
             event = line["event"]
             if event["is"] == "WorkerJoined":

@@ -13,6 +13,7 @@ from ctxflow.factory.connection import Connection, Run, is_over, live_runs
 @pytest.fixture(autouse=True)
 def runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "ctxflow"
 
 
@@ -22,6 +23,15 @@ RUN = Run("abc", socket.gethostname(), os.getpid(), "/run/abc", "10.0.0.1", 9000
 def test_a_run_ends_with_its_file(runtime):
     connection = Connection(RUN)
     assert live_runs() == [RUN] and not is_over(RUN)
+    connection.close()
+    assert live_runs() == [] and is_over(RUN)
+
+
+def test_a_run_without_a_login_is_found_from_one(runtime, monkeypatch):
+    with monkeypatch.context() as job:
+        job.delenv("XDG_RUNTIME_DIR")
+        connection = Connection(RUN)
+    assert not runtime.exists() and live_runs() == [RUN] and not is_over(RUN)
     connection.close()
     assert live_runs() == [] and is_over(RUN)
 

@@ -28,6 +28,7 @@ def eventually(condition):
 @pytest.fixture(autouse=True)
 def runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path
 
 

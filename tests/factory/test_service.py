@@ -134,6 +134,7 @@ def runtime(tmp_path, monkeypatch):
     place = tmp_path / "runtime"
     place.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    monkeypatch.setenv("HOME", str(place / "home"))
     return place / "ctxflow"
 
 

@@ -118,3 +118,12 @@ def test_a_template_that_refuses_is_named(causal_lm):
 
     with pytest.raises(ValueError, match=r"refuses conversations\[0\] \(TemplateError: roles must alternate\)"):
         render_chat(Tokenizer(), [[{"role": "user", "content": "Hi"}]])
+
+
+def test_a_chat_template_without_jinja2_says_what_to_install():
+    def lacking(*_, **__):
+        raise ImportError("apply_chat_template requires jinja2 to be installed.")
+
+    tokenizer = types.SimpleNamespace(chat_template="{{ messages }}", apply_chat_template=lacking)
+    with pytest.raises(ImportError, match=r"jinja2 must be installed .*pip install 'ctxflow\[batch\]'"):
+        render_chat(tokenizer, [[{"role": "user", "content": "hello"}]])

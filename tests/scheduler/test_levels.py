@@ -174,8 +174,8 @@ def test_logs_of_earlier_versions_replay():
     assert '"is":"Unload"' in lines[-1], "it is what this log is about"
     old = [text.replace(',"files":false}', "}").replace(',"level":"pervasive"', "") for text in lines]
     assert old != lines and "level" not in "".join(old)
-    assert replay(Bench().scheduler, lines) == replay(Bench().scheduler, old) == len(lines)
+    assert replay(lines, Bench().scheduler) == replay(old, Bench().scheduler) == len(lines)
     changed = [text.replace(',"files":false}', ',"files":true}') for text in lines]
     with pytest.raises(ValueError, match="led to"):
-        replay(Bench().scheduler, changed)
+        replay(changed, Bench().scheduler)
     assert json.loads(lines[0])["event"]["context"]["level"] == "pervasive"

@@ -2,15 +2,16 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context, context_app
-from ctxflow.policies.registry import make
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.log import line, read, replay
+from ctxflow.scheduler.log import first_line, line, read, read_setup, replay
+from ctxflow.testing import Evictions
 
 FAILURE = ev.Failure("exception", "ValueError", 'quotes " and \n and ü', traceback="t", output="o", worker="w")
 EVENTS = [
@@ -26,6 +27,7 @@ EVENTS = [
     ev.ContextFailed(0.7, "w", "c", FAILURE),
     ev.ContextUnloaded(0.8, "w", "c"),
     ev.BatchFinished(0.9, "w", 1, 0.125, results=object()),
+    ev.BatchFinished(0.9, "w", 1, 0.125, tokens=70),
     ev.BatchFailed(1.0, "w", 2, FAILURE, lost_context=True, exception=object()),
     ev.BatchFailed(1.0, "w", 2, FAILURE, at=7),
     ev.ItemsFinished(1.0, "w", 3, first=2, count=5, results=object()),
@@ -102,28 +104,86 @@ def recorded(tmp_path_factory):
     return folder / "ctxflow" / "events.jsonl"
 
 
-def scheduler(routing="round-robin", size=3):
-    policies = Policies(
-        make("routing", routing),
-        make("batching", {"policy": "fixed", "size": size}),
-        make("placement", "everywhere"),
-        make("preemption", "none"),
-        make("scaling", "fixed"),
-    )
-    return Scheduler(policies, Limits(crashes=1))
+def scheduler(size=3):
+    chosen = {"routing": "round-robin", "batching": {"policy": "fixed", "size": size}}
+    return Scheduler(Policies.chosen(chosen), Limits(crashes=1))
 
 
 def test_a_real_run_replayed_takes_the_same_decisions(recorded):
+    fresh = scheduler()
     with recorded.open() as lines:
-        fresh = scheduler()
-        count = replay(fresh, lines)
-    kinds = {json.loads(text)["event"]["is"] for text in recorded.read_text().splitlines()}
+        count = replay(lines, fresh)
+    kinds = {event["is"] for event in events_of(recorded)}
     assert {"BatchFailed", "WorkerLost", "ContextFailed", "ItemsCancelled", "BatchFinished"} <= kinds
-    assert count == len(recorded.read_text().splitlines()) > 30
+    assert count == len(recorded.read_text().splitlines()) - 1 > 30
     fresh.validate()
     assert fresh.state.counters.evicted == 1 and not fresh.state.open
+    with recorded.open() as lines:
+        assert replay(lines) == count, "the log itself says how the run decides"
+
+
+def events_of(path):
+    return [json.loads(text)["event"] for text in path.read_text().splitlines()[1:]]
 
 
 def test_other_policies_are_noticed(recorded):
     with recorded.open() as lines, pytest.raises(ValueError, match=r"event \d+ \(\w+\) led to .* but now leads to"):
-        replay(scheduler(size=4), lines)
+        replay(lines, scheduler(size=4))
+
+
+@pytest.mark.parametrize("batching", ["opportunistic", {"policy": "fixed", "size": 7, "share": False, "linger": 0.02}])
+def test_a_run_with_evictions_several_apps_and_contexts_is_replayed_from_its_log_alone(batching, tmp_path):
+    executor = ContextExecutor(workers=3, batching=batching, slowdowns=[1, 2])
+    executor.run_dir = str(tmp_path)
+
+    @context
+    def base(value):
+        return value
+
+    @batch_app(base(10))
+    def add(base, numbers):
+        time.sleep(0.002 * len(numbers))
+        return [base + n for n in numbers]
+
+    @context_app(base(30))
+    def single(base, number):
+        return base - number
+
+    with executor, Evictions(executor, per_minute=200, seed=5, rejoin_seconds=0.1) as evictions:
+        first = add.map(range(400))
+        urgent = add.using(base(20), priority=2).map(range(300))
+        alone = [single(n) for n in range(20)]
+        assert (list(first), list(urgent)) == ([10 + n for n in range(400)], [20 + n for n in range(300)])
+        assert [each.result() for each in alone] == [30 - n for n in range(20)]
+        while not evictions.count:
+            time.sleep(0.01)
+        assert list(add.map(range(50))) == [10 + n for n in range(50)]
+    log = tmp_path / "ctxflow" / "events.jsonl"
+    with log.open() as lines:
+        setup = read_setup(next(lines))
+    assert setup.policies["batching"]["policy"] == (batching if isinstance(batching, str) else "fixed")
+    with log.open() as lines:
+        fresh = setup.scheduler()
+        count = replay(lines, fresh)
+    fresh.validate()
+    assert count == len(events_of(log))
+    assert "WorkerLost" in {event["is"] for event in events_of(log)}
+    assert (fresh.state.counters.done, len(fresh.state.contexts)) == (770, 4)
+
+
+def test_logs_that_do_not_say_how_the_run_decides(recorded):
+    old = recorded.read_text().splitlines(keepends=True)[1:]
+    with pytest.raises(ValueError, match="earlier version of ctxflow, which did not note the run's policies"):
+        replay(old)
+    assert replay(old, scheduler()) == len(old)
+    own = Policies.chosen({"batching": Policies.chosen({}).batching})
+    with pytest.raises(ValueError, match=r"batching policy was an object of ctxflow.policies.batching.fixed:Fixed"):
+        replay([first_line(Scheduler(own)) + "\n"])
+    with pytest.raises(ValueError, match="line 1 is no line of an event log"):
+        replay(["{}\n"])
+
+
+def test_limits_and_the_share_of_workers_are_in_the_first_line():
+    made = Scheduler(Policies.chosen({}), Limits(losses=7), seed=3, start_when=0.5)
+    back = read_setup(first_line(made)).scheduler()
+    assert (back.state.limits, back.state.seed, back.state.start_when) == (Limits(losses=7), 3, 0.5)

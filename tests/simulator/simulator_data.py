@@ -1,7 +1,6 @@
 """What the simulator's tests share: policies, a small pool, a run."""
 
 from ctxflow.executors.simulated import SimulatedEngine
-from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
@@ -10,13 +9,7 @@ TIMES = GpuTimes({"fast": 0.1, "slow": 0.4}, item_spread=0.5, loading=Drawn(5.0,
 
 
 def policies(batching):
-    return Policies(
-        make("routing", "context-affinity"),
-        make("batching", batching),
-        make("placement", "everywhere"),
-        make("preemption", "none"),
-        make("scaling", "fixed"),
-    )
+    return Policies.chosen({"batching": batching})
 
 
 def pool(available, each=3):

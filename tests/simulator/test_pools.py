@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import random
 
@@ -44,6 +45,12 @@ def test_a_spot_trace_becomes_steps(tmp_path):
 def test_a_drain_takes_one_after_the_other():
     machines = pools.drained(MACHINES, 900.0, 60.0)
     assert [count(machines, time) for time in (0, 899, 900, 960, 900 + 15 * 60)] == [16, 16, 15, 14, 0]
+
+
+def test_a_drained_machine_is_not_there_before_it_could_be():
+    machine = dataclasses.replace(MACHINES[0], available=pools.intervals([(10.0, 20.0), (30.0, 50.0), (60.0, 70.0)]))
+    (drained,) = pools.drained([machine], 40.0, 60.0)
+    assert list(drained.available(random.Random(0))) == [(10.0, 20.0), (30.0, 40.0)]
 
 
 def test_a_join_curve_is_followed_up_and_down():

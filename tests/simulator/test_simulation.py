@@ -78,16 +78,16 @@ def test_a_run_is_replayed_from_its_log_to_the_same_decisions():
     lines = []
     batching = {"policy": "fixed", "size": 20}
     play(batching, pool(pools.evicted(30.0, 5.0)), items=600, listener=lambda e, c: lines.append(log.line(e, c) + "\n"))
-    assert log.replay(Scheduler(policies(batching)), lines) == len(lines) > 50
+    assert log.replay(lines, Scheduler(policies(batching))) == len(lines) > 50
     with pytest.raises(ValueError, match="now leads to"):
-        log.replay(Scheduler(policies({"policy": "fixed", "size": 21})), lines)
+        log.replay(lines, Scheduler(policies({"policy": "fixed", "size": 21})))
 
 
 def test_opportunistic_decisions_are_replayed_too():
     lines = []
     machines = pool(pools.evicted(60.0, 5.0))
     play("opportunistic", machines, items=2000, listener=lambda e, c: lines.append(log.line(e, c) + "\n"))
-    assert log.replay(Scheduler(policies("opportunistic")), lines) == len(lines)
+    assert log.replay(lines, Scheduler(policies("opportunistic"))) == len(lines)
 
 
 def test_work_that_comes_later_waits_for_nobody():

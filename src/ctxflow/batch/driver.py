@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctxflow.apps import BatchApp
+from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
@@ -87,19 +88,66 @@ def run_job(
     """
     began = time.monotonic()
     display = display or QuietDisplay()
+    with _begun(job, fresh, retry_errors, display) as begun:
+        ledger, files = begun.ledger, begun.files
+        if begun.ended:
+            _say_finished(ledger, files)
+            return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
+        before = ledger.done, ledger.dead
+        if sum(before):
+            display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
+        try:
+            _finish(begun.work, ledger, files, begun.job, metrics, began)
+        finally:
+            display.end()
+        if not ledger.done + ledger.dead:
+            display.note(f"{job.input} holds no rows: nothing to do")
+        now = (ledger.done - before[0], ledger.dead - before[1])
+        took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
+        return Outcome(ledger.done, ledger.dead, *now, took, summary=summary)
+
+
+def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> bool:
+    """Do what `run_job` does before it runs anything, and keep that; whether there is something to run.
+
+    Whoever has another process run the job learns here what is wrong with it, and that process needs neither of the
+    flags: it could not tell after a restart whether they were heeded.
+
+    :raises ValueError, CtxflowError: as `run_job`.
+    """
+    with _begun(job, fresh, retry_errors, display or QuietDisplay()) as begun:
+        return not begun.ended
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """A job whose files are open.
+
+    :ivar job: with what its input decides.
+    :ivar ended: whether an earlier run did all of it.
+    """
+
+    job: Job
+    work: _Work
+    ledger: Ledger
+    files: Files
+    ended: bool = False
+
+
+@contextlib.contextmanager
+def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
+    """Open a job's files, once all that can be told before is seen to be in order."""
     form, source = open_source(job.input, job.input_format, job.split)
     job = resolved(job, form, source)
     files = files_of(job.output, str(job.output_format))
-    if files.output == job.input.resolve():
-        raise ValueError("the output is the input: name another output")
-    if files.output.is_dir():
-        raise ValueError(f"the output {job.output} is a folder: name a file")
-    work = _Work(job, form, source, display)  # Which finds what is wrong with the job, before anything is written.
+    _check_output(files.output, job)
+    # Which finds what is wrong with the job, before anything is written.
+    work = _Work(job, form, source, files, display)
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = {"input": source.identity(), "settings": job.identity()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
-            _say_finished(ledger, files)
-            return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
+            yield _Begun(job, work, ledger, files, ended=True)
+            return
         if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
             raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
         if ledger.done:
@@ -110,17 +158,14 @@ def run_job(
         if retry_errors or (not ledger.done and ledger.facts != facts):
             ledger.retry()
         ledger.note(facts)
-        before = ledger.done, ledger.dead
-        if sum(before):
-            display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
-        try:
-            _finish(work, ledger, files, job, metrics, began)
-        finally:
-            display.end()
-        if not ledger.done + ledger.dead:
-            display.note(f"{source.name} holds no rows: nothing to do")
-        now = (ledger.done - before[0], ledger.dead - before[1])
-        return Outcome(ledger.done, ledger.dead, *now, time.monotonic() - began)
+        yield _Begun(job, work, ledger, files)
+
+
+def _check_output(output: Path, job: Job) -> None:
+    if output == job.input.resolve():
+        raise ValueError("the output is the input: name another output")
+    if output.is_dir():
+        raise ValueError(f"the output {job.output} is a folder: name a file")
 
 
 def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
@@ -217,11 +262,13 @@ class _Work:
     :raises ValueError: if the job makes no sense.
     """
 
-    def __init__(self, job: Job, form: str, source: Source, display: Display) -> None:
+    def __init__(self, job: Job, form: str, source: Source, files: Files, display: Display) -> None:
         self._job = job
         self._source = source
         self.display = display
         self._executor: ContextExecutor | None = None
+        self._files = files
+        self.directory: Path | None = None  # The run's, once there is one.
         self._counted: Callable[[Any], int] | None = None
         site = load_site(job.site, workers=job.workers)
         self._site = site
@@ -259,6 +306,8 @@ class _Work:
                 if self._executor is None:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
                     file.run_began(self._executor.calls.run)
+                    self.directory = Path(self._executor.calls.run.directory)
+                    note_job(self.directory, job, self._files.output, self._files.errors, self._site, self.display)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 

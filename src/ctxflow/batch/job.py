@@ -6,6 +6,7 @@ What does not live here: carrying it out (driver.py).
 from __future__ import annotations
 
 import difflib
+import json
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -119,7 +120,7 @@ class Job(pydantic.BaseModel):
 
 
 def load_job(file: Path | None, **flags: Any) -> Job:
-    """A job from a TOML file and from flags, which come first; None and empty flags say nothing.
+    """A job from a TOML (or JSON) file and from flags, which come first; None and empty flags say nothing.
 
     The file's keys are the flags' names with underscores, such as `max_new_tokens = 64`.
 
@@ -135,12 +136,15 @@ def load_job(file: Path | None, **flags: Any) -> Job:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return values
+        text = path.read_text(encoding="utf-8")
+        values: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ValueError(f"the job file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+        raise ValueError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds no object: write the options by their names")
+    return values
 
 
 def _explain(error: dict[str, Any]) -> str:

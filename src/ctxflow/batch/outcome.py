@@ -6,6 +6,7 @@ What does not live here: how it stands while it runs (observe/progress.py).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Outcome:
     :ivar done_now: those of this run; `dead_now` likewise.
     :ivar seconds: that this run took.
     :ivar already: whether there was nothing to do, since an earlier run had finished.
+    :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
 
     >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
     3
@@ -27,6 +29,7 @@ class Outcome:
     dead_now: int
     seconds: float
     already: bool = False
+    summary: dict[str, Any] | None = None
 
     @property
     def exit_status(self) -> int:

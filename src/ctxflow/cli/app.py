@@ -16,10 +16,12 @@ from ctxflow.cli.demo import demo
 from ctxflow.cli.doctor import doctor
 from ctxflow.cli.env import env
 from ctxflow.cli.factory import factory
+from ctxflow.cli.jobs import cancel, jobs, logs
 from ctxflow.cli.plan import plan
 from ctxflow.cli.preempt import preempt
 from ctxflow.cli.report import report
 from ctxflow.cli.reproduce import reproduce
+from ctxflow.cli.simulate import simulate
 from ctxflow.cli.site import site
 from ctxflow.cli.top import status, top
 from ctxflow.cli.topo import topo
@@ -55,6 +57,9 @@ def _frame(
 app.command("doctor")(doctor)
 app.command("demo")(demo)
 app.command("batch")(batch)
+app.command("jobs")(jobs)
+app.command("logs")(logs)
+app.command("cancel")(cancel)
 app.command("top")(top)
 app.command("status")(status)
 app.command("plan")(plan)
@@ -63,6 +68,7 @@ app.command("factory")(factory)
 app.command("worker-command")(worker_command)
 app.command("topo")(topo)
 app.command("preempt")(preempt)
+app.command("simulate")(simulate)
 app.command("reproduce")(reproduce)
 app.add_typer(env)
 app.add_typer(site)

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import typer
@@ -55,6 +56,7 @@ def batch(
     quiet: options.Quiet = False,
     metrics: options.Metrics = None,
     as_json: options.AsJson = False,
+    detach: options.Detach = False,
 ) -> None:
     """Run a model, or your own function, over every row of a file.
 
@@ -79,6 +81,7 @@ def batch(
     from ctxflow.batch import load_job
     from ctxflow.batch.display import make_display, summary
     from ctxflow.batch.driver import run_job
+    from ctxflow.observe.summary import summary_text
 
     chosen = load_job(
         job, input=source, output=output, model=model, task=_value(task), function=function,
@@ -89,20 +92,44 @@ def batch(
         site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
         max_input_tokens=max_input_tokens, batch_size=batch_size, timeout=timeout, retries=retries,
     )  # fmt: skip
+    if detach:
+        from ctxflow.cli.jobs import submit_detached
+
+        if submit_detached(chosen, fresh, retry_errors, metrics, quiet, as_json):
+            return
+        fresh = retry_errors = False  # All is done: what follows says so.
     display, place = make_display(quiet, str(chosen.output)), _place(metrics)
-    # A batch system's way to end a job: as Ctrl-C, what is done is kept.
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    _end_as_by_ctrl_c()
     try:
         outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place)
     except KeyboardInterrupt:
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already")
+        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "summary")
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
         print(f"ctxflow: {summary(outcome, str(chosen.output))}", file=sys.stderr)
+        if outcome.summary is not None:
+            print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
     raise typer.Exit(outcome.exit_status)
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Take SIGTERM, a batch system's way to end a job, for Ctrl-C: what is done is kept."""
+    deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # In the background of a script, to the terminal's Ctrl-C.
+    ended: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if ended or not deaf:
+            signal.default_int_handler(number, frame)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.append(number)
+        signal.raise_signal(signal.SIGINT)  # Which those parts wait for that must not be interrupted.
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, end)
 
 
 def _place(metrics: str | None) -> tuple[str, int] | None:

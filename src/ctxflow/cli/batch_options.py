@@ -133,6 +133,9 @@ RetryErrors = Annotated[bool, _option("Try rows again that failed.", _RUN, "--re
 Fresh = Annotated[bool, _option("Begin anew, and overwrite what is there.", _RUN, "--fresh")]
 Quiet = Annotated[bool, _option("Print errors alone.", _RUN, "-q", "--quiet")]
 AsJson = Annotated[bool, _option("Print the end's figures as JSON.", _RUN, "--json")]
+Detach = Annotated[
+    bool, _option("Submit the driver itself to HTCondor, and return: see ctxflow jobs.", _RUN, "--detach")
+]
 Metrics = Annotated[
     str | None,
     _option("Serve metrics for Prometheus there, at 127.0.0.1 if no address is given.", _RUN, metavar="[ADDRESS:]PORT"),

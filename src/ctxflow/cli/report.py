@@ -1,4 +1,4 @@
-"""`ctxflow report`: what happened in a run, as text, as data and as pictures."""
+"""`ctxflow report`: what happened in a run, as text, as data, as pictures and as a page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ctxflow.errors import CtxflowError
 from ctxflow.observe.report import Report, as_data, find_run, logs_of, read_report
 from ctxflow.observe.text import as_text
 
@@ -41,6 +42,13 @@ def report(
             show_default=False,
         ),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="With --html: the page; by default report.html beside the run.", show_default=False
+        ),
+    ] = None,
+    html: Annotated[bool, typer.Option("--html", help="Write it all as one page, and print no more.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all of it as JSON; pictures only with --output.")
     ] = False,
@@ -50,7 +58,9 @@ def report(
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="What pictures are written as.")] = Format.png,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Whether to draw pictures.")] = True,
-    every: Annotated[bool, typer.Option("--all", help="Show every transfer of a large tree.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every transfer of a large tree, and every cause of failures.")
+    ] = False,
 ) -> None:
     """Say what happened in a run, in words, as data and in pictures.
 
@@ -58,12 +68,14 @@ def report(
     From them come:
 
     \b
-    - a summary: items, workers, evictions, context loads
+    - a summary: items, workers, evictions, context loads, what ran where,
+      what the GPU-hours went into, and how near to the fluid bound it came
     - what each tier gave: workers, evictions, lifetimes, time in the queue,
       why jobs were held
     - how long calls and context loads took
     - who sent which context file to whom: a line for each transfer, below
       the one that brought the file to its sender
+    - why calls, contexts and items failed, grouped by cause
     - four pictures: transfers (an arrow for each), workers_and_items (over
       time, by tier), call_times (a histogram) and lifetimes (of each tier's
       workers until they were evicted)
@@ -75,11 +87,21 @@ def report(
     \b
     ctxflow report                        the latest run
     ctxflow report runinfo/003 --format pdf
-    ctxflow report --json --no-pictures | jq .history.items
+    ctxflow report runinfo/003 --html night.html
+    ctxflow report --json --no-pictures | jq .summary.hours
     """
+    if html and file is None and run is not None and run.suffix == ".html" and not run.exists():
+        run, file = None, run  # The latest run, to that file.
+    if file is not None and not html:
+        raise CtxflowError(f"{file} is one argument too many: name a run, or with --html also the page's file")
+    if html and (as_json or output is not None):
+        raise CtxflowError("a page holds all of it: leave --json and --output out, or --html")
     found = find_run(run)
     with _progress(sum(log.stat().st_size for log in logs_of(found))) as advance:
         what = read_report(found, advance)
+    if html:
+        print(_write_page(what, file or found / "report.html", pictures, every))
+        return
     if as_json:
         print(json.dumps(as_data(what)))
     else:
@@ -88,14 +110,40 @@ def report(
         _draw(what, output or found, form, quiet=as_json)
 
 
-def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
+def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
+    from ctxflow.observe.page import page, write_page
+
+    if path.is_dir():
+        path /= "report.html"
+    with _spinning("Drawing ..."):
+        drawings = {}
+        if pictures and _may_draw():
+            from ctxflow.observe.drawings import drawings as draw
+
+            drawings = draw(what)
+        write_page(path, page(what, drawings, every))
+    return path
+
+
+def _may_draw() -> bool:
+    """Whether pictures can be drawn; says so if not."""
+    there = importlib.util.find_spec("matplotlib") is not None
+    if not there:
         print("ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'", file=sys.stderr)
+    return there
+
+
+def _spinning(text: str) -> contextlib.AbstractContextManager[object]:
+    console = Console(stderr=True)
+    return console.status(text) if console.is_terminal else contextlib.nullcontext()
+
+
+def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
+    if not _may_draw():
         return
     from ctxflow.observe.plots import draw
 
-    console = Console(stderr=True)
-    with console.status("Drawing ...") if console.is_terminal else contextlib.nullcontext():
+    with _spinning("Drawing ..."):
         written = draw(directory, what.history, what.transfers, what.trees, form.value)
     if written and not quiet:
         print("\nPictures")

@@ -35,7 +35,7 @@ def reproduce(
     paper: Annotated[str, typer.Argument(help=f"One of: {', '.join(PAPERS)}.")],
     quick: Annotated[bool, typer.Option("--quick", help="A small one, to see that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
-    pictures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a paper's experiments and print its figures beside ours."""
@@ -51,7 +51,7 @@ def reproduce(
             progress.update(task, completed=done, description=what)
 
         with native_output_aside():
-            figures = experiment(Request(quick, seed, pictures, tell))
+            figures = experiment(Request(quick, seed, output, tell))
     if as_json:
         print(json.dumps(report(paper, figures)))
     else:
@@ -60,11 +60,12 @@ def reproduce(
 
 def _table(paper: str, figures: Mapping[str, Figure]) -> Table:
     shown = Table(title=f"{paper}: {PAPERS[paper][1]}")
-    for name in ("figure", "ours", "paper", "unit", "samples"):
+    for name in ("figure", "ours", "paper", "ratio", "unit", "samples"):
         number = name not in ("figure", "unit")
         width = 16 if name == "unit" else None
         shown.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold", max_width=width)
     for name, each in figures.items():
         theirs = "" if each.paper is None else f"{each.paper:,g}"
-        shown.add_row(name, f"{each.value:,g}", theirs, each.unit, f"{each.n:,}")
+        ratio = f"{each.value / each.paper:.2f}" if each.paper else ""
+        shown.add_row(name, f"{each.value:,g}", theirs, ratio, each.unit, f"{each.n:,}")
     return shown

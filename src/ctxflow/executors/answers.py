@@ -22,7 +22,7 @@ def answer_events(now: float, worker: str, head: Head, body: bytes) -> list[ev.E
     """
     call = head["call"]
     if "first" not in head:
-        return [ev.BatchFinished(now, worker, call, head["seconds"], results=body)]
+        return [ev.BatchFinished(now, worker, call, head["seconds"], body)]
     events: list[ev.Event] = []
     if head["count"]:
         events.append(ev.ItemsFinished(now, worker, call, head["first"], head["count"], results=body))

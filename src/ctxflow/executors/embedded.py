@@ -235,7 +235,8 @@ class EmbeddedEngine:
             raise self._failed
         if self._events:
             timeout = 0.0
-        if due := [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]:
+        if self._respawn_at or self._kill_at:
+            due = [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]
             timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
         ready = self._selector.select(timeout)
         with self._lock:
@@ -455,6 +456,8 @@ class EmbeddedEngine:
 
     def _kill_overdue(self) -> None:
         """End the workers whose notice has run out; those that have left by then are gone already."""
+        if not self._kill_at:
+            return
         now = self._run.clock()
         for due, worker in self._kill_at:
             if due <= now and self._workers.get(worker.name) is worker:

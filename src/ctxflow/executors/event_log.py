@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Command
@@ -25,20 +26,24 @@ class EventLog:
     twice as much. A disk that is full ends the log with a warning, and not the run. Its owner locks.
 
     :param path: the file, which is begun anew.
+    :param first: its first line, which says how the run decides.
     :raises OSError: if it cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, first: str) -> None:
         self._path = path
         self._file = open(path, "w", _BUFFER)  # noqa: SIM115 - closed in `close`
+        self._file.write(first + "\n")
         self._unwritten: list[tuple[ev.Event, Sequence[Command]]] = []
 
     def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
         """Note an event."""
         if type(event) is ev.BatchFinished:  # Its results must not live on here.
-            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds)
+            tokens = tokens_of(event.results)
+            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, tokens=tokens)
         elif type(event) is ev.ItemsFinished:
-            event = ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count)
+            tokens = tokens_of(event.results)
+            event = ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, tokens=tokens)
         self._unwritten.append((event, commands))
         if len(self._unwritten) >= _LINES:
             self._write()
@@ -74,3 +79,19 @@ class EventLog:
         """Write what is left, and close the file; what is added from now on is dropped."""
         self.flush()  # Which tells of a full disk.
         self._close_file()
+
+
+def tokens_of(results: Any) -> int | None:
+    """The tokens that a model read and wrote for a batch, if its results tell, as those of `ctxflow batch` do.
+
+    >>> tokens_of([{"prompt_tokens": 7, "completion_tokens": 2}, {"prompt_tokens": 5}])
+    14
+    """
+    if type(results) is not list or not results or type(results[0]) is not dict or "prompt_tokens" not in results[0]:
+        return None
+    total = 0
+    for result in results:
+        if type(result) is dict:
+            counts = result.get("prompt_tokens", 0), result.get("completion_tokens", 0)
+            total += sum(count for count in counts if type(count) is int)
+    return total or None  # An encoder that was not asked to count says 0.

@@ -27,7 +27,7 @@ from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
 from ctxflow.executors.taskvine.engine import TaskVineEngine
-from ctxflow.policies.registry import make
+from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 
@@ -91,8 +91,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             scaling=scaling,
             level=level,
         )
-        families = ("routing", "batching", "placement", "preemption", "scaling")
-        self._policies = Policies(**{f: make(f, getattr(self.resolved_site, f)) for f in families})
+        self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
         self.engine = self._make_engine()
         self.run: Run | None = None
         self._calls: Calls | None = None

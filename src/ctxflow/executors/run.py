@@ -30,6 +30,7 @@ from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.log import first_line
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -141,7 +142,8 @@ class Run:
         try:
             os.makedirs(self.directory, exist_ok=True)
             if self._log_events:
-                self._log = EventLog(os.path.join(self.directory, "events.jsonl"))
+                first = first_line(self._scheduler, self._level)
+                self._log = EventLog(os.path.join(self.directory, "events.jsonl"), first)
         except OSError as error:
             raise CtxflowError(
                 f"the run cannot keep its files in {self.directory} ({error}): start the program in a directory that "

@@ -15,7 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ctxflow.factory.condor_description import RUN_ATTRIBUTE, SEEN_ATTRIBUTE, describe, log_of, output_of
+from ctxflow.factory.condor_description import (
+    BATCH_VARIABLE,
+    RUN_ATTRIBUTE,
+    SEEN_ATTRIBUTE,
+    describe,
+    log_of,
+    output_of,
+)
 from ctxflow.factory.condor_events import change_of
 from ctxflow.factory.condor_survey import ask
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
@@ -88,7 +95,7 @@ class CondorProvider:
         log = log_of(self._directory)
         with open(log, "a"):  # A log can be read from the beginning only if it is there.
             os.chmod(log, 0o600)
-        with _told("HTCondor's job log cannot be read"):
+        with told("HTCondor's job log cannot be read"):
             self._log = bindings().JobEventLog(log)
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
@@ -98,8 +105,9 @@ class CondorProvider:
         """
         if count < 1:
             return []
-        description = describe(job, self._directory, self.run, self._clock(), self._lease)
-        with _told(f"HTCondor did not take {count} workers of tier {job.tier}"):
+        batch = os.environ.get(BATCH_VARIABLE, "")
+        description = describe(job, self._directory, self.run, self._clock(), self._lease, batch)
+        with told(f"HTCondor did not take {count} workers of tier {job.tier}"):
             schedd = self._schedd()
             self._asked = True  # From here on jobs may be queued, even if we never learn of it.
             done = schedd.submit(bindings().Submit(description), count=count)
@@ -132,7 +140,7 @@ class CondorProvider:
         :raises ProviderError: if the log cannot be read.
         """
         self._renew()
-        with _told("HTCondor's job log cannot be read"):
+        with told("HTCondor's job log cannot be read"):
             events = list(self._log.events(0))
         found = [change for change in map(change_of, events) if change is not None]
         found += [JobChange(job, "ended", "HTCondor has lost it: was its queue's disk full?") for job in self._lost]
@@ -149,7 +157,7 @@ class CondorProvider:
         :raises ProviderError: if the pool cannot be asked.
         """
         self.queries += 1
-        with _told("HTCondor's pool cannot be asked"):
+        with told("HTCondor's pool cannot be asked"):
             return ask(job, bindings(), self._schedd_name, self._pool)
 
     def find(self) -> list[FoundJob]:
@@ -159,7 +167,7 @@ class CondorProvider:
         """
         self.queries += 1
         wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{_escaped(getpass.getuser())}"'
-        with _told("HTCondor does not say which workers there are"):
+        with told("HTCondor does not say which workers there are"):
             names = ["ClusterId", "ProcId", "JobStatus", "RemoteHost", RUN_ATTRIBUTE]
             ads = self._schedd().query(wanted, projection=names)
         return [
@@ -233,12 +241,12 @@ class CondorProvider:
             self._renew_at = now + min(10.0, self._lease / 4)
 
     def _act(self, jobs: list[str] | str) -> None:
-        with _told("HTCondor did not remove workers"):
+        with told("HTCondor did not remove workers"):
             self._schedd().act(bindings().JobAction.Remove, jobs, ("ctxflow gave the worker back", _BY_US))
 
     def _waiting_for(self, constraint: str) -> bool:
         self.queries += 1
-        with _told("HTCondor does not say which workers are left"):
+        with told("HTCondor does not say which workers are left"):
             return bool(self._schedd().query(constraint, projection=["ClusterId"], limit=1))
 
     def _schedd(self) -> Any:
@@ -270,8 +278,8 @@ def bindings() -> Any:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Make HTCondor's complaint one sentence of ours."""
+def told(what: str) -> Iterator[None]:
+    """Make HTCondor's complaint one sentence of ours, a ProviderError."""
     try:
         yield
     except (bindings().HTCondorException, OSError) as error:

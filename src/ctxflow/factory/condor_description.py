@@ -18,11 +18,14 @@ from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS
 
 RUN_ATTRIBUTE = "CtxflowRun"
 SEEN_ATTRIBUTE = "CtxflowSeen"
+BATCH_ATTRIBUTE = "CtxflowBatch"
+BATCH_VARIABLE = "CTXFLOW_BATCH"
+"""Where a driver that is a job itself finds the tag that its workers' jobs get, so that they end with it."""
 _JOB_ID = "$(Cluster).$(Process)"
 _OPTIONS = ("requirements", "require_gpus", "priority", "image", "submit")
 
 
-def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -> dict[str, str]:
+def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, batch: str = "") -> dict[str, str]:
     """The submit description of a worker, or of several that are alike.
 
     The job's standard output and error go to one file of the directory, as they are written. A job that waits or is
@@ -32,6 +35,7 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -
     :param run: what the jobs are tagged with, as `CtxflowRun`: letters, digits, dots, hyphens and underscores.
     :param now: seconds since 1970.
     :param lease: seconds.
+    :param batch: what else they are tagged with, as `CtxflowBatch`: likewise, or nothing.
     :raises ProviderError: if HTCondor could not be told so, saying what to change.
 
     >>> text = describe(WorkerJob("a10", ["worker", "it's"], gpus=1), "/run/7", "7", now=0, lease=600)
@@ -42,7 +46,7 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -
     """
     check_job(job)
     options = _checked_options(job)
-    where = _literal(directory)
+    where = literal(directory)
     description = {
         "universe": "vanilla",
         # A shell, so that errors stand among the output where they happened, and a missing program is said there too.
@@ -52,7 +56,7 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -
         "environment": _environment(job),
         "output": f"{where}/{_JOB_ID}.out",
         "stream_output": "true",  # So that it can be read while the job runs.
-        "log": _literal(log_of(directory)),
+        "log": literal(log_of(directory)),
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT",
         "transfer_output_files": '""',
@@ -61,12 +65,15 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int) -
         "request_disk": str(math.ceil(job.disk / 2**10)),  # KiB
         "notification": "never",
         "leave_in_queue": "false",
-        "batch_name": f"ctxflow {_literal(_one_line(job.tier))}",
+        "batch_name": f"ctxflow {literal(_one_line(job.tier))}",
         f"+{RUN_ATTRIBUTE}": f'"{run}"',
         f"+{SEEN_ATTRIBUTE}": str(int(now)),
     }
-    if not re.fullmatch(r"[\w.-]+", run, re.ASCII):
-        raise ProviderError(f"HTCondor's jobs cannot be tagged with the run {run!r}: use letters, digits, . _ -")
+    for what, tag in (("run", run), ("batch", batch or "none")):
+        if not re.fullmatch(r"[\w.-]+", tag, re.ASCII):
+            raise ProviderError(f"HTCondor's jobs cannot be tagged with the {what} {tag!r}: use letters, digits, . _ -")
+    if batch:
+        description[f"+{BATCH_ATTRIBUTE}"] = f'"{batch}"'
     if job.gpus:
         description["request_gpus"] = str(job.gpus)
     if job.files:
@@ -114,7 +121,7 @@ def quoted(words: Sequence[str]) -> str:
     for word in words:
         plain = word and not re.search(r"[\s']", word)
         told.append(word if plain else "'" + word.replace("'", "''") + "'")
-    return '"' + _literal(_one_line(" ".join(told))).replace('"', '""') + '"'
+    return '"' + literal(_one_line(" ".join(told))).replace('"', '""') + '"'
 
 
 def _environment(job: WorkerJob) -> str:
@@ -128,7 +135,7 @@ def _environment(job: WorkerJob) -> str:
     return f'{text[:-1]} {JOB_VARIABLE}={_JOB_ID}"'  # The one macro that is meant as such.
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Text in which HTCondor finds no macros: neither of the submit description's nor of the match's."""
     return "".join(
         "$$(DOLLARDOLLAR)" if part == "$$" else "$(DOLLAR)" if part == "$" else part
@@ -150,7 +157,7 @@ def _files(paths: Sequence[str]) -> dict[str, str]:
     for path in paths:
         if "," in path or path != path.strip():
             raise ProviderError(f"HTCondor cannot transfer a file named {path!r}: name it without commas and spaces")
-    absolute = [_literal(_one_line(os.path.abspath(path))) for path in paths]
+    absolute = [literal(_one_line(os.path.abspath(path))) for path in paths]
     secret = [
         name for name, path in zip(absolute, paths, strict=True) if not stat.S_IMODE(os.stat(path).st_mode) & 0o77
     ]

@@ -64,6 +64,11 @@ def runs_directory() -> str:
     return os.path.join(os.path.expanduser("~"), ".ctxflow", "runs")
 
 
+def all_directories() -> list[str]:
+    """Where they may be: a driver that is a job itself, or a service's, has no directory of the login's."""
+    return list(dict.fromkeys([runs_directory(), os.path.join(os.path.expanduser("~"), ".ctxflow", "runs")]))
+
+
 def live_runs() -> list[Run]:
     """The user's runs on this machine that are going on, the youngest first."""
     return [run for _, run in sorted(_live_runs(), key=lambda found: found[0], reverse=True)]
@@ -71,7 +76,8 @@ def live_runs() -> list[Run]:
 
 def is_over(run: Run) -> bool:
     """Whether a run that was live is not any more: its file is gone, or its driver. Not so if that cannot be seen."""
-    path = os.path.join(runs_directory(), f"{run.id}.json")
+    paths = [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
+    path = next(filter(os.path.exists, paths), paths[0])
     try:
         return _started(run.pid) > os.path.getmtime(path) + 1
     except (FileNotFoundError, psutil.NoSuchProcess):
@@ -82,16 +88,16 @@ def is_over(run: Run) -> bool:
 
 def _live_runs() -> Iterator[tuple[float, Run]]:
     """When its driver was started, and the run."""
-    directory = runs_directory()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            path = os.path.join(directory, name)
-            with contextlib.suppress(OSError, ValueError, TypeError, psutil.Error):
-                with open(path) as file:
-                    run = Run(**json.load(file))
-                # A home may be shared with other machines; and a driver that was killed left its file behind.
-                if run.host == gethostname() and (started := _started(run.pid)) <= os.path.getmtime(path) + 1:
-                    yield started, run
+    for directory in all_directories():
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory):
+                path = os.path.join(directory, name)
+                with contextlib.suppress(OSError, ValueError, TypeError, psutil.Error):
+                    with open(path) as file:
+                        run = Run(**json.load(file))
+                    # A home may be shared with other machines; and a driver that was killed left its file behind.
+                    if run.host == gethostname() and (started := _started(run.pid)) <= os.path.getmtime(path) + 1:
+                        yield started, run
 
 
 def _started(pid: int) -> float:

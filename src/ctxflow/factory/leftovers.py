@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from ctxflow.factory.connection import live_runs, runs_directory
+from ctxflow.factory.connection import all_directories, live_runs
 from ctxflow.factory.provider import FoundJob, ProviderError
 from ctxflow.factory.providers import provider_of, queue_of
 from ctxflow.sites import Site
@@ -100,7 +100,8 @@ def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
 
 
 def _files() -> list[str]:
-    try:
-        return [entry.path for entry in os.scandir(runs_directory())]
-    except OSError:
-        return []
+    found = []
+    for directory in all_directories():
+        with contextlib.suppress(OSError):
+            found += [entry.path for entry in os.scandir(directory)]
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ctxflow.models.errors import MissingPackageError
+
 Message = Mapping[str, Any]
 
 
@@ -138,6 +140,8 @@ def render_chat(
             text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **(options or {})
             )
+        except ImportError:
+            raise MissingPackageError.about("jinja2", extra="batch") from None
         except Exception as error:  # A template is a program of the model's author: it raises what it likes.
             raise ValueError(
                 f"the model's chat template refuses conversations[{place}] ({type(error).__name__}: {error}):"

@@ -1,6 +1,7 @@
 """The history of a run, read from its event log in one pass and little memory: who was there, what was done when.
 
-What does not live here: transfers between workers (transfers.py), and how it is shown.
+What does not live here: what the workers' time went into (accounts.py), why things failed (causes.py), transfers
+between workers (transfers.py), and how it is shown.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ctxflow.observe.accounts import Accounts, AccountsReader
+from ctxflow.observe.causes import Causes
 from ctxflow.observe.measures import Histogram, Seen, Timeline
 
 
@@ -93,9 +96,13 @@ class Tier:
 
 @dataclasses.dataclass
 class App:
-    """The calls of one app: their durations, and those divided by their items. Failed calls are in neither."""
+    """The calls of one app: their durations, and those divided by their items. Failed calls are in neither.
+
+    :ivar spec: how it was declared; that of a context likewise.
+    """
 
     name: str
+    spec: dict[str, Any] = dataclasses.field(default_factory=dict)
     calls: int = 0
     items: int = 0
     failed: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -108,6 +115,7 @@ class ContextLoads:
     """How often a context was built, how long that took, and how often it failed."""
 
     name: str
+    spec: dict[str, Any] = dataclasses.field(default_factory=dict)
     staged: int = 0
     failed: int = 0
     load_seconds: Histogram = dataclasses.field(default_factory=Histogram)
@@ -120,6 +128,7 @@ class History:
     :ivar duration: the time of the last event.
     :ivar losses: (time, whether it was an eviction) of each worker that was lost and had not been given back.
     :ivar apps: by id, as are `contexts`; `tiers` by name.
+    :ivar accounts: what the workers' time went into; `causes`: why calls, contexts and items failed.
     """
 
     duration: float = 0.0
@@ -132,6 +141,8 @@ class History:
     losses: list[tuple[float, bool]] = dataclasses.field(default_factory=list)
     notices: int = 0
     hosts: set[str] = dataclasses.field(default_factory=set)
+    accounts: Accounts = dataclasses.field(default_factory=Accounts)
+    causes: Causes = dataclasses.field(default_factory=Causes)
 
     @property
     def mean_workers(self) -> float:
@@ -162,7 +173,8 @@ def read_history(lines: Iterable[str]) -> History:
     for number, (text, last) in enumerate(_with_last(lines), 1):
         try:
             record = json.loads(text)
-            reader.take(record["event"], record["commands"])
+            if number > 1 or "run" not in record:  # The first line says how the run decides.
+                reader.take(record["event"], record["commands"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if last and not text.endswith("\n"):
                 break
@@ -195,6 +207,7 @@ class _Reader:
         self._running: dict[str, dict[int, tuple[str, int]]] = {}  # Worker -> attempt -> its app, and how many items.
         self._answered: dict[int, int] = {}  # Attempt -> how many items it has answered one by one.
         self._ran, self._closed = Seen(), Seen()
+        self._accounts = AccountsReader(self.history.accounts)
         self._takes = {
             "WorkerJoined": self._joined,
             "WorkerLost": self._lost,
@@ -223,6 +236,7 @@ class _Reader:
         take = self._takes.get(event["is"])
         if take is not None:
             take(event)
+        self._accounts.take(event, commands)
         for command in commands:
             kind = command["is"]
             if kind == "Run":
@@ -232,13 +246,16 @@ class _Reader:
             elif kind == "Release":
                 self._released.add(command["worker"])
             elif kind == "Bury":
-                history.items.dead += self._close(command["items"])
+                buried = self._close(command["items"])
+                history.items.dead += buried
+                history.causes.bury(command["failure"], buried)
         history.events += 1
         history.duration = max(history.duration, time)
 
     def end(self) -> None:
         """The log has ended: those who are connected were so until then."""
         end = self.history.duration
+        self._accounts.end(end)
         for worker, joined in self._joined_at.items():
             for group in (self.history.workers, self._tier_of[worker]):
                 group.stays.append(end - joined)
@@ -370,6 +387,7 @@ class _Reader:
     def _failed(self, event: dict[str, Any]) -> None:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
         if attempt is not None:
+            self.history.causes.call(event["failure"])
             failed = self._app_of(attempt[0]).failed
             kind = event["failure"]["kind"]
             failed[kind] = failed.get(kind, 0) + 1
@@ -377,11 +395,13 @@ class _Reader:
     # --- declarations and contexts
 
     def _app(self, event: dict[str, Any]) -> None:
-        self._app_of(event["app"]["id"]).name = event["app"]["name"]
+        app = self._app_of(event["app"]["id"])
+        app.name, app.spec = event["app"]["name"], event["app"]
 
     def _context(self, event: dict[str, Any]) -> None:
         if event["context"]["id"]:  # The empty one stands for calls that need none.
-            self._loads_of(event["context"]["id"]).name = event["context"]["name"]
+            loads = self._loads_of(event["context"]["id"])
+            loads.name, loads.spec = event["context"]["name"], event["context"]
 
     def _loads_of(self, context: str) -> ContextLoads:
         return self.history.contexts.setdefault(context, ContextLoads(context or "(no context)"))
@@ -394,3 +414,4 @@ class _Reader:
 
     def _context_failed(self, event: dict[str, Any]) -> None:
         self._loads_of(event["context"]).failed += 1
+        self.history.causes.context(event["failure"])

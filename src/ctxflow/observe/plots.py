@@ -6,6 +6,7 @@ shown, which is data by then, and the pictures of tiers (tier_plots.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import numpy as np
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.history import App, History
 from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
-from ctxflow.observe.text import seconds
 from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
+from ctxflow.observe.words import seconds, shortened
 
 _LABELLED = 48  # More rows than this are labelled by host only.
 _ARROWS = 400  # More transfers than this are lines without heads.
@@ -38,22 +39,29 @@ def draw(
         from matplotlib.figure import Figure
     except ImportError:
         raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
-    pictures: list[tuple[str, Callable[[], Any]]] = []
-    if found.transfers:
-        pictures.append(("transfers", lambda: _transfers(Figure, found, trees)))
-    if history is not None and (history.workers.joined or history.items.done):
-        pictures.append(("workers_and_items", lambda: workers_and_items(Figure, history)))
-    if history is not None and any(app.calls for app in history.apps.values()):
-        pictures.append(("call_times", lambda: _call_times(Figure, history)))
-    if history is not None and history.workers.lifetimes:
-        pictures.append(("lifetimes", lambda: lifetimes(Figure, history)))
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     with rc_context(STYLE):
-        for name, picture in pictures:
+        for name, picture in pictures(history, found, trees):
             written.append(directory / f"{name}.{form}")
-            picture().savefig(written[-1], format=form, dpi=200)
+            picture(Figure).savefig(written[-1], format=form, dpi=200)
     return written
+
+
+def pictures(
+    history: History | None, found: Transfers, trees: Sequence[FileTree]
+) -> list[tuple[str, Callable[[Any], Any]]]:
+    """What there is to draw: each picture's name, and what makes it with a given class of figures."""
+    there: list[tuple[str, Callable[[Any], Any]]] = []
+    if found.transfers:
+        there.append(("transfers", lambda figure: _transfers(figure, found, trees)))
+    if history is not None and (history.workers.joined or history.items.done):
+        there.append(("workers_and_items", lambda figure: workers_and_items(figure, history)))
+    if history is not None and any(app.calls for app in history.apps.values()):
+        there.append(("call_times", lambda figure: _call_times(figure, history)))
+    if history is not None and history.workers.lifetimes:
+        there.append(("lifetimes", lambda figure: lifetimes(figure, history)))
+    return there
 
 
 # --- the transfer tree
@@ -71,8 +79,11 @@ def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -
     colours = _colours(found, trees)
     many = len(found.transfers)
     scale = 1.0 if many <= _LABELLED else 0.6 if many <= _ARROWS else 0.0
+    if not scale:
+        _lines(axes, found.transfers, rows, colours)
     for transfer in found.transfers:
-        _arrow(axes, transfer, rows, colours.get(transfer.file, GREY), scale)
+        if scale or transfer.error or transfer.kind == "made":
+            _arrow(axes, transfer, rows, colours.get(transfer.file, GREY), scale)
     margin = 0.02 * (end - begin)
     axes.set(xlim=(begin - margin, end + margin), ylim=(len(rows) - 0.4, -0.6), xlabel="time in the run (s)")
     axes.grid(axis="x", color=PALE, linewidth=0.6)
@@ -115,13 +126,41 @@ def _stripes(axes: Any, hosts: list[tuple[str, int, int]], rows: dict[str, int])
 def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, end: float) -> None:
     """A pale line while a worker is connected, with a bar where it was lost."""
     line = 0.8 if len(rows) <= _LABELLED else 0.25
+    lines: list[tuple[float, float, int, int]] = []
+    lost: list[tuple[float, int]] = []
     for name, row in rows.items():
         peer = found.peers.get(name)
         joined = begin if peer is None or peer.joined is None else peer.joined
         gone = end if peer is None or peer.lost is None else peer.lost
-        axes.plot([joined, gone], [row, row], color="#C8C8C8", linewidth=line, zorder=1)
+        lines.append((joined, gone, row, row))
         if peer is not None and peer.lost is not None and peer.lost <= end:
-            axes.plot([gone], [row], marker="|", markersize=8, markeredgewidth=1.6, color=DARK, zorder=2)
+            lost.append((gone, row))
+    axes.plot(*_joined(lines), color="#C8C8C8", linewidth=line, zorder=1)
+    marks = {"marker": "|", "markersize": 8, "markeredgewidth": 1.6, "linestyle": ""}
+    axes.plot([at for at, _ in lost], [row for _, row in lost], color=DARK, zorder=2, **marks)
+
+
+def _joined(lines: Sequence[tuple[float, float, int, int]]) -> tuple[list[float], list[float]]:
+    """Lines (from, to, row, row there) as one with gaps: drawn one by one, thousands take minutes."""
+    across = [at for begin, end, _, _ in lines for at in (begin, end, math.nan)]
+    down = [at for _, _, above, below in lines for at in (above, below, math.nan)]
+    return across, down
+
+
+def _lines(axes: Any, transfers: Sequence[Transfer], rows: dict[str, int], colours: dict[str, str]) -> None:
+    """Transfers that went well as lines, which end in a dot."""
+    alike: dict[tuple[str, bool], list[tuple[float, float, int, int]]] = {}
+    for transfer in transfers:
+        begin = transfer.start if transfer.start is not None else transfer.asked
+        if begin is not None and not transfer.error and transfer.kind != "made":
+            over = transfer.end if transfer.end is not None else begin
+            key = (colours.get(transfer.file, GREY), transfer.kind == "linked")
+            alike.setdefault(key, []).append((begin, over, rows[transfer.sender], rows[transfer.receiver]))
+    for (colour, linked), lines in alike.items():
+        dashes = (0, (3, 1.5)) if linked else "-"
+        axes.plot(*_joined(lines), color=colour, linewidth=0.5, linestyle=dashes, zorder=3)
+        ends = [over for _, over, _, _ in lines], [below for _, _, _, below in lines]
+        axes.plot(*ends, marker=".", markersize=2, linestyle="", color=colour, zorder=4)
 
 
 def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, scale: float) -> None:
@@ -138,10 +177,6 @@ def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, sca
         axes.plot([over], [below], marker="x", markersize=6, markeredgewidth=1.6, color=colour, zorder=4)
         return
     dashes = (0, (3, 1.5)) if transfer.kind == "linked" else "-"
-    if not scale:  # Too many for heads.
-        axes.plot([begin, over], [above, below], color=colour, linewidth=0.5, linestyle=dashes, zorder=3)
-        axes.plot([over], [below], marker=".", markersize=2, color=colour, zorder=4)
-        return
     arrow = {
         "arrowstyle": "-|>", "color": colour, "linewidth": 1.1 * scale, "linestyle": dashes,
         "mutation_scale": 7 * scale, "shrinkA": 0, "shrinkB": 0,
@@ -150,10 +185,11 @@ def _arrow(axes: Any, transfer: Transfer, rows: dict[str, int], colour: str, sca
 
 
 def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int]], found: Transfers) -> None:
+    labels: list[tuple[float, str]]
     if len(rows) <= _LABELLED:
-        labels = [(row, name or "(unknown)") for name, row in rows.items()]
+        labels = [(row, shortened(name) or "(unknown)") for name, row in rows.items()]
         for host, first, last in hosts:
-            short = host.partition(".")[0]
+            short = shortened(host.partition(".")[0])
             axes.annotate(
                 short, xy=(1.0, (first + last) / 2), xycoords=("axes fraction", "data"), xytext=(4, 0),
                 textcoords="offset points", va="center", color=GREY, annotation_clip=False,
@@ -161,7 +197,8 @@ def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int
     else:
         labels = [(row, name) for name, row in rows.items() if name == MANAGER]
         step = -(-len(hosts) // _LABELLED)
-        labels += [((first + last) / 2, host.partition(".")[0]) for host, first, last in hosts[::step]]  # type: ignore[misc]
+        for host, first, last in hosts[step // 2 :: step]:
+            labels.append(((first + last) / 2, shortened(host.partition(".")[0])))
     axes.set_yticks([row for row, _ in labels], [label for _, label in labels])
     axes.tick_params(axis="y", length=0)
 
@@ -185,7 +222,7 @@ def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict
         if tree.file in colours:
             file = found.files.get(tree.file)
             size = f", {megabytes(file.bytes)}" if file and file.bytes is not None else ""
-            label = _shortened(file_name(tree.file, found)) + size
+            label = shortened(file_name(tree.file, found)) + size
             entries.append(Line2D([], [], color=colours[tree.file], label=label))
     if len(trees) > len(colours):
         entries.append(Line2D([], [], color=GREY, label=f"{len(trees) - len(colours)} smaller files"))
@@ -199,10 +236,6 @@ def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict
     if any(peer.lost is not None for peer in found.peers.values()):
         entries.append(Line2D([], [], color=DARK, linestyle="", marker="|", markersize=8, label="worker lost"))
     figure.legend(handles=entries, loc="outside upper left", ncols=3, frameon=False, handlelength=2.4)
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 28 else f"{name[:24]}..."
 
 
 # --- call times
@@ -253,4 +286,5 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
         axes.axvline(at, color=DARK, linewidth=0.9, linestyle=style, label=f"p{percent} {seconds(at)}")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
     trimmed = f", {round(beyond):,} longer ones not shown" if round(beyond) else ""
-    axes.set_title(f"{app.name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left")
+    above = 18.0 if axes.figure.get_figwidth() < WIDTH else None  # Where both have no place on a line.
+    axes.set_title(f"{shortened(app.name)}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left", pad=above)

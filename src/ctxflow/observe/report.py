@@ -1,38 +1,52 @@
 """A report on a run: finds the run's files, reads them, and says what they tell as text or as data.
 
-What does not live here: pictures (plots.py), and the command (cli/report.py).
+What does not live here: pictures (plots.py), the page (page.py), and the command (cli/report.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ctxflow.errors import CtxflowError
+from ctxflow.observe.causes import Cause, Causes
 from ctxflow.observe.history import History, Tier, read_history
 from ctxflow.observe.measures import percentiles
 from ctxflow.observe.staging import Staging, read_staging
+from ctxflow.observe.summary import SUMMARY, summarise
 from ctxflow.observe.transfers import Transfers, read_transfers, with_notes
 from ctxflow.observe.tree import FileTree, file_trees
 
 EVENTS = "events.jsonl"
+BATCH = "batch.json"
+"""What a batch job notes of itself beside them: `job` (its settings), `site`, `output`, `errors` (its dead letters)."""
 STAGING = os.path.join("taskvine", "staging.jsonl")
 _DEBUG = "taskvine/*/vine-logs/debug"
+_MARKS = (EVENTS, STAGING, SUMMARY)
 _PLACES = ("runs", "runinfo")
 _DEPTH = 3
 
 
 @dataclasses.dataclass
 class Report:
-    """What is known of a run; `history` is None if its event log was not written."""
+    """What is known of a run.
+
+    :ivar history: None if its event log was not written, or is gone; `summary` likewise, if none was kept either.
+    :ivar causes: why something failed, the dead letters of a batch job's output among it.
+    :ivar batch: what a batch job noted of itself, None for other runs.
+    """
 
     run: Path
     history: History | None
     transfers: Transfers
     trees: list[FileTree]
+    summary: dict[str, Any] | None = None
+    causes: list[Cause] = dataclasses.field(default_factory=list)
+    batch: dict[str, Any] | None = None
 
 
 def find_run(path: Path | None = None, here: Path = Path()) -> Path:
@@ -61,7 +75,7 @@ def find_run(path: Path | None = None, here: Path = Path()) -> Path:
 
 
 def _runs_below(path: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    if (path / EVENTS).is_file() or (path / STAGING).is_file():
+    if any((path / name).is_file() for name in _MARKS):
         yield path
     elif depth and path.is_dir():
         for inner in sorted(path.iterdir()):
@@ -70,12 +84,13 @@ def _runs_below(path: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 
 def _age(run: Path) -> float:
-    return max((run / name).stat().st_mtime for name in (EVENTS, STAGING) if (run / name).is_file())
+    return max((run / name).stat().st_mtime for name in _MARKS if (run / name).is_file())
 
 
 def logs_of(run: Path) -> list[Path]:
     """All files that a report on a run reads."""
-    found = [path for path in (run / EVENTS, run / STAGING) if path.is_file()]
+    letters = _dead_letters(read_object(run / BATCH))
+    found = [path for path in (run / EVENTS, run / STAGING, letters) if path is not None and path.is_file()]
     return found + _debug_logs(run)
 
 
@@ -109,7 +124,34 @@ def read_report(run: Path, advance: Callable[[int], None] = lambda count: None) 
         transfers.files.update(read.files)
         transfers.peers.update(read.peers)
     transfers.transfers = with_notes(transfers.transfers, staging)
-    return Report(run, history, transfers, file_trees(transfers.transfers))
+    causes = history.causes if history is not None else Causes()
+    batch = read_object(run / BATCH)
+    letters = _dead_letters(batch)
+    if letters is not None and letters.is_file():
+        with open(letters, "rb") as file:
+            causes.dead_letters(_counted(file, advance))
+    summary = summarise(history) if history is not None else read_object(run / SUMMARY)
+    return Report(run, history, transfers, file_trees(transfers.transfers), summary, causes.ordered(), batch)
+
+
+def summary_of(run: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+    """The summary of a run, from its event log alone; the parameters and errors are those of `read_report`."""
+    with open(run / EVENTS, "rb") as file:
+        return summarise(read_history(line.decode("utf-8", "replace") for line in _counted(file, advance)))
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none, or another thing."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _dead_letters(batch: dict[str, Any] | None) -> Path | None:
+    errors = None if batch is None else batch.get("errors")
+    return Path(errors) if isinstance(errors, str) else None
 
 
 def _counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterable[bytes]:
@@ -138,7 +180,10 @@ def as_data(report: Report) -> dict[str, Any]:
     history = None if report.history is None else _history_data(report.history)
     return {
         "run": str(report.run),
+        "summary": report.summary,
         "history": history,
+        "causes": [dataclasses.asdict(cause) for cause in report.causes],
+        "batch": report.batch,
         "files": {digest: dataclasses.asdict(file) for digest, file in report.transfers.files.items()},
         "peers": {name: dataclasses.asdict(peer) for name, peer in report.transfers.peers.items()},
         "trees": trees,

@@ -8,5 +8,6 @@ GREY, PALE, DARK = "#7A7A7A", "#E4E4E4", "#222222"
 WIDTH = 7.0  # Inches: a page's text.
 STYLE = {
     "font.size": 8.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "",
+    "text.parse_math": False,
     "axes.edgecolor": GREY, "xtick.color": DARK, "ytick.color": DARK, "axes.axisbelow": True,
 }  # fmt: skip

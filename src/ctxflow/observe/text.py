@@ -7,23 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ctxflow.observe.causes import Cause
 from ctxflow.observe.history import App, History, Tier
 from ctxflow.observe.measures import Histogram, percentiles
 from ctxflow.observe.report import Report
+from ctxflow.observe.summary import summary_text
 from ctxflow.observe.tree import tree_lines
+from ctxflow.observe.words import seconds, table
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
-
-
-def seconds(value: float) -> str:
-    """A duration with three digits that count.
-
-    >>> seconds(0.01234), seconds(12.34), seconds(1234.5)
-    ('12.3 ms', '12.3 s', '1,234 s')
-    """
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+_MOST_CAUSES = 8
 
 
 def as_text(report: Report, every: bool = False) -> str:
@@ -34,15 +27,50 @@ def as_text(report: Report, every: bool = False) -> str:
     parts = [f"Run {report.run}"]
     if report.history is None:
         parts.append("Its event log was not written, so that nothing is known of items and calls.")
+        if report.summary is not None:
+            parts.append("The summary that was kept:\n\n" + summary_text(report.summary))
     else:
-        parts += [_summary(report.history), *_tables(report.history)]
+        parts.append("\n".join(f"{name:<10}{text}" for name, text in overview(report.history)))
+        if report.summary is not None and report.summary["places"]:
+            parts.append(summary_text(report.summary))
+        parts += [table(heads, rows) for heads, rows in tables(report.history)]
+    if report.causes:
+        parts.append(causes_text(report.causes, None if every else _MOST_CAUSES))
     if report.trees:
         trees = ["\n".join(tree_lines(tree, report.transfers, None if every else _MOST)) for tree in report.trees]
         parts.append("Transfers\n\n" + "\n\n".join(trees))
     return "\n\n".join(parts)
 
 
-def _summary(history: History) -> str:
+def causes_text(causes: Sequence[Cause], most: int | None = None) -> str:
+    """Why things failed, a line for each cause and what failed of it.
+
+    >>> print(causes_text([Cause("ValueError", "row N is empty", message="row 3 is empty", calls=5, items=2, rows=2)]))
+    Failures
+    ValueError: row 3 is empty
+      5 calls, 2 items for good, 2 dead letters
+    """
+    lines = ["Failures"]
+    for cause in causes[:most]:
+        message = " ".join(cause.message.split())
+        shown = message if len(message) <= 300 else f"{message[:297]}..."
+        lines += [f"{cause.error}: {shown}" if shown else cause.error, f"  {counts_text(cause)}"]
+    if most is not None and len(causes) > most:
+        lines.append(f"... and {len(causes) - most} more causes (--all shows them)")
+    return "\n".join(lines)
+
+
+def counts_text(cause: Cause) -> str:
+    """What failed of a cause."""
+    counts = [
+        (cause.calls, "call", "calls"), (cause.contexts, "context load", "context loads"),
+        (cause.items, "item for good", "items for good"), (cause.rows, "dead letter", "dead letters"),
+    ]  # fmt: skip
+    return ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count)
+
+
+def overview(history: History) -> list[tuple[str, str]]:
+    """What a run came to: (what, in words)."""
     items, workers = history.items, history.workers
     rate = items.done / history.duration if history.duration else 0.0
     rest = {"dead": items.dead, "cancelled": items.cancelled, "without an answer": items.open}
@@ -54,33 +82,33 @@ def _summary(history: History) -> str:
     hosts = f" on {len(history.hosts):,} host{'s' * (len(history.hosts) != 1)}"
     loads = sum(context.load_seconds.count for context in history.contexts.values())
     failed = sum(context.failed for context in history.contexts.values())
-    lines = [
+    return [
         ("Duration", f"{seconds(history.duration)}, {rate:,.4g} items/s"),
         ("Items", f"{items.done:,} of {items.submitted:,} done{''.join(', ' + part for part in left)}{again}"),
         ("Workers", f"{history.mean_workers:.1f} on average, {history.peak_workers:,} at most, "
                     f"{workers.joined:,} joined{hosts}{lost}{notices}"),
         ("Contexts", f"{loads:,} loads{f', {failed:,} failed' if failed else ''}"),
     ]  # fmt: skip
-    return "\n".join(f"{name:<10}{text}" for name, text in lines)
 
 
-def _tables(history: History) -> list[str]:
+def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
+    """Calls, context loads, tiers and lifetimes, as far as there are any: heads and rows, remarks as rows of one."""
     heads = ["count", "mean", "p50", "p90", "p99", "longest"]
-    tables = []
+    found: list[tuple[list[str], list[list[str]]]] = []
     apps = sorted(history.apps.values(), key=lambda app: -app.calls)
     calls = [row for app in apps if app.calls or app.failed for row in _app_rows(app)]
     if calls:
-        tables.append(_table(["Calls", *heads], calls))
+        found.append((["Calls", *heads], calls))
     loads = [[c.name, *_cells(c.load_seconds)] for c in history.contexts.values() if c.load_seconds.count]
     if loads:
-        tables.append(_table(["Context loads", *heads], loads))
+        found.append((["Context loads", *heads], loads))
     if len(history.tiers) > 1 or history.workers.jobs_started or history.workers.held:
         rows = [row for name, tier in history.tiers.items() for row in _tier_rows(name, tier)]
-        tables.append(_table(["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
+        found.append((["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
     lived = [_lifetime_row(name, tier) for name, tier in history.tiers.items() if tier.lifetimes]
     if lived:
-        tables.append(_table(["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
-    return tables
+        found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
+    return found
 
 
 def _tier_rows(name: str, tier: Tier) -> list[list[str]]:
@@ -111,23 +139,3 @@ def _app_rows(app: App) -> list[list[str]]:
 def _cells(times: Histogram, count: int | None = None) -> list[str]:
     values = [times.mean, times.percentile(50), times.percentile(90), times.percentile(99), times.most]
     return [f"{times.count if count is None else count:,}", *map(seconds, values)]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text: the first to the left, the others to the right.
-
-    >>> print(_table(["Calls", "count"], [["verify", "12"], ["a remark"]]))
-    Calls   count
-    verify     12
-    a remark
-    """
-    full = [row for row in [heads, *rows] if len(row) == len(heads)]
-    widths = [max(len(row[n]) for row in full) for n in range(len(heads))]
-    lines = []
-    for row in [heads, *rows]:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=False)),
-        ]
-        lines.append("".join(cells).rstrip())
-    return "\n".join(lines)

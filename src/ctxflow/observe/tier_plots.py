@@ -11,11 +11,13 @@ import numpy as np
 
 from ctxflow.observe.history import History, Tier
 from ctxflow.observe.style import DARK, GREY, PALE, WIDTH
+from ctxflow.observe.words import shortened
 
 # Of Okabe and Ito's; vermilion is for evictions, and what is dark beside it is lost.
 _SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _EVICTED = "#D55E00"
 _OTHERS = "other tiers"
+_POINTS = 700  # That can be told apart from left to right.
 
 
 def unit_of(longest: float) -> tuple[float, str]:
@@ -54,9 +56,9 @@ def workers_and_items(figure_class: Any, history: History) -> Any:
     end = max(history.duration, 1e-3)
     colours = shades(history)
     counts = {name: history.tiers[name].counts for name in colours if name != _OTHERS}
-    times = np.unique([time for points in counts.values() for time, _ in points] + [0.0, end])
+    times = _thinned(np.unique([time for points in counts.values() for time, _ in points] + [0.0, end]))
     stacked = _folded({name: _steps(points, times) for name, points in counts.items()})
-    labels = {name: name for name in stacked} if len(stacked) > 1 else dict.fromkeys(stacked, "workers")
+    labels = {name: shortened(name) for name in stacked} if len(stacked) > 1 else dict.fromkeys(stacked, "workers")
     _stack(above, times / length, stacked, colours, labels, step="post")
     _losses(above, history, length)
     above.set(xlim=(0, end / length), ylim=(0, max(history.peak_workers * 1.08, 1)), ylabel="workers connected")
@@ -70,6 +72,11 @@ def workers_and_items(figure_class: Any, history: History) -> Any:
     handles = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, loc="outside upper left", ncols=5, frameon=False)
     return figure
+
+
+def _thinned(times: Any) -> Any:
+    """Times that are as many as can be told apart in a picture, at most."""
+    return times if len(times) <= _POINTS else np.linspace(times[0], times[-1], _POINTS)
 
 
 def _steps(points: list[tuple[float, int]], times: Any) -> Any:
@@ -111,7 +118,9 @@ def _stack(
 
 def _losses(axes: Any, history: History, length: float) -> None:
     for evicted, label, colour in ((True, "eviction", _EVICTED), (False, "worker lost", DARK)):
-        times = [time / length for time, kind in history.losses if kind is evicted]
+        step = max(history.duration, 1e-3) / _POINTS
+        places = sorted({round(time / step) for time, kind in history.losses if kind is evicted})
+        times = [place * step / length for place in places]
         if times:
             marks = {"marker": "|", "linestyle": "", "markersize": 7, "markeredgewidth": 1.1, "clip_on": False}
             axes.plot(times, [0.0] * len(times), color=colour, label=label, zorder=5, **marks)
@@ -120,7 +129,7 @@ def _losses(axes: Any, history: History, length: float) -> None:
 def _items(axes: Any, history: History, end: float, length: float, colours: dict[str, str]) -> None:
     lines = {name: history.tiers[name].done.cumulated() for name in colours if name != _OTHERS}
     ends = {name: np.minimum([time for time, _ in points], end) for name, points in lines.items()}
-    times = np.unique(np.concatenate([[0.0, end], *ends.values()]))
+    times = _thinned(np.unique(np.concatenate([[0.0, end], *ends.values()])))
     items = {name: np.interp(times, ends[name], [count for _, count in points]) for name, points in lines.items()}
     _stack(axes, times / length, _folded(items), colours)
     axes.set(ylim=(0, max(1, history.items.done * 1.06)), ylabel="completed items")
@@ -142,7 +151,7 @@ def lifetimes(figure_class: Any, history: History) -> Any:
         points = [(0.0, 0.0), *tier.survival()]
         points.append((_oldest(tier), points[-1][1]))
         ages, shares = zip(*points, strict=True)
-        label = f"{name}: {tier.evicted:,} of {tier.joined:,} workers evicted"
+        label = f"{shortened(name)}: {tier.evicted:,} of {tier.joined:,} workers evicted"
         axes.step(
             np.array(ages) / length, 100 * np.array(shares), where="post", color=colours[name], linewidth=1.7,
             label=label,

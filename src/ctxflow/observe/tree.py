@@ -120,7 +120,7 @@ def tree_lines(tree: FileTree, found: Transfers, most: int | None = None) -> lis
     for node in tree.roots:
         senders.setdefault("" if node.transfer.kind == "made" else node.transfer.sender, []).append(node)
     for sender, roots in senders.items():
-        lines.append(_root_name(sender, roots, found))
+        lines.append(root_name(sender, roots, found))
         stack = [(node, "", n == len(roots) - 1) for n, node in enumerate(roots)][::-1]
         while stack:
             node, indent, last = stack.pop()
@@ -161,7 +161,8 @@ def file_name(file: str, found: Transfers) -> str:
     return known.name if same == 1 else f"{known.name} [{file[:8]}]"
 
 
-def _root_name(sender: str, roots: list[Node], found: Transfers) -> str:
+def root_name(sender: str, roots: list[Node], found: Transfers) -> str:
+    """Whom a tree begins with."""
     if sender == MANAGER:
         return MANAGER
     if sender:

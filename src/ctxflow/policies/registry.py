@@ -40,6 +40,14 @@ _METHODS = {
     "scaling": ("target",),
 }
 FAMILIES = tuple(_OWN)
+DEFAULTS = {
+    "routing": "context-affinity",
+    "batching": "fixed",
+    "placement": "everywhere",
+    "preemption": "none",
+    "scaling": "fixed",
+}
+"""The policy of each family where nobody chooses."""
 
 
 def names(family: str) -> list[str]:
@@ -80,6 +88,27 @@ def make(family: str, choice: Any) -> Any:
             f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(known) or 'none'}"
         )
     return _checked(family, maker(**options))
+
+
+def described(family: str, choice: Any) -> dict[str, Any]:
+    """A choice as data from which `make` makes the same policy elsewhere: its name, and every option.
+
+    Options that were not given are written with their defaults, which another version may have changed. An object is
+    described by its class, under the key "object", and cannot be made again.
+
+    >>> described("batching", {"policy": "fixed", "size": 10})
+    {'policy': 'fixed', 'size': 10, 'linger': 0.0, 'share': True}
+    >>> described("batching", make("batching", "fixed"))
+    {'object': 'ctxflow.policies.batching.fixed:Fixed'}
+    """
+    if isinstance(choice, str):
+        choice = {"policy": choice}
+    if not isinstance(choice, dict):
+        kind = type(choice)
+        return {"object": f"{kind.__module__}:{kind.__qualname__}"}
+    parameters = inspect.signature(_find(family, choice["policy"])).parameters.values()
+    plain = {p.name: p.default for p in parameters if isinstance(p.default, (str, int, float, type(None)))}
+    return {"policy": choice["policy"], **plain, **{key: value for key, value in choice.items() if key != "policy"}}
 
 
 def _checked(family: str, policy: Any) -> Any:

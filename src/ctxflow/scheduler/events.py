@@ -250,19 +250,23 @@ class ContextUnloaded(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchFinished(Event):
-    """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged."""
+    """An attempt answered all its items. `results` is the engine's, not the scheduler's: it is not logged.
+
+    :ivar tokens: that a model read and wrote for them, None where nobody counted; for the log alone.
+    """
 
     worker: str
     attempt: int
     seconds: float
     results: Any = dataclasses.field(default=None, repr=False, compare=False)
+    tokens: int | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ItemsFinished(Event):
     """An attempt that goes on answered some of its items: `count` of them from its `first` on, counted from 0.
 
-    What comes twice counts once. `results` is the engine's, as `BatchFinished`'s.
+    What comes twice counts once. `results` is the engine's, as `BatchFinished`'s; `tokens` likewise.
     """
 
     worker: str
@@ -270,6 +274,7 @@ class ItemsFinished(Event):
     first: int
     count: int
     results: Any = dataclasses.field(default=None, repr=False, compare=False)
+    tokens: int | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

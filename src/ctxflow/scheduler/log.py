@@ -1,6 +1,7 @@
 """The event log of a run: every event with the commands it led to, one JSON object a line; and its replay.
 
-A run that is replayed from its log with the same policies takes the same decisions, which `replay` checks.
+The first line says how the run decides: its policies with their options, its limits, its seed, from how many workers on
+it gave calls. From it and the events `replay` takes every decision again, and checks that it is the same.
 Payloads are not in it. What does not live here: when the log is written (executors/).
 """
 
@@ -10,14 +11,18 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ctxflow.policies.registry import FAMILIES, described
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.core import Scheduler
+from ctxflow.scheduler.state import Limits, Policies
+from ctxflow.version import __version__
 
 _UNLOGGED = {"results", "exception"}
+_SETUP = '{"run":'
 _quoted = json.encoder.encode_basestring_ascii
 _encoder = json.JSONEncoder(separators=(",", ":"), default=str)
 # Class -> its fields with what writes each, and its JSON with a place for each. A line is written for every
@@ -91,6 +96,68 @@ def _ranges(items: Sequence[int]) -> list[list[int]]:
     return ranges
 
 
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """How a run decides, as its log's first line has it.
+
+    :ivar policies: family -> {"policy": name, and its options}, or {"object": the class of one made by the program}.
+    :ivar level: how much of a context workers kept where an app did not say; contexts in the log have their own.
+    """
+
+    policies: Mapping[str, Mapping[str, Any]]
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    seed: int = 0
+    start_when: float = 0.0
+    level: str = ev.PERVASIVE
+
+    def scheduler(self) -> Scheduler:
+        """A fresh scheduler that decides so.
+
+        :raises ValueError: if a policy was an object of the program's, which a log cannot hold.
+        """
+        for family, choice in self.policies.items():
+            if "object" in choice:
+                raise ValueError(
+                    f"the run's {family} policy was an object of {choice['object']}, which its log cannot hold: make "
+                    "the scheduler yourself, and give it to `replay`"
+                )
+        policies = Policies.chosen({family: dict(choice) for family, choice in self.policies.items()})
+        return Scheduler(policies, self.limits, self.seed, self.start_when)
+
+
+def first_line(scheduler: Scheduler, level: str = ev.PERVASIVE) -> str:
+    """The first line of the log of a run that this scheduler decides.
+
+    >>> first_line(Scheduler(Policies.chosen({"batching": "opportunistic"})))[:72]
+    '{"run":{"ctxflow":"0.1.0","policies":{"routing":{"policy":"context-affin'
+    """
+    state = scheduler.state
+    policies = {
+        family: state.policies.choices.get(family) or described(family, getattr(state.policies, family))
+        for family in FAMILIES
+    }
+    setup = Setup(policies, state.limits, state.seed, state.start_when, level)
+    return _encoder.encode({"run": {"ctxflow": __version__, **dataclasses.asdict(setup)}})
+
+
+def read_setup(text: str) -> Setup | None:
+    """How a run decides, from its log's first line; None if that is an event, as in logs of earlier versions.
+
+    :raises ValueError: if it is no line of an event log.
+
+    >>> read_setup(first_line(Scheduler(Policies.chosen({})))).start_when
+    0.0
+    """
+    try:
+        record = json.loads(text)
+        if "event" in record:
+            return None
+        run = record["run"]
+        return Setup(run["policies"], Limits(**run["limits"]), run["seed"], run["start_when"], run["level"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"line 1 is no line of an event log ({error}): is this the run's events.jsonl?") from None
+
+
 def read(lines: Iterable[str]) -> Iterator[tuple[ev.Event, list[dict[str, Any]]]]:
     """The events of a log, each with its commands as they were written.
 
@@ -101,7 +168,7 @@ def read(lines: Iterable[str]) -> Iterator[tuple[ev.Event, list[dict[str, Any]]]
     for number, text in enumerate(lines, 1):
         if held is not None:
             yield _decode_line(held, number - 1)
-        held = text
+        held = None if number == 1 and text.startswith(_SETUP) else text
     if held is not None and held.endswith("\n"):
         yield _decode_line(held, number)
 
@@ -135,12 +202,24 @@ def _defaults(command: str) -> dict[str, Any]:
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def replay(scheduler: Scheduler, lines: Iterable[str]) -> int:
+def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:
     """Feed a log's events to a fresh scheduler, and check that it takes the recorded decisions.
 
+    :param scheduler: by default one made from the log's first line.
     :returns: how many events there were.
-    :raises ValueError: at the first event that leads to other commands.
+    :raises ValueError: at the first event that leads to other commands; and if no scheduler is given and the log does
+        not say how its run decides.
     """
+    lines = iter(lines)
+    if scheduler is None:
+        first = next(lines, "")
+        setup = read_setup(first)
+        if setup is None:
+            raise ValueError(
+                "this log was written by an earlier version of ctxflow, which did not note the run's policies: make a "
+                "scheduler with them, and give it to `replay`"
+            )
+        scheduler = setup.scheduler()
     count = 0
     for event, recorded in read(lines):
         count += 1

@@ -6,7 +6,6 @@ What does not live here: what is done with it (policies).
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,9 +41,10 @@ class CallCost:
     differ less are no experiment: a batch is smaller because the one before was slow, which would read as a negative
     cost.)
 
-    What is not known well is taken at its upper end, the mean and half its standard error, and before there are three
-    pairs as all that a call takes: a batch that is too long for its call's cost loses little and tells much, while
-    batches of one item would never tell that most of their time is cost.
+    Before it is known it is taken to be small: one more height counts, of 0, with the variance of one item. What a
+    wrong cost costs grows in proportion to the true one, so that the best single number is the mean of what it may be.
+    And before there are three pairs it is all that a call takes: a batch that is too long for its call's cost loses
+    little and tells much, while batches of one item would never tell that most of their time is cost.
     """
 
     way: float | None = None
@@ -52,7 +52,6 @@ class CallCost:
     pairs: int = 0
     weight: float = 0.0
     total: float = 0.0
-    squares: float = 0.0
 
     def add(self, way: float, whole: float) -> None:
         """A call's time beside what its worker says that it took, and that: moving averages."""
@@ -72,16 +71,22 @@ class CallCost:
             return
         across = n - before
         height = (seconds_before * n - seconds * before) / across
+        if not self.pairs:
+            self.weight = item_seconds**-2
         weight = across**2 / (n * before * (n + before) * item_seconds**2)
         self.pairs += 1
         self.weight += weight
         self.total += weight * height
-        self.squares += weight * height**2
 
     @property
     def inside(self) -> float:
-        """What a call itself does once, as far as it is known: the mean."""
+        """What a call itself does once, as far as it is known."""
         return max(0.0, self.total / self.weight) if self.pairs >= 3 else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of what a call does once, in seconds; 0 while all that a call takes is counted."""
+        return self.weight**-0.5 if self.pairs >= 3 else 0.0
 
     @property
     def seconds(self) -> float | None:
@@ -91,17 +96,13 @@ class CallCost:
         >>> cost.add(way=0.25, whole=2.5)
         >>> cost.seconds
         2.75
-        >>> for n in (3, 9, 27): cost.add_pair((1, 2.0 + 0.5), (n, 2.0 + 0.5 * n))
-        >>> cost.seconds
-        2.25
+        >>> for n in (3, 9, 27) * 100: cost.add_pair((1, 2.0 + 0.5), (n, 2.0 + 0.5 * n))
+        >>> round(cost.seconds, 1)
+        2.2
         """
         if self.way is None:
             return None
-        if self.pairs < 3:
-            return self.way + self.whole
-        mean = self.total / self.weight
-        error = math.sqrt(max(0.0, self.squares / self.weight - mean**2) / (self.pairs - 1))
-        return self.way + max(0.0, mean + 0.5 * error)
+        return self.way + (self.whole if self.pairs < 3 else self.inside)
 
 
 def learn(app: App, worker: Worker, attempt: Attempt, count: int, seconds: float, now: float) -> None:

@@ -31,6 +31,7 @@ class RunState:
             raise ValueError("start_when is a share of the workers asked for: give 0 to 1")
         self.policies = policies
         self.limits = limits
+        self.seed = seed
         self.random = random.Random(seed)
         self.now = 0.0
         self.plan = Plan()

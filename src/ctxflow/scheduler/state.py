@@ -17,19 +17,38 @@ from ctxflow.policies.protocols import (
     RoutingPolicy,
     ScalingPolicy,
 )
+from ctxflow.policies.registry import DEFAULTS, described, make
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, TierSpec, WorkerSpec
 from ctxflow.scheduler.pace import CallCost, Pace
 
 
 @dataclasses.dataclass(frozen=True)
 class Policies:
-    """The policies of a run."""
+    """The policies of a run.
+
+    :ivar choices: family -> how its policy was chosen, as data (see `ctxflow.policies.registry.described`).
+    """
 
     routing: RoutingPolicy
     batching: BatchingPolicy
     placement: PlacementPolicy
     preemption: PreemptionPolicy
     scaling: ScalingPolicy
+    choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def chosen(cls, choices: Mapping[str, Any]) -> Policies:
+        """Policies from what a site or a person chose of each family: a name, a table with options, or an object.
+
+        :param choices: a family that is not in it has its default.
+        :raises ValueError: for a choice that makes no sense, saying what to write.
+
+        >>> Policies.chosen({"batching": "opportunistic"}).choices["routing"]
+        {'policy': 'context-affinity'}
+        """
+        complete = {family: choices.get(family, default) for family, default in DEFAULTS.items()}
+        made = {family: make(family, choice) for family, choice in complete.items()}
+        return cls(**made, choices={family: described(family, choice) for family, choice in complete.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +237,11 @@ class App:
     def call_seconds(self) -> float | None:
         """What a call costs beside its items."""
         return self.call_cost.seconds
+
+    @property
+    def call_seconds_error(self) -> float:
+        """How far off that may be."""
+        return self.call_cost.error
 
     @property
     def max_delay(self) -> float | None:

@@ -5,6 +5,9 @@
 - `staging.py`, `links.py`: where files come from: shared filesystem, internet, peers; links that are shared fairly.
 - `pools.py`: machines and when they can be had: Poisson evictions, drains, join curves, traces.
 - `bounds.py`: what no scheduler could do better.
+- `workload_file.py`, `scenario.py`, `changes.py`: sites and workloads as people give them, with changes.
+- `recording.py`, `fitting.py`, `recorded.py`: a recorded run, and parameters measured of it.
+- `building.py`, `result.py`, `studies.py`: a scenario simulated, once and many times.
 
 The papers' experiments are in a folder each. One for `ctxflow reproduce` is a function that takes a `Request` and gives
 figures (`figures.py`).

@@ -44,6 +44,18 @@ def evicted(mean_up: float, mean_down: float) -> Availability:
     return periods
 
 
+def until(available: Availability, end: float) -> Availability:
+    """As given, but never after a time."""
+
+    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
+        for begin, last in available(generator):
+            if begin >= end:
+                return
+            yield begin, min(last, end)
+
+    return periods
+
+
 def intervals(given: Sequence[tuple[float, float]]) -> Availability:
     """At the given times."""
 
@@ -64,13 +76,16 @@ def machines(
 
 
 def drained(order: Sequence[Machine], start: float, every: float) -> list[Machine]:
-    """The machines, taken for good one by one.
+    """The machines, taken for good one by one; before that, each can be had when it could be anyhow.
 
     :param order: first taken first.
     :param start: when the first is taken.
     :param every: seconds between two.
     """
-    return [dataclasses.replace(machine, available=during(0.0, start + n * every)) for n, machine in enumerate(order)]
+    return [
+        dataclasses.replace(machine, available=until(machine.available, start + n * every))
+        for n, machine in enumerate(order)
+    ]
 
 
 def joining(order: Sequence[Machine], curve: Sequence[tuple[float, float]]) -> list[Machine]:

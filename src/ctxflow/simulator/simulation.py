@@ -147,8 +147,11 @@ class Simulation:
                 stuck = engine.idle and not self._arrivals and wake is None
                 next_tick = now + self._tick
                 self._feed(ev.Tick(now))
-                if stuck and self._left and engine.idle and scheduler.next_wake is None and until == math.inf:
-                    raise RuntimeError(f"{self._left} items are left at {now:,.0f} s, and nothing will happen any more")
+                if stuck and self._left and engine.idle and scheduler.next_wake is None:
+                    if until == math.inf:
+                        left = f"{self._left} items are left at {now:,.0f} s"
+                        raise RuntimeError(f"{left}, and nothing will happen any more")
+                    engine.poll(until - now)
         engine.stop()
         return self._outcome()
 

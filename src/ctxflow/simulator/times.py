@@ -111,3 +111,48 @@ class GpuTimes:
             shape = count / self.item_spread**2
             seconds = generator.gammavariate(shape, seconds / shape)
         return seconds + self.call_overhead.draw(generator)
+
+
+Kind = tuple[str, str | None]
+"""A tier and a GPU model: workers of one kind are alike."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedTimes:
+    """Times of several apps and contexts on workers of several kinds.
+
+    :ivar items: app id -> kind -> mean seconds of an item, their spread, and what a call costs beside its items.
+    :ivar loading: context id -> kind -> seconds of building it.
+    :ivar matching: tier -> seconds from asking for a worker until it has joined; at once where it is not named.
+    :ivar dispatched: seconds of a call's way to its worker and back.
+    :ivar paces: machine name -> how many times longer its items take than those of its kind; 1 where it is not named.
+    """
+
+    items: Mapping[str, Mapping[Kind, GpuTimes]]
+    loading: Mapping[str, Mapping[Kind, Drawn]] = dataclasses.field(default_factory=dict)
+    matching: Mapping[str, Drawn] = dataclasses.field(default_factory=dict)
+    dispatched: Drawn = Drawn()
+    paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def match(self, machine: Machine, generator: random.Random) -> float:
+        """From asking for a worker until it has joined."""
+        drawn = self.matching.get(machine.tier)
+        return 0.0 if drawn is None else drawn.draw(generator)
+
+    def load(self, context: str, machine: Machine, generator: random.Random) -> float:
+        """Building a context."""
+        kinds = self.loading.get(context)
+        return 0.0 if kinds is None else kinds[machine.tier, machine.gpu_model].draw(generator)
+
+    def dispatch(self, machine: Machine, generator: random.Random) -> float:
+        """A call's way to its worker and back."""
+        return self.dispatched.draw(generator)
+
+    def call(self, app: str, machine: Machine, items: Sequence[int], generator: random.Random) -> float:
+        """Running a batch."""
+        times = self.items[app][machine.tier, machine.gpu_model]
+        return self.paces.get(machine.name, 1.0) * times.call(app, machine, items, generator)
+
+    def item(self, app: str, machine: Machine) -> float:
+        """Mean seconds of an app's item on a machine."""
+        return self.paces.get(machine.name, 1.0) * self.items[app][machine.tier, machine.gpu_model].item(machine)

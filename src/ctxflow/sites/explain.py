@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import pydantic
+from pydantic.fields import FieldInfo
 
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.sites.condor_keys import SUBMIT_EXAMPLES
@@ -74,7 +75,7 @@ def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> s
     if len(path) > 3:
         return f'{path[3]} in {key}{whose} cannot be {shown(error["input"])}: write {path[3]} = "{error["input"]}"'
     given = error["input"] if in_tier else values.get(key, error["input"])
-    return f"{key}{whose} cannot be {shown(given)}: {_advice(key, error, in_tier)}"
+    return f"{key}{whose} cannot be {shown(given)}: {advice(key, error, (Tier if in_tier else Site).model_fields[key])}"
 
 
 def _tier_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,9 +135,12 @@ def _all_keys(what: str, model: type[pydantic.BaseModel]) -> str:
     return f"{what}'s keys are {', '.join(model.model_fields)}"
 
 
-def _advice(key: str, error: dict[str, Any], in_tier: bool) -> str:
+def advice(key: str, error: Mapping[str, Any], field: FieldInfo) -> str:
+    """What to write in place of a value that a model refuses.
+
+    :param error: as pydantic gives it; `field`: of the model, under that key.
+    """
     given, context = error["input"], error.get("ctx", {})
-    field = (Tier if in_tier else Site).model_fields[key]
     if key == "start_when" and isinstance(given, (int, float, str)):
         number = _number(given)
         share = number / 100 if number is not None and 1 < number <= 100 else 0.95

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pydantic
 
+from ctxflow.policies.registry import DEFAULTS
 from ctxflow.sites.tier import Tier
 
 
@@ -77,8 +78,10 @@ class Site(pydantic.BaseModel):
     join_timeout: float = pydantic.Field(
         300.0, gt=0, description="TaskVine: seconds that a worker's job may run before the worker has joined."
     )
-    routing: Any = pydantic.Field("context-affinity", description="Which work goes to which worker.")
-    batching: Any = pydantic.Field("fixed", description="How many items a batch takes.")
-    placement: Any = pydantic.Field("everywhere", description="Which contexts go on which tiers.")
-    preemption: Any = pydantic.Field("none", description="Who gives way when an app that waits has no worker.")
-    scaling: Any = pydantic.Field("fixed", description="How many workers of each tier to hold.")
+    routing: Any = pydantic.Field(DEFAULTS["routing"], description="Which work goes to which worker.")
+    batching: Any = pydantic.Field(DEFAULTS["batching"], description="How many items a batch takes.")
+    placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
+    preemption: Any = pydantic.Field(
+        DEFAULTS["preemption"], description="Who gives way when an app that waits has no worker."
+    )
+    scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")

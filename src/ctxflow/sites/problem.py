@@ -1,4 +1,4 @@
-"""What can be wrong with a site: a place and a sentence.
+"""What can be wrong with a site, or another file that a person writes: a place and a sentence.
 
 What does not live here: finding it (explain.py, rules.py) and telling on which line it stands (loader.py).
 """
@@ -17,7 +17,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that a site's author should change.
+    """Something that a file's author should change.
 
     :param path: where: keys, and numbers of tiers from 0; () for the site as a whole.
     :param text: a sentence that names the key and says what to write.
@@ -27,15 +27,19 @@ class Problem:
     text: str
 
 
-class SiteError(ValueError):
-    """A site that cannot be used. Its message has one line for each problem.
+class FileError(ValueError):
+    """What a person wrote cannot be used. Its message has one line for each problem.
 
-    :ivar lines: those lines, each with the file and its line where the site has a file.
+    :ivar lines: those lines, each with the file and its line where there is a file.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = tuple(lines)
         super().__init__("\n".join(self.lines))
+
+
+class SiteError(FileError):
+    """A site that cannot be used."""
 
 
 def toml_value(value: Any) -> str:

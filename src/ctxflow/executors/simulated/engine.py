@@ -76,10 +76,11 @@ class _Worker:
 class SimulatedEngine:
     """An engine whose clock is virtual: `poll` never waits, it jumps to what happens next.
 
-    The same seed, models and commands give the same events. When machines can be had depends on the seed alone, so
-    that policies can be compared on the same evictions. What it does not do, since nothing is executed: results are
-    None; there are no exceptions, crashes, timeouts or missing files, and payloads are not asked for. Where the
-    engines' contract is about those, it does not apply. Events carry the engine's clock, not the run's.
+    The same seed, models and commands give the same events. When machines can be had, and how long matching and
+    loading take there, depends on the seed alone, so that policies can be compared on the same evictions and loads.
+    What it does not do, since nothing is executed: results are None; there are no exceptions, crashes, timeouts or
+    missing files, and payloads are not asked for. Where the engines' contract is about those, it does not apply. Events
+    carry the engine's clock, not the run's.
 
     :param machines: what there is to be had; workers are given to a tier's idle machines in their order.
     :param times: how long things take.
@@ -142,7 +143,7 @@ class SimulatedEngine:
             cmd.Release: self._release,
         }
         self._staging.attach(self)
-        self._market = Market(machines, lambda m: times.match(m, self._generator), self, self, seed, notice)
+        self._market = Market(machines, times.match, self, self, seed, notice)
 
     # --- the contract
 
@@ -290,7 +291,7 @@ class SimulatedEngine:
         if worker is None:
             return
         library = worker.libraries[command.context] = _Library()
-        seconds = self._times.load(command.context, worker.place.machine, self._generator)
+        seconds = self._times.load(command.context, worker.place.machine, worker.place.generator)
         self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
 
     def _ready(self, worker: _Worker, context: str, library: _Library, seconds: float) -> None:

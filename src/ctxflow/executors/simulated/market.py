@@ -22,10 +22,12 @@ class Place:
 
     :ivar turn: goes up whenever what was planned for it no longer holds.
     :ivar since: since when nobody has it.
+    :ivar generator: of what its workers draw while it can be had this time: the same whatever is decided elsewhere.
     """
 
     machine: Machine
     periods: Iterator[tuple[float, float]]
+    generator: random.Random
     state: str = "down"
     turn: int = 0
     since: float = 0.0
@@ -61,7 +63,7 @@ class Market:
     def __init__(
         self,
         machines: Iterable[Machine],
-        match: Callable[[Machine], float],
+        match: Callable[[Machine, random.Random], float],
         timers: Timers,
         tenant: Tenant,
         seed: int,
@@ -70,12 +72,13 @@ class Market:
         self._match_seconds = match
         self._timers = timers
         self._tenant = tenant
+        self._seed = seed
         self._notice = notice
         self._tiers: dict[str, _Tier] = {}
         for machine in machines:
             # A generator of its own each: when it can be had depends on no decision.
             own = random.Random(f"{seed}/{machine.name}")
-            self._next_period(Place(machine, iter(machine.available(own))))
+            self._next_period(Place(machine, iter(machine.available(own)), own))
 
     def ask(self, tier: str, workers: int) -> None:
         """Let so many workers be there, if so many machines are; those there already are not taken."""
@@ -113,6 +116,7 @@ class Market:
                 return
 
     def _up(self, place: Place, end: float) -> None:
+        place.generator = random.Random(f"{self._seed}/{place.machine.name}/{self._timers.now}")
         if end < math.inf:
             self._timers.at(end, self._down, place)
             if self._notice:
@@ -147,7 +151,7 @@ class Market:
             place = tier.idle.pop(next(iter(tier.idle)))
             place.state = "matching"
             tier.given += 1
-            delay = self._match_seconds(place.machine)
+            delay = self._match_seconds(place.machine, place.generator)
             self._timers.at(self._timers.now + delay, self._join, place, place.turn)
 
     def _join(self, place: Place, turn: int) -> None:

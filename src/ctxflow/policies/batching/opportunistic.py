@@ -20,10 +20,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, Hazard, fit
 from ctxflow.policies.protocols import AppView, AttemptView, TierView, View, WorkerView
-
-PRIOR_SECONDS = 3600.0
-"""Before anything is known, a tier counts as having lost one worker in so many seconds of one worker's time."""
 
 SHARE = 2.0
 """A batch takes one part in so many of what is left."""
@@ -31,13 +29,21 @@ SHARE = 2.0
 FIRST = 3.0
 """A worker's first batch is so many times shorter: it may be slower than its kind."""
 
-SWING = 0.4
+SWING = 0.25
 """Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
 only be told from batches of different size (scheduler/pace.py), and near the best one size is about as good as
-another."""
+another. Long ones are at least as long as would be best if a call cost its standard error more: a cost that was
+found too small would otherwise lead to batches of one, which can never tell that it is not."""
+
+KIND_ITEMS = 10
+"""A worker's speed is its own as soon as it has answered many more items than this; before, it is mostly that of its
+kind: one item that happens to be short says next to nothing of the next hundred."""
 
 REFRESH_SECONDS = 1.0
 """How long what was added up over all workers is used again."""
+
+REFIT = 1.1
+"""The lifetimes of a tier's workers are looked at again when there are so many times as many."""
 
 RANK_SECONDS = 0.1
 """How long the list of the batches that will take longest is used again."""
@@ -86,13 +92,13 @@ class _Known:
     :ivar uses: how often it was used: after as many times as there are workers it is made anew, which costs little
     each.
     :ivar speed: items a second of all workers that hold the context.
-    :ivar best: tier -> seconds of items in the best batch.
+    :ivar hazards: tier -> how likely its workers are evicted.
     :ivar kinds: GPU model -> what its workers have shown.
     """
 
     at: float
     speed: float
-    best: dict[str, float]
+    hazards: dict[str, Hazard]
     kinds: dict[str | None, _Kind]
     uses: int = 0
 
@@ -116,6 +122,8 @@ class Opportunistic:
         self._most = most
         self._known: dict[str, _Known] = {}
         self._shown: dict[str, dict[str | None, _Kind]] = {}
+        # Tier -> how many lifetimes were looked at last, and what was found.
+        self._fitted: dict[str, tuple[int, Hazard]] = {}
         self._stragglers: list[tuple[float, AttemptView]] = []
         self._ranked_at = -math.inf
 
@@ -127,17 +135,23 @@ class Opportunistic:
         own = worker.items_done(app.id)
         kind = known.kinds.get(worker.gpu_model)
         shown = max(own, kind.items if kind is not None else 0)
-        item_seconds = worker.seconds_per_item(app.id)
-        if item_seconds is None:
-            item_seconds = kind.item_seconds if kind is not None else None
+        item_seconds = _item_seconds(worker, app, kind)
         if item_seconds is None:
             return 1
         ceiling = min(app.batch_size or self._most, self._most, 1 + 2 * shown)
         if item_seconds <= 0:
             return ceiling
         left = app.backlog / max(known.speed, 1 / item_seconds)  # Seconds of work.
-        best, cost = known.best.get(worker.tier, 0.0), app.call_seconds or 0.0
-        best *= _swing(own) if own else 1 / FIRST
+        cost = app.call_seconds or 0.0
+        hazard = known.hazards.get(worker.tier)
+        rate = hazard.at(view.now - worker.joined) if hazard is not None else math.inf
+        best = best_seconds(cost, rate)
+        if not own:
+            best /= FIRST
+        elif _long_turn(own):
+            best = max(best * (1 + SWING), best_seconds(cost + app.call_seconds_error, rate))
+        else:
+            best *= 1 - SWING
         # A batch shorter than what its call costs could not save as much at the end.
         seconds = min(best, max(left / SHARE, cost))
         return max(1, min(ceiling, round(seconds / item_seconds)))
@@ -152,32 +166,42 @@ class Opportunistic:
     def _add_up(self, view: View, app: AppView) -> _Known:
         """Add up over all workers: their speeds, what each kind has shown, how long they have been there."""
         kinds: dict[str | None, _Kind] = {}
-        there: dict[str, float] = {}
-        unmeasured: list[WorkerView] = []
-        speed = 0.0
+        ages: dict[str, list[float]] = {}
+        holders: list[WorkerView] = []
         for worker in view.workers.values():
-            there[worker.tier] = there.get(worker.tier, 0.0) + view.now - worker.joined
+            ages.setdefault(worker.tier, []).append(view.now - worker.joined)
             seconds = worker.seconds_per_item(app.id)
             if seconds:
                 items = worker.items_done(app.id)
                 kind = kinds.setdefault(worker.gpu_model, _Kind())
                 kind.items += items
                 kind.seconds += items * seconds
-                speed += 1 / seconds
-            elif (held := worker.contexts.get(app.context)) is not None and held.state == "ready":
-                unmeasured.append(worker)
+            held = worker.contexts.get(app.context)
+            if seconds or (held is not None and held.state == "ready"):
+                holders.append(worker)
         # What workers showed that are gone by now is not forgotten.
         shown = self._shown.setdefault(app.id, {})
         for model, kind in kinds.items():
             before = shown.get(model)
             items = max(kind.items, before.items if before is not None else 0)
             shown[model] = _Kind(items, items * kind.item_seconds)
-        for worker in unmeasured:
-            known = shown.get(worker.gpu_model)
-            speed += 1 / known.item_seconds if known is not None else 0.0
-        cost = app.call_seconds or 0.0
-        rates = {name: hazard(view.tiers.get(name), seconds) for name, seconds in there.items()}
-        return _Known(view.now, speed, {name: best_seconds(cost, rate) for name, rate in rates.items()}, shown)
+        each = (_item_seconds(worker, app, shown.get(worker.gpu_model)) for worker in holders)
+        speed = sum(1 / seconds for seconds in each if seconds)
+        hazards = {name: self._hazard(view.tiers.get(name), name, lived) for name, lived in ages.items()}
+        return _Known(view.now, speed, hazards, shown)
+
+    def _hazard(self, tier: TierView | None, name: str, ages: list[float]) -> Hazard:
+        """How likely a tier's workers are evicted, of which those that are there have lived so long."""
+        lifetimes = (tier.lifetimes if tier is not None else None) or ()
+        seen, found = self._fitted.get(name, (-1, None))
+        if found is None or len(lifetimes) > REFIT * seen:
+            found = fit(lifetimes, ages)
+            self._fitted[name] = len(lifetimes), found
+        if found.scale < math.inf:
+            return found
+        rate = tier.eviction_rate if tier is not None else None
+        gone_seconds = len(lifetimes) / rate if rate else 0.0
+        return Hazard((PRIOR_EVICTIONS + len(lifetimes)) / (PRIOR_SECONDS + gone_seconds + sum(ages)))
 
     # --- what is run twice
 
@@ -191,7 +215,7 @@ class Opportunistic:
                 continue
             app = view.apps[attempt.app]
             held = worker.contexts.get(app.context)
-            item_seconds = self._item_seconds(view, worker, app)
+            item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
             if held is None or held.state != "ready" or item_seconds is None:
                 continue
             if (app.call_seconds or 0.0) + len(attempt.items) * item_seconds >= left:
@@ -209,7 +233,8 @@ class Opportunistic:
         left: list[tuple[float, AttemptView]] = []
         for attempt in view.attempts.values():
             app = view.apps[attempt.app]
-            item_seconds = self._item_seconds(view, view.workers[attempt.worker], app)
+            worker = view.workers[attempt.worker]
+            item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))
             if item_seconds is None or copies[attempt.app, attempt.items[-1]] > 1:
                 continue
             whole = (app.call_seconds or 0.0) + len(attempt.items) * item_seconds
@@ -218,27 +243,21 @@ class Opportunistic:
         left.sort(key=lambda each: (-each[0], each[1].id))
         return left[:8]
 
-    def _item_seconds(self, view: View, worker: WorkerView, app: AppView) -> float | None:
-        seconds = worker.seconds_per_item(app.id)
-        if seconds is None:
-            kind = self._look(view, app).kinds.get(worker.gpu_model)
-            seconds = kind.item_seconds if kind is not None else None
+
+def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float | None:
+    """What an item of the app is expected to take a worker: its own mean, drawn towards that of its kind while it has
+    answered few. None if neither is known."""
+    seconds = worker.seconds_per_item(app.id)
+    if kind is None or not kind.items:
         return seconds
+    if seconds is None:
+        return kind.item_seconds
+    own = worker.items_done(app.id)
+    return (own * seconds + KIND_ITEMS * kind.item_seconds) / (own + KIND_ITEMS)
 
 
-def _swing(done: int) -> float:
-    """Above or below 1, by the items that a worker has answered: the same whenever it is asked before its next
-    batch."""
+def _long_turn(done: int) -> bool:
+    """Whether it is the turn of a long batch, by the items that a worker has answered: the same whenever it is asked
+    before its next batch."""
     # Fibonacci hashing: the top bit of a product with 2**32 / the golden ratio.
-    return 1 + SWING if done * 2654435769 & 0x80000000 else 1 - SWING
-
-
-def hazard(tier: TierView | None, connected_seconds: float) -> float:
-    """Evictions per worker and second of a tier, with one more in an hour of one worker's time as what is known before.
-
-    :param connected_seconds: how long its present workers have been there, all together.
-    """
-    evicted = len(tier.lifetimes) if tier is not None and tier.lifetimes else 0
-    rate = tier.eviction_rate if tier is not None else None
-    gone_seconds = evicted / rate if rate else 0.0
-    return (1 + evicted) / (PRIOR_SECONDS + gone_seconds + connected_seconds)
+    return bool(done * 2654435769 & 0x80000000)

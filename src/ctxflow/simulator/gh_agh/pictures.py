@@ -114,13 +114,16 @@ def _days(figure_class: Any, table: Any) -> Any:
         name = f"{row}_priced" if row == "agh_5min" else row
         found = {sigma: days for (sigma, key), days in table.days.items() if key == name}
         means = [float((days.dollars + days.switching_dollars).mean()) for days in found.values()]
-        ours.plot(list(found), means, f"o{line}", color=colour, markersize=4, label=label)
+        counts = {len(days.dollars) for days in found.values()}
+        trials = f" ({min(counts)} trials)" if row == "agh_5min" and counts else ""
+        ours.plot(list(found), means, f"o{line}", color=colour, markersize=4, label=label + trials)
     for row, papers in ROLLING.items():
         _, colour, line = ROWS[row.replace("agh_", "agh_printed_")] if row.startswith("agh") else ROWS[row]
         theirs.plot(VOLATILITIES, [mean for mean, _ in papers], f"o{line}", color=colour, markersize=4)
     for plot, title in ((ours, "ours"), (theirs, "the paper's")):
-        plot.set(title=f"{title}: $ a day", yscale="log", xlabel="volatility of 5 minutes", xticks=VOLATILITIES)
-        plot.grid(axis="y", which="both", color=PALE)
+        plot.set(title=f"{title}: $ a day", xlabel="volatility of 5 minutes", xticks=VOLATILITIES)
+        plot.set_ylim(bottom=0)
+        plot.grid(axis="y", color=PALE)
     figure.legend(*ours.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 

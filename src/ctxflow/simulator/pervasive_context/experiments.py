@@ -12,7 +12,7 @@ from ctxflow.executors.simulated import SimulatedEngine
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies
 from ctxflow.simulator.pervasive_context.settings import EXPERIMENTS, FAN_OUT, ORIGINS, PEER_BANDWIDTH, Settings
-from ctxflow.simulator.simulation import Outcome, Simulation, Workload, tiers_of
+from ctxflow.simulator.simulation import Listener, Outcome, Simulation, Workload, tiers_of
 from ctxflow.simulator.staging import TreeStaging
 
 
@@ -40,10 +40,12 @@ class Row:
     loads: int
 
 
-def play(settings: Settings, seed: int = 0) -> Outcome:
+def play(settings: Settings, seed: int = 0, listener: Listener | None = None) -> Outcome:
     """Run one experiment.
 
-    >>> from ctxflow.simulator.pervasive_context.settings import fixed, pool_of_20
+    :param listener: told of every event with the commands that it led to.
+
+    >>> from ctxflow.simulator.pervasive_context.settings import fixed
     >>> small = Settings("small", batching=fixed(50), items=20_000)
     >>> play(small, seed=1).seconds == play(small, seed=1).seconds
     True
@@ -59,7 +61,7 @@ def play(settings: Settings, seed: int = 0) -> Outcome:
         make("scaling", "fixed"),
     )
     workload = Workload.of(settings.items, files=bool(settings.files), level=settings.level)
-    return Simulation(engine, policies, workload, tiers_of(machines), tick=5.0).run(settings.until)
+    return Simulation(engine, policies, workload, tiers_of(machines), tick=5.0, listener=listener).run(settings.until)
 
 
 def row(settings: Settings, outcome: Outcome) -> Row:

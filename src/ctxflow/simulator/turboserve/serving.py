@@ -126,7 +126,11 @@ class _Run:
 
     def served(self) -> Served:
         """Play all events, boots and epochs in the order of time."""
-        for time, session, on in self.trace.events:
+        first = [session for time, session, on in self.trace.events if time == 0.0 and on]
+        for session in first:  # Those that are there at the start are placed before anything is decided.
+            self._put(session, self._choose())
+        self.earlier.extend([len(first)] * (self.earlier.maxlen or 1))
+        for time, session, on in self.trace.events[len(first) :]:
             self._until(time)
             self._event(session, on)
         self._until(self.trace.seconds)

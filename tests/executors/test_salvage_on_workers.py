@@ -11,10 +11,8 @@ from executor_helpers import eventually, started
 
 from ctxflow import CallCrashed, batch_app
 from ctxflow.executors.event_log import EventLog
-from ctxflow.policies.registry import make
-from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.log import replay
+from ctxflow.scheduler.log import read_setup, replay
 from ctxflow.testing.evictions import Evictions
 
 
@@ -184,23 +182,17 @@ def test_the_log_has_no_results_and_leads_to_the_same_decisions(tmp_path):
         assert list(long.map(f"secret-{n}" for n in range(160))) == [f"SECRET-{n}" for n in range(160)]
     [log] = (tmp_path / "run").rglob("events.jsonl")
     text = log.read_text()
-    assert {"ItemsFinished", "BatchEnded"} <= {json.loads(line)["event"]["is"] for line in text.splitlines()}
+    first, *events = text.splitlines(keepends=True)
+    assert {"ItemsFinished", "BatchEnded"} <= {json.loads(line)["event"]["is"] for line in events}
     assert "secret" not in text.lower()
-    policies = {
-        "routing": "context-affinity",
-        "placement": "everywhere",
-        "preemption": "none",
-        "scaling": "fixed",
-        "batching": {"policy": "fixed", "size": 40},
-    }
-    fresh = Scheduler(Policies(**{family: make(family, choice) for family, choice in policies.items()}))
-    assert replay(fresh, text.splitlines(keepends=True)) == len(text.splitlines())
+    fresh = read_setup(first).scheduler()
+    assert replay(events, fresh) == len(events)
     fresh.validate()
     assert fresh.state.counters.done == 160
 
 
 def test_results_do_not_live_on_in_the_log(tmp_path):
-    log = EventLog(str(tmp_path / "events.jsonl"))
+    log = EventLog(str(tmp_path / "events.jsonl"), "{}")
     log.add(ev.ItemsFinished(0.0, "w", 1, 0, 1, results=[object()]), [])
     [(event, _)] = log._unwritten
     log.close()

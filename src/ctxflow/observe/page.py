@@ -1,0 +1,189 @@
+"""A report as one page of HTML that needs nothing else: no network, no other file, no script.
+
+Needs jinja2 (the extra "report"), and matplotlib for the pictures, if they are wanted. What does not live here: what is
+told (report.py, summary.py, text.py), and how it looks (page.html, page.css).
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.errors import CtxflowError
+from ctxflow.observe import summary as summaries
+from ctxflow.observe.report import EVENTS, Report
+from ctxflow.observe.text import counts_text, overview, tables
+from ctxflow.observe.tree_page import tree_sections
+from ctxflow.observe.words import figure, seconds
+from ctxflow.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_MOST_CAUSES = 50
+_MOST_HOSTS = 400
+_PICTURES = {
+    "workers_and_items": ("Workers and items", "Above the workers connected, below the items completed, both by tier."),
+    "call_times": ("Durations of calls", "How many calls took how long."),
+    "lifetimes": ("How long workers lived", "The share of a tier's workers that were evicted by an age."),
+    "transfers": ("Transfers", "A row for the manager and for each worker; an arrow for each file sent."),
+}  # fmt: skip
+
+
+def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = False) -> str:
+    """The page. All that comes from the run is escaped.
+
+    :param drawings: pictures as `drawings.drawings` gives them; none are shown if it is empty.
+    :param every: show all causes of failures and all transfers, however large the page gets.
+    :raises CtxflowError: if jinja2 is not installed.
+    """
+    environment = _environment()
+    causes = report.causes if every else report.causes[:_MOST_CAUSES]
+    return environment.get_template("page.html").render(
+        run=report.run,
+        name=_name(report),
+        cards=_cards(report),
+        overview=overview(report.history) if report.history is not None else [],
+        summary=report.summary,
+        time=_time(report.summary),
+        tables=tables(report.history) if report.history is not None else [],
+        pictures=[(name, *_PICTURES[name], *drawings[name]) for name in _PICTURES if name in drawings],
+        trees=tree_sections(report, every),
+        causes=[(cause, counts_text(cause)) for cause in causes],
+        causes_left=len(report.causes) - len(causes),
+        settings=list(_settings(report)),
+        version=__version__,
+        written=_written(report),
+        css=_resource("page.css"),
+    )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, all of it or nothing.
+
+    :raises OSError: if it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(new, path)
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise CtxflowError("a page needs jinja2: pip install 'ctxflow[report]'") from None
+    environment = Environment(
+        autoescape=True, loader=FunctionLoader(_resource), trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    # For what is made here, of numbers and escaped text: the style and the pictures.
+    environment.filters["markup"] = Markup
+    environment.filters["value"] = _value
+    return environment
+
+
+def _resource(name: str) -> str:
+    return importlib.resources.files("ctxflow.observe").joinpath(name).read_text(encoding="utf-8")
+
+
+def _name(report: Report) -> str:
+    """What a person knows the run by: a batch job's output, else the run's directory."""
+    if report.batch is not None and isinstance(report.batch.get("output"), str):
+        return Path(report.batch["output"]).name
+    parts = report.run.resolve().parts
+    return "/".join(parts[-2:])
+
+
+def _written(report: Report) -> str:
+    log = report.run / EVENTS
+    if not log.is_file():
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(log.stat().st_mtime))
+
+
+def _cards(report: Report) -> list[tuple[str, str, str]]:
+    """The figures that one looks at first: (what, the figure, a remark)."""
+    summary = report.summary
+    if summary is None:
+        return []
+    items, workers, hours = summary["items"], summary["workers"], summary["hours"]
+    rest = {"dead": items["dead"], "cancelled": items["cancelled"], "without an answer": items["open"]}
+    remarks = [f"{count:,} {what}" for what, count in rest.items() if count]
+    cards = [("items done", f"{items['done']:,}", ", ".join(remarks) or "all that there were")]
+    tokens = summary["tokens_per_second"]
+    speed = f"{figure(tokens)} tokens/s" if tokens is not None else f"over {seconds(summary['duration'])}"
+    if summary["items_per_second"] is not None:
+        cards.append(("items/s", figure(summary["items_per_second"]), speed))
+    fluid = summary["fluid"]
+    if fluid["efficiency"] is not None:
+        could = f"could have been {seconds(fluid['bound'])} instead of {seconds(fluid['took'])}"
+        cards.append(("of the fluid bound", summaries.percent(fluid["efficiency"]), could))
+    gone = [f"{workers['evicted']:,} evicted"] + [f"{workers['lost']:,} lost"] * bool(workers["lost"])
+    cards.append(("workers at most", f"{workers['most']:,}", f"{workers['joined']:,} joined, {', '.join(gone)}"))
+    scale, unit = summaries.span_unit(summary["unit"], hours["connected"])
+    if hours["connected"]:
+        useful = summaries.percent(hours["useful"] / hours["connected"])
+        cards.append((unit, figure(scale * hours["connected"]), f"{useful} useful"))
+    return cards
+
+
+def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What workers' time went into, as a bar and a table, and what ran where."""
+    if summary is None or not summary["places"]:
+        return None
+    scale, unit = summaries.span_unit(summary["unit"], summary["hours"]["connected"])
+    heads, rows = summaries.places_table(summary)
+    hosts = sorted({host for place in summary["places"] for host in place["hosts"]})
+    return {
+        "unit": unit,
+        "total": figure(scale * summary["hours"]["connected"]),
+        "parts": [
+            {"part": p, "name": name, "value": figure(value), "share": summaries.percent(share), "width": 100 * share}
+            for p, name, value, share in summaries.parts_rows(summary)
+        ],
+        "efficiency": summaries.efficiency_text(summary),
+        "heads": heads,
+        "rows": rows,
+        "hosts": hosts[:_MOST_HOSTS],
+        "hosts_left": max(0, len(hosts) - _MOST_HOSTS),
+    }  # fmt: skip
+
+
+def _settings(report: Report) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """What ran, and how: (of what, [(setting, value)]), without what was left as it is."""
+    for title, key in (("Job", "job"), ("Site", "site")):
+        noted = (report.batch or {}).get(key)
+        if isinstance(noted, dict):
+            yield title, list(noted.items())
+    history = report.history
+    if history is None:
+        return
+    kinds: Sequence[tuple[str, Any]] = (("App", history.apps), ("Context", history.contexts))
+    for title, found in kinds:
+        for each in found.values():
+            given = [(name, value) for name, value in each.spec.items() if value not in (None, "", [], {}, False)]
+            given = [(name, value) for name, value in given if name not in ("is", "name")]
+            if given:
+                yield f"{title}: {each.name}", given
+
+
+def _value(value: Any) -> str:
+    """A setting's value in words.
+
+    >>> _value(["a", "b"]), _value({"policy": "fixed", "size": 3}), _value(None)
+    ('a, b', 'policy: fixed, size: 3', 'none')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_value(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_value, value))
+    return str(value)

@@ -1,0 +1,279 @@
+"""The summary of a run: what ran where, how fast, how near to what its workers could have done, and what their time
+went into. As data (which is kept with the run), and as text.
+
+What does not live here: how the time is told apart (accounts.py), and the run's history (history.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ctxflow.observe.accounts import PARTS, Accounts, Group
+from ctxflow.observe.history import History
+from ctxflow.observe.words import figure, table
+from ctxflow.observe.words import seconds as duration
+
+SUMMARY = "summary.json"
+PART_NAMES = {
+    "useful": "useful", "evicted": "lost to evictions", "lost": "lost with workers", "failed": "failed calls",
+    "unneeded": "not needed", "unfinished": "not finished", "sending": "sending", "loading": "loading",
+    "staging": "staging", "idle": "idle",
+}  # fmt: skip
+_ALWAYS = ("useful", "evicted", "loading", "idle")  # Told even where there is nothing of them.
+Kind = TypeVar("Kind")
+
+
+# --- how fast workers could have been
+
+
+def speeds(groups: Iterable[Group]) -> tuple[dict[tuple[str | None, int], float], float]:
+    """How much work a worker of each kind does in a second of its time, as measured, and how much all did.
+
+    A unit of work is what takes a worker of this run a second on average: an item of an app counts for the mean of the
+    useful seconds that an item of it took, over all workers. With one app, speeds are as items a second; with
+    several, they say how much faster one kind is than another, which is taken to be the same for each app.
+
+    :returns: speed by kind (GPU model, GPUs of a worker), of those kinds alone that answered something; and the work.
+
+    >>> fast, slow = Group("t", "H100", 1, items={"a": 30}), Group("t", "A10", 1, items={"a": 10})
+    >>> fast.app_seconds, slow.app_seconds = {"a": 10.0}, {"a": 10.0}
+    >>> speeds([fast, slow])
+    ({('H100', 1): 1.5, ('A10', 1): 0.5}, 20.0)
+    """
+    groups = list(groups)
+    items: dict[str, int] = {}
+    taken: dict[str, float] = {}
+    for group in groups:
+        for app, count in group.items.items():
+            items[app] = items.get(app, 0) + count
+            taken[app] = taken.get(app, 0.0) + group.app_seconds[app]
+    worth = {app: taken[app] / count for app, count in items.items() if count}
+    done: dict[tuple[str | None, int], float] = {}
+    busy: dict[tuple[str | None, int], float] = {}
+    for group in groups:
+        done[group.kind] = done.get(group.kind, 0.0) + sum(worth[app] * n for app, n in group.items.items())
+        busy[group.kind] = busy.get(group.kind, 0.0) + sum(group.app_seconds.values())
+    return {kind: done[kind] / busy[kind] for kind in done if busy[kind] > 0}, sum(taken.values())
+
+
+def fluid_seconds(
+    presence: Iterable[tuple[float, Kind, int]], speed: Mapping[Kind, float], work: float, begin: float = 0.0
+) -> float | None:
+    """The fluid bound: the least time in which the workers that were there could have done the work.
+
+    Each worker works from its joining to its going at the measured speed of its kind, all of the time, and work can be
+    split at will. Nothing is counted for staging, loading, sending, waiting, what evictions destroy, and the tail. A
+    kind without a speed, since none of its workers answered anything, counts for nothing.
+
+    :param presence: (time, kind, +1 or -1) for every worker that joined or went, in any order.
+    :param speed: work that a worker of a kind does in a second.
+    :param begin: when the work began to be there; workers could not begin before.
+    :returns: seconds from `begin` on; None if these workers could not have done it.
+
+    >>> fluid_seconds([(0.0, "a10", 1), (5.0, "a10", 1), (5.0, "h100", 1)], {"a10": 1.0, "h100": 4.0}, 17.0)
+    7.0
+    """
+    rate = done = 0.0
+    last = begin
+    for time, kind, change in sorted(presence, key=lambda each: each[0]):
+        now = max(time, begin)
+        # What is left of a rate that was added and subtracted is no rate.
+        if rate > 1e-12 and done + rate * (now - last) >= work:
+            break
+        done += rate * (now - last)
+        last = now
+        rate += change * speed.get(kind, 0.0)
+    if done >= work:
+        return last - begin
+    return last - begin + (work - done) / rate if rate > 1e-12 else None
+
+
+def _fluid(accounts: Accounts) -> dict[str, float | None]:
+    """The bound, beside how long it took from the first submission to the last answer."""
+    begin, end = accounts.begin, accounts.end
+    speed, work = speeds(accounts.groups)
+    if begin is None or end is None or not speed:
+        return {"took": None, "bound": None, "efficiency": None}
+    presence = [(time, group.kind, change) for group in accounts.groups for time, change in group.presence]
+    bound = fluid_seconds(presence, speed, work, begin)
+    took = end - begin
+    return {"took": took, "bound": bound, "efficiency": bound / took if bound is not None and took > 0 else None}
+
+
+# --- as data
+
+
+def summarise(history: History) -> dict[str, Any]:
+    """The summary of a run as data for JSON; docs/report.md tells what each figure is.
+
+    Hours are of GPUs if every worker had one, else of workers. Those of the parts add up to those connected.
+    """
+    groups = history.accounts.groups
+    of_gpus = bool(groups) and all(group.gpus for group in groups)
+    items = history.items
+    fluid = _fluid(history.accounts)
+    tokens = [group.tokens for group in groups if group.tokens is not None]
+    took = fluid["took"] or history.duration
+    return {
+        "duration": history.duration,
+        "items": {"submitted": items.submitted, "done": items.done, "dead": items.dead,
+                  "cancelled": items.cancelled, "open": items.open, "run_again": items.run_again},
+        "items_per_second": items.done / took if took else None,
+        "tokens": sum(tokens) if tokens else None,
+        "tokens_per_second": sum(tokens) / took if tokens and took else None,
+        "workers": {"joined": history.workers.joined, "mean": history.mean_workers, "most": history.peak_workers,
+                    "evicted": history.workers.evicted, "lost": history.workers.unexplained},
+        "loads": sum(context.load_seconds.count for context in history.contexts.values()),
+        "fluid": fluid,
+        "unit": "GPU-hours" if of_gpus else "worker-hours",
+        "hours": _hours(groups, of_gpus),
+        "models": [_row(alike, of_gpus) for alike in _alike(groups, lambda group: group.kind)],
+        "places": [
+            {"tier": alike[0].tier, **_row(alike, of_gpus)}
+            for alike in _alike(groups, lambda group: (group.tier, *group.kind))
+        ],
+    }  # fmt: skip
+
+
+def _alike(groups: Iterable[Group], key: Callable[[Group], Any]) -> list[list[Group]]:
+    """Groups that have the same key, those with the most time first."""
+    found: dict[Any, list[Group]] = {}
+    for group in groups:
+        found.setdefault(key(group), []).append(group)
+    return sorted(found.values(), key=lambda alike: -sum(group.connected for group in alike))
+
+
+def _hours(groups: Iterable[Group], of_gpus: bool) -> dict[str, float]:
+    hours = dict.fromkeys(("connected", *PARTS), 0.0)
+    for group in groups:
+        weight = (group.gpus if of_gpus else 1) / 3600
+        hours["connected"] += weight * group.connected
+        for part in PARTS:
+            hours[part] += weight * group.seconds[part]
+    return hours
+
+
+def _row(alike: list[Group], of_gpus: bool) -> dict[str, Any]:
+    """Groups of one kind together. Rates are of a worker while its calls run."""
+    busy = sum(sum(group.app_seconds.values()) for group in alike)
+    items = sum(sum(group.items.values()) for group in alike)
+    tokens = [group.tokens for group in alike if group.tokens is not None]
+    return {
+        "gpu_model": alike[0].gpu_model,
+        "gpus": alike[0].gpus,
+        "hosts": sorted({host for group in alike for host in group.hosts}),
+        "workers": sum(group.joined for group in alike),
+        "items": items,
+        "items_per_second": items / busy if busy else None,
+        "tokens_per_second": sum(tokens) / busy if tokens and busy else None,
+        "hours": _hours(alike, of_gpus),
+    }
+
+
+def keep(run: Path, name: str, value: Mapping[str, Any]) -> None:
+    """Keep an object, such as a summary, as JSON in a run's directory: all of it or nothing.
+
+    :raises OSError: if it cannot be written.
+    """
+    new = run / f"{name}.new"
+    new.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
+    os.replace(new, run / name)
+
+
+# --- as text
+
+
+def gpus_text(model: str | None, gpus: int) -> str:
+    """A kind of worker in words.
+
+    >>> gpus_text("NVIDIA A10", 1), gpus_text("NVIDIA A100", 4), gpus_text(None, 1), gpus_text(None, 0)
+    ('NVIDIA A10', '4 x NVIDIA A100', 'GPU', 'no GPU')
+    """
+    if not gpus:
+        return model or "no GPU"
+    return (f"{gpus} x " if gpus > 1 else "") + (model or "GPU")
+
+
+def span_unit(unit: str, hours: float) -> tuple[float, str]:
+    """What hours are shown in, so that a short run has digits: how many an hour has, and the name.
+
+    >>> span_unit("GPU-hours", 3.0), span_unit("GPU-hours", 0.02)
+    ((1.0, 'GPU-hours'), (60.0, 'GPU-minutes'))
+    """
+    of = unit.removesuffix("hours")
+    if hours >= 1:
+        return 1.0, unit
+    return (60.0, f"{of}minutes") if hours >= 1 / 60 else (3600.0, f"{of}seconds")
+
+
+def percent(share: float) -> str:
+    """A share of all, with a digit where it is small.
+
+    >>> percent(0.873), percent(0.0123), percent(0.0)
+    ('87 %', '1.2 %', '0 %')
+    """
+    if 0 < share < 0.001:
+        return "<0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 or not share else f"{100 * share:.1f} %"
+
+
+def efficiency_text(summary: Mapping[str, Any]) -> str:
+    """A sentence on the fluid bound; empty if there is none."""
+    fluid = summary["fluid"]
+    if fluid["efficiency"] is None:
+        return ""
+    could, took = duration(fluid["bound"]), duration(fluid["took"])
+    share = percent(fluid["efficiency"])
+    return f"{share} of the fluid bound: these workers could have done it in {could}, and took {took}"
+
+
+def parts_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float, float]]:
+    """(part, its name, time in the unit that fits, share of what was connected) for each part that there is."""
+    hours = summary["hours"]
+    scale, _ = span_unit(summary["unit"], hours["connected"])
+    total = hours["connected"] or 1.0
+    return [
+        (part, PART_NAMES[part], scale * hours[part], hours[part] / total)
+        for part in PARTS
+        if part in _ALWAYS or hours[part] > 5e-5 * total
+    ]
+
+
+def places_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """What ran where: the heads of a table, and its rows."""
+    scale, unit = span_unit(summary["unit"], summary["hours"]["connected"])
+    counted = summary["tokens"] is not None
+    heads = ["tier", "GPU", "hosts", "workers", "items", "items/s busy", *(["tokens/s busy"] * counted), unit, "useful"]
+    rows = []
+    for place in summary["places"]:
+        rows.append([place["tier"], gpus_text(place["gpu_model"], place["gpus"]), *_cells(place, scale, counted)])
+    if len(summary["places"]) > len(summary["models"]):
+        for model in summary["models"]:
+            rows.append(["all tiers", gpus_text(model["gpu_model"], model["gpus"]), *_cells(model, scale, counted)])
+    return heads, rows
+
+
+def _cells(row: Mapping[str, Any], scale: float, counted: bool) -> list[str]:
+    hours = row["hours"]
+    return [
+        f"{len(row['hosts']):,}", f"{row['workers']:,}", f"{row['items']:,}", figure(row["items_per_second"]),
+        *([figure(row["tokens_per_second"])] * counted), figure(scale * hours["connected"]),
+        percent(hours["useful"] / hours["connected"]) if hours["connected"] else "-",
+    ]  # fmt: skip
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """A summary as text: what ran where, the efficiency, and what the time went into."""
+    if not summary["places"]:
+        return "No worker joined."
+    heads, rows = places_table(summary)
+    scale, unit = span_unit(summary["unit"], summary["hours"]["connected"])
+    parts = [[name, figure(value), percent(share)] for _, name, value, share in parts_rows(summary)]
+    parts.append(["connected", figure(scale * summary["hours"]["connected"]), "100 %"])
+    texts = [table(["Ran on", *heads[1:]], rows, words=2), table([unit, "", "share"], parts)]
+    efficiency = efficiency_text(summary)
+    return "\n\n".join([*texts, *([f"Efficiency  {efficiency}"] if efficiency else [])])

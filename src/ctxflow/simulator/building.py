@@ -1,0 +1,234 @@
+"""A scenario becomes a simulation: machines and when they can be had, times, staging, items.
+
+What does not live here: what a scenario is (scenario.py), and what comes of it (result.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
+from ctxflow.policies.registry import FAMILIES
+from ctxflow.scheduler import Policies
+from ctxflow.scheduler import events as ev
+from ctxflow.simulator import pools
+from ctxflow.simulator.recorded import Place
+from ctxflow.simulator.scenario import Scenario, Tier, tiers_of_site
+from ctxflow.simulator.simulation import Listener, Simulation, Workload
+from ctxflow.simulator.staging import Origin, Part, TreeStaging
+from ctxflow.simulator.times import Drawn, GpuTimes, Kind, MixedTimes
+from ctxflow.simulator.workload_file import AppEntry, ContextEntry, WorkloadFile
+from ctxflow.sites import Site
+
+_BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
+
+
+# --- machines, and when they can be had
+
+
+def machines_of(scenario: Scenario) -> tuple[list[Machine], dict[str, float]]:
+    """All machines that there will be, and how many times longer than their kind those take that a recorded run had."""
+    machines: list[Machine] = []
+    paces: dict[str, float] = {}
+    for tier in tiers_of_site(scenario.site):
+        places, steps = scenario.places(tier.spec.name), scenario.steps(tier.spec.name)
+        if places:
+            machines += _as_recorded(scenario.site, tier, places, paces)
+        elif steps:
+            machines += pools.with_counts(
+                _plain(scenario, tier), [(time, min(count, tier.spec.maximum)) for time, count in steps]
+            )
+        else:
+            machines += _plain(scenario, tier)
+    evictions = scenario.workload.evictions
+    if evictions.drain_from is not None:
+        ends = [evictions.drain_from + number * evictions.drain_every for number in range(len(machines))]
+        machines = [
+            dataclasses.replace(machine, available=_until(machine.available, end))
+            for machine, end in zip(machines, ends, strict=True)
+        ]
+    return machines, paces
+
+
+def _plain(scenario: Scenario, tier: Tier) -> list[Machine]:
+    """A tier's machines, which are there all the time or are taken at random."""
+    evictions, spec = scenario.workload.evictions, tier.spec
+    rate = evictions.per_hour if isinstance(evictions.per_hour, float) else evictions.per_hour.get(spec.name, 0.0)
+    available = pools.evicted(3600 / rate, evictions.away_seconds) if rate else pools.during(0.0)
+    return [
+        Machine(
+            f"{spec.name}-{number}",
+            tier.gpu_model,
+            spec.name,
+            gpus=spec.gpus,
+            slots=scenario.site.slots,
+            memory=tier.memory,
+            available=available,
+        )
+        for number in range(spec.maximum)
+    ]
+
+
+def _as_recorded(site: Site, tier: Tier, places: Sequence[Place], paces: dict[str, float]) -> Iterator[Machine]:
+    """A tier's machines as those of a recorded run; with more workers than that had, they begin anew."""
+    for number in range(tier.spec.maximum):
+        copy, which = divmod(number, len(places))
+        for stay in places[which].stays:
+            name = f"{stay.worker}{'+' * copy}"
+            paces[name] = stay.pace
+            host = f"{stay.host}{'+' * copy}"
+            model = stay.gpu_model or tier.gpu_model
+            yield Machine(
+                name, model, tier.spec.name, "default", host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
+                pools.during(stay.joined, stay.until),
+            )  # fmt: skip
+
+
+def _until(available: Availability, end: float) -> Availability:
+    """The same, but nothing after a time."""
+
+    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
+        for begin, until in available(generator):
+            if begin >= end:
+                return
+            yield begin, min(until, end)
+
+    return periods
+
+
+# --- the simulation
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A simulation that is ready to run, and what is needed to judge it.
+
+    :ivar items: of each app.
+    """
+
+    simulation: Simulation
+    times: MixedTimes
+    staging: TreeStaging
+    items: Mapping[str, int]
+
+
+def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -> Built:
+    """A simulation of a scenario.
+
+    :raises ValueError: if the workload has no seconds for some worker.
+    """
+    site, workload = scenario.site, scenario.workload
+    machines, paces = machines_of(scenario)
+    tiers = tiers_of_site(site)
+    times = _times(scenario, machines, paces, tiers)
+    staging = _staging(workload, site.fan_out)
+    salvage = {app.name for app in workload.apps if app.salvage}
+    engine = SimulatedEngine(machines, times, staging, seed, workload.evictions.notice_seconds, salvage)
+    policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
+    arrivals = sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
+    apps = [
+        ev.AppSpec(app.name, app.name, workload.context_of(app), app.batch, app.batch_size, app.priority)
+        for app in workload.apps
+    ]
+    specs = [tier.spec for tier in tiers]
+    simulation = Simulation(
+        engine, policies, Workload(list(_contexts(scenario, tiers)), apps, arrivals), specs, scenario.limits, seed,
+        site.start_when, listener=listener,
+    )  # fmt: skip
+    items = {app.name: sum(count for _, name, count in arrivals if name == app.name) for app in workload.apps}
+    return Built(simulation, times, staging, items)
+
+
+def _times(
+    scenario: Scenario, machines: Iterable[Machine], paces: Mapping[str, float], tiers: Sequence[Tier]
+) -> MixedTimes:
+    workload = scenario.workload
+    models = {tier.spec.name: tier.gpu_model for tier in tiers}
+    kinds = list(dict.fromkeys((machine.tier, machine.gpu_model) for machine in machines))
+    items = {
+        app.name: {
+            kind: GpuTimes({"": _figure(app.item_seconds, kind, models)}, app.spread, Drawn(app.call_seconds))
+            for kind in kinds
+        }
+        for app in workload.apps
+    }
+    loading = {context.name: {kind: _load(context, kind, models) for kind in kinds} for context in workload.contexts}
+    matching = {}
+    for tier in tiers:
+        if scenario.places(tier.spec.name):
+            continue  # They join when they joined.
+        mean = workload.matching.seconds if tier.spec.boot_seconds is None else tier.spec.boot_seconds
+        matching[tier.spec.name] = Drawn(mean, workload.matching.spread * mean)
+    dispatched = Drawn(workload.dispatch_seconds)
+    return MixedTimes(items, loading, matching, dispatched, paces)
+
+
+def _figure(given: float | dict[str, float], kind: Kind, models: Mapping[str, str]) -> float:
+    if not isinstance(given, dict):
+        return given
+    tier, model = kind
+    found = next((given[key] for key in (model, tier, models[tier]) if key in given), None)
+    if found is None:
+        raise ValueError(f"the workload has no seconds for workers of tier {tier} with {model}: add {tier} = SECONDS")
+    return found
+
+
+def _load(context: ContextEntry, kind: Kind, models: Mapping[str, str]) -> Drawn:
+    mean = _figure(context.load_seconds, kind, models)
+    return Drawn(mean, context.load_spread * mean)
+
+
+def _staging(workload: WorkloadFile, fan_out: int) -> TreeStaging:
+    links = workload.links
+    files = {
+        context.name: [
+            Part(
+                context.name, context.files_gb * 1e9, context.origin, context.files, context.shared,
+                context.unpack_seconds,
+            )
+        ]
+        for context in workload.contexts
+        if _has_files(context)
+    }  # fmt: skip
+    origins = {
+        "driver": Origin(links.driver * _BYTES),
+        "filesystem": Origin(
+            links.filesystem * _BYTES, links.filesystem_reader * _BYTES, links.filesystem_opens or math.inf
+        ),
+        "internet": Origin(links.internet * _BYTES),
+    }
+    return TreeStaging(files, origins, links.peers * _BYTES, fan_out)
+
+
+def _has_files(context: ContextEntry) -> bool:
+    return context.files_gb > 0 or context.unpack_seconds > 0
+
+
+def _contexts(scenario: Scenario, tiers: Iterable[Tier]) -> Iterator[ev.ContextSpec]:
+    yield ev.ContextSpec(ev.PLAIN, "")
+    usual = min((tier.spec.gpus for tier in tiers), default=0)
+    for context in scenario.workload.contexts:
+        yield ev.ContextSpec(
+            context.name,
+            context.name,
+            _has_files(context),
+            min(1, usual) if context.gpus is None else context.gpus,
+            None if context.memory_gb is None else int(context.memory_gb * 1e9),
+            None if context.gpu_memory_gb is None else int(context.gpu_memory_gb * 1e9),
+            context.level or scenario.site.level,
+        )
+
+
+def _arrivals(app: AppEntry, seed: int) -> Iterator[tuple[float, str, int]]:
+    if app.arrivals is not None:
+        yield from ((time, app.name, count) for time, count in app.arrivals)
+    elif app.per_second is None:
+        yield app.begin, app.name, app.items
+    else:
+        generator, time = random.Random(f"{seed}/arrivals/{app.name}"), app.begin
+        for _ in range(app.items):
+            yield time, app.name, 1
+            time += generator.expovariate(app.per_second)

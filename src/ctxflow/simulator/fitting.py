@@ -1,0 +1,315 @@
+"""Parameters of a recorded run, measured from its event log: what `ctxflow simulate RUN` simulates.
+
+Nothing is fitted to the makespan. Seconds of an item and of a call beside its items are a weighted least-squares line
+through the calls (a batch of n independent items varies as n, so that each is weighted by 1 / n); an item's spread is
+what is left of each worker's calls around its own line; a worker's pace is how far it is from its kind, shrunk towards
+it by how little it showed (DerSimonian and Laird's random effects). Loads are from the command to the context's being
+ready, with what the first call on it takes longer than others (imports, caches, kernels) where that is no chance; and
+a call's way is what it took on the driver's clock beyond what its worker says.
+
+What does not live here: reading the log (recording.py), simulating (scenario.py), and telling people about a run
+(ctxflow.observe).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+
+from ctxflow.observe.transfers import MANAGER, Transfers
+from ctxflow.scheduler.log import read_setup
+from ctxflow.simulator.recorded import FittedApp, FittedContext, Place, Recorded, Stay
+from ctxflow.simulator.recording import RecordedWorker, Recording, Sums
+
+
+def fit(lines: Iterable[str], name: str = "run", transfers: Transfers | None = None) -> Recorded:
+    """What an event log tells of a run.
+
+    :param lines: of events.jsonl; a torn last line is left out.
+    :param transfers: who sent which file to whom, where files were sent.
+    :raises ValueError: for a line that is none, and for a run in which no call was answered.
+    """
+    log = Recording()
+    for number, text in enumerate(lines, 1):
+        if number == 1:
+            log.setup = read_setup(text)
+            if log.setup is not None:
+                continue
+        try:
+            record = json.loads(text)
+            log.take(record["event"], record["commands"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not text.endswith("\n"):
+                break
+            raise ValueError(f"line {number} is no line of an event log ({error})") from None
+    if not log.calls and not log.firsts:
+        raise ValueError(f"no call was answered in {name}: there is nothing to simulate")
+    return _Fit(log, transfers).recorded(name)
+
+
+class _Fit:
+    """Turns what a log says into parameters."""
+
+    def __init__(self, log: Recording, transfers: Transfers | None) -> None:
+        self.log = log
+        self.transfers = transfers
+
+    def recorded(self, name: str) -> Recorded:
+        """What it all tells."""
+        log = self.log
+        left = {app: log.apps[app].open for app in log.apps}
+        for app, count in left.items():
+            log.forget(app, count)
+        self._take_firsts()
+        self._add_up()
+        self.costs = {app: call_cost(kinds.values()) for app, kinds in self.kinds.items()}
+        self.spreads = {app: self._spread(app) for app in self.kinds}
+        self.paces = self._paces()
+        places = tuple(_places(log.workers, self.paces))
+        gaps = [b.joined - a.until for place in places for a, b in zip(place.stays, place.stays[1:], strict=False)]
+        firsts = [place.stays[0].joined for place in places]
+        notices = [w.gone - w.noticed for w in log.workers.values() if w.gone is not None and w.noticed is not None]
+        names = _names({id: context["name"] or "none" for id, context in log.contexts.items()})
+        apps = tuple(self._app(app, names) for app in self.costs if log.apps[app].arrivals)
+        used = {log.apps[app].spec["context"] for app in self.costs}
+        driver, peers = _rates(self.transfers)
+        contexts = [self._context(id, names[id], peers or driver) for id in log.contexts if id in used]
+        own = _names({app: log.apps[app].spec["name"] for app in self.costs})
+        return Recorded(
+            name=name,
+            seconds=log.settled,
+            items=sum(count for app in apps for _, count in app.arrivals),
+            done=log.counts["done"],
+            open=sum(left.values()),
+            failed=log.counts["failed"],
+            evicted=log.counts["evicted"],
+            joined=len(log.workers),
+            loads=log.counts["loads"],
+            batches=log.counts["batches"],
+            lost_items=log.counts["lost"],
+            setup=log.setup,
+            tiers={key: (tier["minimum"], tier["gpus"], tier["price"]) for key, tier in log.tiers.items()},
+            slots=max(worker.spec["slots"] for worker in log.workers.values()),
+            places=places,
+            apps=tuple(dataclasses.replace(app, name=own[app.name]) for app in apps),
+            contexts=tuple(contexts),
+            dispatch_seconds=statistics.fmean(log.ways) if log.ways else 0.0,
+            matching_seconds=max(0.0, statistics.fmean(log.waits or [gap for gap in gaps if gap >= 0] or firsts)),
+            notice_seconds=statistics.fmean(notices) if notices else 0.0,
+            rates=(driver, peers),
+        )
+
+    def _take_firsts(self) -> None:
+        """First calls count with the others for apps that have no others: what warming up costs cannot be told then."""
+        others = {app for app, _ in self.log.calls}
+        for app, worker, count, seconds in self.log.firsts:
+            if app not in others:
+                self.log.calls.setdefault((app, worker), Sums()).add(count, seconds)
+        self.log.firsts = [first for first in self.log.firsts if first[0] in others]
+
+    def _add_up(self) -> None:
+        """Each app's calls by worker, and by the kind of worker."""
+        self.calls: dict[str, dict[str, Sums]] = {}
+        self.kinds: dict[str, dict[str, Sums]] = {}
+        for (app, worker), sums in self.log.calls.items():
+            self.calls.setdefault(app, {})[worker] = sums
+            kinds, kind = self.kinds.setdefault(app, {}), self.log.workers[worker].kind
+            kinds[kind] = kinds.get(kind, Sums()).plus(sums)
+
+    def _mean(self, app: str, kind: str) -> float:
+        """Seconds of an item on workers of a kind; of a kind that answered none, as on all others together."""
+        kinds, cost = self.kinds[app], self.costs[app]
+        sums = kinds.get(kind) or functools.reduce(Sums.plus, kinds.values())
+        return max((sums.seconds - cost * sums.calls) / sums.items, 1e-9)
+
+    def _spread(self, app: str) -> float:
+        """The deviation of an item's seconds as a share of their mean, around each worker's own line."""
+        squares = freedom = 0.0
+        for sums in self.calls[app].values():
+            item = (sums.seconds - self.costs[app] * sums.calls) / sums.items
+            if sums.calls > 1 and item > 0:
+                squares += sums.residual(self.costs[app], item) / item**2
+                freedom += sums.calls - 1
+        return math.sqrt(squares / freedom) if freedom else 0.0
+
+    def _paces(self) -> dict[str, float]:
+        """How many times longer each worker takes than its kind."""
+        took: collections.defaultdict[str, float] = collections.defaultdict(float)
+        usual: collections.defaultdict[str, float] = collections.defaultdict(float)
+        noise: collections.defaultdict[str, float] = collections.defaultdict(float)
+        for app, workers in self.calls.items():
+            for worker, sums in workers.items():
+                mean = self._mean(app, self.log.workers[worker].kind)
+                took[worker] += sums.seconds - self.costs[app] * sums.calls
+                usual[worker] += mean * sums.items
+                noise[worker] += (mean * self.spreads[app]) ** 2 * sums.items
+        paces = dict.fromkeys(self.log.workers, 1.0)
+        for kind in {worker.kind for worker in self.log.workers.values()}:
+            those = [name for name in usual if self.log.workers[name].kind == kind]
+            paces |= _shrunk({name: (took[name] / usual[name], noise[name] / usual[name] ** 2) for name in those})
+        return paces
+
+    def _warming(self, context: str, kind: str) -> float:
+        """Seconds by which a context's first calls take longer than later ones; 0 if that may be chance."""
+        excess, variance = [], 0.0
+        for app, worker, count, seconds in self.log.firsts:
+            if self.log.apps[app].spec["context"] == context and self.log.workers[worker].kind == kind:
+                mean = self._mean(app, kind)
+                excess.append(seconds - self.costs[app] - mean * self.paces[worker] * count)
+                variance += (mean * self.spreads[app]) ** 2 * count
+        chance = not excess or sum(excess) <= 2 * math.sqrt(variance)
+        return 0.0 if chance else statistics.fmean(excess)
+
+    def _by_kind(self, figure: Callable[[str], float]) -> dict[str, float]:
+        """A figure for every kind of worker, and for a tier of several kinds the mean over its workers."""
+        kinds: dict[str, list[str]] = {}
+        for worker in self.log.workers.values():
+            kinds.setdefault(worker.spec["tier"], []).append(worker.kind)
+        found = {kind: figure(kind) for kind in dict.fromkeys(kind for those in kinds.values() for kind in those)}
+        if len(found) == 1:
+            return found
+        return {tier: statistics.fmean(found[kind] for kind in those) for tier, those in kinds.items()} | found
+
+    def _item_seconds(self, app: str, kind: str) -> float:
+        """As `_mean`, of a worker of the usual pace."""
+        workers = {w: sums.items for w, sums in self.calls[app].items() if self.log.workers[w].kind == kind}
+        paced = sum(items * self.paces[worker] for worker, items in workers.items())
+        return self._mean(app, kind) * (sum(workers.values()) / paced if paced else 1.0)
+
+    def _app(self, app: str, names: Mapping[str, str]) -> FittedApp:
+        spec = self.log.apps[app].spec
+        return FittedApp(
+            name=app,
+            context=names[spec["context"]],
+            arrivals=tuple((time, count) for time, count in self.log.apps[app].arrivals),
+            item_seconds=self._by_kind(lambda kind: self._item_seconds(app, kind)),
+            spread=self.spreads[app],
+            call_seconds=self.costs[app],
+            salvage=app in self.log.salvaged,
+            batch=spec["batch"],
+            batch_size=spec["batch_size"],
+            priority=spec["priority"],
+        )
+
+    def _load_seconds(self, context: str, kind: str) -> float:
+        """The mean of a context's loads, with the warming up; of a kind that built none, of all loads."""
+        loads = {k: seconds for (each, k), seconds in self.log.loads.items() if each == context}
+        seen = loads.get(kind) or [each for seconds in loads.values() for each in seconds] or [0.0]
+        return statistics.fmean(seen) + self._warming(context, kind)
+
+    def _context(self, id: str, name: str, rate: float | None) -> FittedContext:
+        spec = self.log.contexts[id]
+        loads = [seconds for (context, _), seconds in self.log.loads.items() if context == id and len(seconds) > 1]
+        shares = [s / statistics.fmean(each) for each in loads for s in each]
+        files = self.transfers.files.values() if self.transfers is not None else ()
+        size = float(sum(file.bytes or 0 for file in files if file.context and file.context in (id, spec["name"])))
+        stages = self.log.stages.get(id, [])
+        sent = size if rate else 0.0
+        # What the slowest part of staging does not explain by sending is a fixed time.
+        fixed = max(0.0, min(stages) - sent / (rate or 1.0)) if sent and stages else statistics.fmean(stages or [0.0])
+        return FittedContext(
+            name=name,
+            load_seconds=self._by_kind(lambda kind: self._load_seconds(id, kind)),
+            load_spread=statistics.pstdev(shares) if shares else 0.0,
+            stage_seconds=fixed,
+            size=sent,
+            gpus=spec["gpus"],
+            memory=max(filter(None, (spec["memory"], self.log.memory.get((id, "memory")))), default=None),
+            gpu_memory=max(filter(None, (spec["gpu_memory"], self.log.memory.get((id, "gpu_memory")))), default=None),
+            level=spec.get("level", "pervasive"),
+        )
+
+
+def call_cost(kinds: Iterable[Sums]) -> float:
+    """Seconds of a call beside its items: the heights at 0 of the lines of several kinds, each by its weight.
+
+    0 where all calls of a kind had as many items: nobody can tell then.
+
+    >>> sums = Sums()
+    >>> for n in (1, 5, 20): sums.add(n, 0.5 + 2.0 * n)
+    >>> round(call_cost([sums]), 6)
+    0.5
+    """
+    total = weight = 0.0
+    for sums in kinds:
+        across = sums.inverse * sums.items - sums.calls**2
+        if across <= 1e-6 * sums.calls**2:
+            continue
+        height = (sums.items * sums.each - sums.calls * sums.seconds) / across
+        precision = across / sums.items / (sums.seconds / sums.items) ** 2
+        total += precision * height
+        weight += precision
+    return max(0.0, total / weight) if weight else 0.0
+
+
+def _names(given: Mapping[str, str]) -> dict[str, str]:
+    """Names that differ, of what may be called alike.
+
+    >>> _names({"1": "add", "2": "add", "3": "a b"})
+    {'1': 'add', '2': 'add-2', '3': 'a-b'}
+    """
+    found: dict[str, str] = {}
+    for id, name in given.items():
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "none"
+        number = 1
+        while (made := plain if number == 1 else f"{plain}-{number}") in found.values():
+            number += 1
+        found[id] = made
+    return found
+
+
+def _shrunk(seen: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Paces, from (what a worker showed, its variance): each is drawn to 1 by as much as its kind's scatter is noise.
+
+    >>> _shrunk({"a": (1.5, 0.0), "b": (0.5, 0.0)})
+    {'a': 1.5, 'b': 0.5}
+    >>> _shrunk({"a": (1.05, 0.01), "b": (0.95, 0.01)})
+    {'a': 1.0, 'b': 1.0}
+    """
+    if len(seen) < 2:
+        return dict.fromkeys(seen, 1.0)
+    weights = {name: 1 / max(variance, 1e-8) for name, (_, variance) in seen.items()}
+    total = sum(weights.values())
+    mean = sum(weights[name] * pace for name, (pace, _) in seen.items()) / total
+    scatter = sum(weights[name] * (pace - mean) ** 2 for name, (pace, _) in seen.items())
+    between = max(0.0, scatter - (len(seen) - 1)) / (total - sum(w * w for w in weights.values()) / total)
+    paces = {}
+    for name, (pace, variance) in seen.items():
+        share = between / (between + variance) if between else 0.0
+        paces[name] = max(0.05, 1.0 + share * (pace - 1.0))
+    return paces
+
+
+def _places(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -> Iterable[Place]:
+    """Workers one after the other in as few places as there were workers at a time, on their own host if it is free."""
+    stays: list[tuple[str, list[Stay], float]] = []
+    for name, worker in sorted(workers.items(), key=lambda pair: pair[1].joined):
+        spec, gone = worker.spec, math.inf if worker.gone is None else worker.gone
+        stay = Stay(
+            name, spec["host"], worker.joined, math.inf if worker.released else gone, spec["gpu_model"], spec["gpus"],
+            spec["memory"], spec["gpu_memory"], paces[name],
+        )  # fmt: skip
+        free = [n for n, (tier, _, until) in enumerate(stays) if tier == spec["tier"] and until <= worker.joined]
+        here = [n for n in free if stays[n][1][-1].host == spec["host"]] or free
+        if here:
+            place = max(here, key=lambda n: stays[n][2])
+            stays[place] = (spec["tier"], [*stays[place][1], stay], gone)
+        else:
+            stays.append((spec["tier"], [stay], gone))
+    return [Place(tier, tuple(those)) for tier, those, _ in stays]
+
+
+def _rates(transfers: Transfers | None) -> tuple[float | None, float | None]:
+    """Bytes a second that the manager and that a worker sent at, the medians; None where nobody sent."""
+    rates: tuple[list[float], list[float]] = ([], [])
+    for transfer in transfers.transfers if transfers is not None else ():
+        if transfer.kind == "sent" and not transfer.error and transfer.bytes_per_second:
+            rates[transfer.sender != MANAGER].append(transfer.bytes_per_second)
+    driver, peers = (statistics.median(each) if each else None for each in rates)
+    return driver, peers

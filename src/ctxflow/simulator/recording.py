@@ -1,0 +1,288 @@
+"""What a run's event log says that parameters can be fitted to, gathered in one pass: calls, loads, stays, arrivals.
+
+What does not live here: the fitting (fitting.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from ctxflow.scheduler.events import PERVASIVE
+from ctxflow.scheduler.log import Setup
+
+
+@dataclasses.dataclass
+class Sums:
+    """Calls of one app on one worker: what a line through them needs, however many they are."""
+
+    calls: int = 0
+    items: float = 0.0
+    seconds: float = 0.0
+    inverse: float = 0.0  # Of 1 / n; the next two of T / n and T * T / n.
+    each: float = 0.0
+    square: float = 0.0
+
+    def add(self, items: int, seconds: float) -> None:
+        """Count one call."""
+        self.calls += 1
+        self.items += items
+        self.seconds += seconds
+        self.inverse += 1 / items
+        self.each += seconds / items
+        self.square += seconds * seconds / items
+
+    def plus(self, other: Sums) -> Sums:
+        """Those of both."""
+        return Sums(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    def residual(self, call: float, item: float) -> float:
+        """The weighted sum of squares around the line: of (T - call - item n)^2 / n."""
+        found = self.square + call**2 * self.inverse + item**2 * self.items
+        return max(0.0, found - 2 * call * self.each - 2 * item * self.seconds + 2 * call * item * self.calls)
+
+
+@dataclasses.dataclass
+class Call:
+    """A batch that runs: `alone` if nothing else ran on its worker when it began; `answered` so many, one by one."""
+
+    app: str
+    items: int
+    started: float
+    alone: bool
+    answered: int = 0
+
+
+@dataclasses.dataclass
+class RecordedWorker:
+    """One worker: when it came and went, and what runs on it.
+
+    :ivar running: by attempt.
+    :ivar begun: ("Load" or "Stage", context) -> since when.
+    """
+
+    spec: dict[str, Any]
+    joined: float
+    gone: float | None = None
+    released: bool = False
+    noticed: float | None = None
+    running: dict[int, Call] = dataclasses.field(default_factory=dict)
+    begun: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What workers are told apart by: the GPU model, or else the tier."""
+        return str(self.spec.get("gpu_model") or self.spec["tier"])
+
+
+@dataclasses.dataclass
+class RecordedApp:
+    """One app: `open` items are submitted and not settled; arrivals as [time, items]."""
+
+    spec: dict[str, Any]
+    open: int = 0  # Items submitted, and not settled.
+    running: int = 0
+    arrivals: list[list[Any]] = dataclasses.field(default_factory=list)
+
+
+class Recording:
+    """Takes one event after another; what it has gathered is in its attributes.
+
+    :ivar calls: (app, worker) -> its calls, but for those in `firsts`: (app, worker, items, seconds) of each that was
+        the first on a context that is kept.
+    :ivar salvaged: apps that answered items one by one.
+    :ivar loads: (context, kind) -> seconds from the command to the context's being ready; `stages` likewise.
+    :ivar memory: (context, "memory" or "gpu_memory") -> the most that was measured.
+    :ivar ways: seconds of calls beyond what their workers say, of those that ran alone.
+    :ivar waits: seconds that jobs waited.
+    :ivar settled: when the last item was.
+    """
+
+    def __init__(self) -> None:
+        self.setup: Setup | None = None
+        self.calls: dict[tuple[str, str], Sums] = {}
+        self.firsts: list[tuple[str, str, int, float]] = []
+        self.salvaged: set[str] = set()
+        self._unused: set[tuple[str, str]] = set()  # Worker and context that was built, and has run nothing yet.
+        self.workers: dict[str, RecordedWorker] = {}
+        self.apps: dict[str, RecordedApp] = {}
+        self.contexts: dict[str, dict[str, Any]] = {}
+        self.tiers: dict[str, dict[str, Any]] = {}
+        self._firsts: list[int] = []  # The first item of each span of one app's, and beside it whose it is.
+        self._owners: list[str] = []
+        self.loads: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+        self.stages: dict[str, list[float]] = collections.defaultdict(list)
+        self.memory: dict[tuple[str, str], int] = {}
+        self.ways: list[float] = []
+        self.waits: list[float] = []
+        self.settled = 0.0
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def take(self, event: dict[str, Any], commands: list[dict[str, Any]]) -> None:
+        """One event with what it led to."""
+        take = getattr(self, f"_on_{event['is']}", None)
+        if take is not None:
+            take(event)
+        for command in commands:
+            self._command(event, command)
+
+    def _command(self, event: dict[str, Any], command: dict[str, Any]) -> None:
+        kind, time = command["is"], event["time"]
+        if kind == "Run":
+            worker, app = self.workers[command["worker"]], self.apps[command["app"]]
+            count = _count(command["items"])
+            worker.running[command["attempt"]] = Call(command["app"], count, time, not worker.running)
+            app.running += count
+        elif kind in ("Load", "Stage"):
+            self.workers[command["worker"]].begun[kind, command["context"]] = time
+        elif kind == "Release":
+            self.workers[command["worker"]].released = True
+        elif kind == "Abandon":
+            self._end(command["worker"], command["attempt"])
+        elif kind in ("Deliver", "Bury"):
+            self.counts["done" if kind == "Deliver" else "dead"] += self._close(command["items"])
+            self.settled = time
+
+    def _close(self, ranges: list[list[int]]) -> int:
+        """Items are settled; an item's app is the one whose submission it was in."""
+        for first, end in ranges:
+            self.apps[self._owner(first)].open -= end - first
+        return _count(ranges)
+
+    def _owner(self, item: int) -> str:
+        return self._owners[bisect.bisect_right(self._firsts, item) - 1]
+
+    def _end(self, worker: str, attempt: int) -> Call | None:
+        """An attempt has ended, however it did."""
+        found = self.workers[worker].running.pop(attempt, None) if worker in self.workers else None
+        if found is not None:
+            self.apps[found.app].running -= found.items - found.answered
+        return found
+
+    # --- declarations and items
+
+    def _on_TierOffered(self, event: dict[str, Any]) -> None:
+        self.tiers[event["tier"]["name"]] = event["tier"]
+
+    def _on_ContextDeclared(self, event: dict[str, Any]) -> None:
+        self.contexts[event["context"]["id"]] = event["context"]
+
+    def _on_AppDeclared(self, event: dict[str, Any]) -> None:
+        self.apps[event["app"]["id"]] = RecordedApp(event["app"])
+
+    def _on_ItemsSubmitted(self, event: dict[str, Any]) -> None:
+        app, count = self.apps[event["app"]], _count(event["items"])
+        # While others of it wait, when an item came made no difference: a map submits as results come in.
+        if app.arrivals and app.open > app.running:
+            app.arrivals[-1][1] += count
+        else:
+            app.arrivals.append([event["time"], count])
+        app.open += count
+        if event["items"] and (not self._owners or self._owners[-1] != event["app"]):
+            self._firsts.append(event["items"][0][0])
+            self._owners.append(event["app"])
+
+    def _on_ItemsCancelled(self, event: dict[str, Any]) -> None:
+        self.counts["cancelled"] += self._close(event["items"])
+        for first, end in event["items"]:
+            self.forget(self._owner(first), end - first)
+
+    def forget(self, app: str, count: int) -> None:
+        """Leave out items that were never answered, the last that came first."""
+        arrivals = self.apps[app].arrivals
+        while count and arrivals:
+            gone = min(count, arrivals[-1][1])
+            arrivals[-1][1] -= gone
+            count -= gone
+            if not arrivals[-1][1]:
+                arrivals.pop()
+
+    # --- workers
+
+    def _on_WorkerJoined(self, event: dict[str, Any]) -> None:
+        self.workers[event["worker"]["id"]] = RecordedWorker(event["worker"], event["time"])
+
+    def _on_EvictionNotice(self, event: dict[str, Any]) -> None:
+        if event["worker"] in self.workers:
+            self.workers[event["worker"]].noticed = event["time"]
+
+    def _on_WorkerLost(self, event: dict[str, Any]) -> None:
+        worker = self.workers.get(event["worker"])
+        if worker is None or worker.gone is not None:
+            return
+        worker.gone = event["time"]
+        self.counts["evicted"] += not worker.released
+        for attempt in list(worker.running):
+            found = self._end(event["worker"], attempt)
+            self.counts["lost"] += found.items - found.answered if found is not None else 0
+
+    def _on_JobStarted(self, event: dict[str, Any]) -> None:
+        if event["waited"] is not None:
+            self.waits.append(event["waited"])
+
+    # --- contexts
+
+    def _on_ContextStaged(self, event: dict[str, Any]) -> None:
+        begun = self._since("Stage", event)
+        if begun is not None:
+            self.stages[event["context"]].append(event["time"] - begun)
+
+    def _on_ContextReady(self, event: dict[str, Any]) -> None:
+        begun = self._since("Load", event)
+        if begun is None:
+            return
+        self.counts["loads"] += 1
+        context = event["context"]
+        if self.contexts[context].get("level", PERVASIVE) == PERVASIVE:
+            self._unused.add((event["worker"], context))
+        self.loads[context, self.workers[event["worker"]].kind].append(event["time"] - begun)
+        for key in ("memory", "gpu_memory"):
+            if event[key] is not None:
+                self.memory[context, key] = max(self.memory.get((context, key), 0), event[key])
+
+    def _since(self, step: str, event: dict[str, Any]) -> float | None:
+        worker = self.workers.get(event["worker"])
+        return worker.begun.pop((step, event["context"]), None) if worker is not None else None
+
+    # --- calls
+
+    def _on_BatchFinished(self, event: dict[str, Any]) -> None:
+        call = self._end(event["worker"], event["attempt"])
+        if call is not None:
+            self._called(event, call, call.items)
+
+    def _on_ItemsFinished(self, event: dict[str, Any]) -> None:
+        worker = self.workers.get(event["worker"])
+        call = worker.running.get(event["attempt"]) if worker is not None else None
+        if call is not None:
+            more = max(0, event["first"] + event["count"] - call.answered)
+            call.answered += more
+            self.apps[call.app].running -= more
+            self.salvaged.add(call.app)
+
+    def _on_BatchEnded(self, event: dict[str, Any]) -> None:
+        call = self._end(event["worker"], event["attempt"])
+        if call is not None and call.answered:
+            self._called(event, call, call.answered)
+
+    def _called(self, event: dict[str, Any], call: Call, count: int) -> None:
+        """A call came back with so many answers."""
+        self.counts["batches"] += 1
+        key = (event["worker"], self.apps[call.app].spec["context"])
+        if key in self._unused:
+            self._unused.discard(key)
+            self.firsts.append((call.app, event["worker"], count, event["seconds"]))
+        else:
+            self.calls.setdefault((call.app, event["worker"]), Sums()).add(count, event["seconds"])
+        if call.alone:
+            self.ways.append(max(0.0, event["time"] - call.started - event["seconds"]))
+
+    def _on_BatchFailed(self, event: dict[str, Any]) -> None:
+        self.counts["failed"] += self._end(event["worker"], event["attempt"]) is not None
+
+
+def _count(ranges: Iterable[list[int]]) -> int:
+    return sum(end - first for first, end in ranges)

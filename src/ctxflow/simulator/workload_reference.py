@@ -1,0 +1,95 @@
+"""The reference page of workload files, made from the models: `python -m ctxflow.simulator.workload_reference`.
+
+What does not live here: what the keys mean, which their models say (workload_file.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pydantic
+
+from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, Links, Matching, WorkloadFile
+from ctxflow.sites.problem import toml_value
+
+_HEAD = """\
+<!-- Made by `python -m ctxflow.simulator.workload_reference > docs/workloads.md`: change the models, not this page. -->
+# Workload files
+
+What `ctxflow simulate SITE WORKLOAD` simulates on a site ([simulator.md](simulator.md)): who has items, how long they
+take, what must be brought to workers and built there, and when workers come and go. Every key has a default, so that
+this is one:
+
+```toml
+[[apps]]
+items = 150_000
+item_seconds = {a10 = 0.27, titan-x = 0.38}   # seconds of an item, by tier or GPU model; or one number
+[[contexts]]
+load_seconds = 15
+```
+
+And this is one with much of what there is:
+
+```toml
+[[apps]]
+name = "verify"
+context = "llm"
+items = 150_000
+item_seconds = 0.3
+call_seconds = 0.5
+
+[[apps]]
+name = "interactive"
+context = "llm"
+items = 500
+begin = 600                     # from the tenth minute on,
+per_second = 0.5                # one every two seconds
+batch_size = 1
+priority = 1
+
+[[contexts]]
+name = "llm"
+load_seconds = 15
+files_gb = 7.4
+origin = "filesystem"           # from there once, and then from worker to worker
+
+[links]
+filesystem = 84                 # Gbit/s
+peers = 1
+
+[evictions]
+per_hour = 6                    # of each worker; or trace = "runs/20261121-054135-17"
+away_seconds = 120
+notice_seconds = 10
+```
+
+A tier's GPU model is the one that its `require_gpus` asks for with `DeviceName == "..."`; other tiers go by their
+names. What is wrong in a file is told with its line, the key, and what to write.
+"""
+_PARTS: dict[str, type[pydantic.BaseModel]] = {
+    "[[apps]]": AppEntry, "[[contexts]]": ContextEntry, "[links]": Links, "[evictions]": Evictions,
+    "[matching]": Matching,
+}  # fmt: skip
+
+
+def reference() -> str:
+    """The page, in Markdown."""
+    parts = [_HEAD]
+    for header, model in _PARTS.items():
+        parts += [f"\n## `{header}`\n\n{model.__doc__}\n", *_table(model, list(model.model_fields))]
+    inner = {header.strip("[]") for header in _PARTS}
+    keys = [key for key in WorkloadFile.model_fields if key not in inner]
+    parts += ["\n## Above the first header\n", *_table(WorkloadFile, keys)]
+    return "".join(parts)
+
+
+def _table(model: type[pydantic.BaseModel], keys: list[str]) -> Iterator[str]:
+    yield "\n| key | default | meaning |\n|---|---|---|\n"
+    for key in keys:
+        field = model.model_fields[key]
+        default = "" if field.default is None else f"`{toml_value(field.default)}`"
+        yield f"| `{key}` | {default} | {field.description} |\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201 - this is what it is for

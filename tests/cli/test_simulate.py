@@ -1,0 +1,92 @@
+"""`ctxflow simulate` as a person meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a10"\nworkers = 4\n[[tiers]]\nname = "titan"\nworkers = 2\n'
+WORKLOAD = "[[apps]]\nitems = 2000\nitem_seconds = {a10 = 0.2, titan = 0.4}\n[[contexts]]\nload_seconds = 15\n"
+
+
+def command(*arguments, verb="simulate", **options):
+    line = [sys.executable, "-m", "ctxflow", verb, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "site.toml").write_text(SITE)
+    (tmp_path / "work.toml").write_text(WORKLOAD)
+    return tmp_path
+
+
+def test_one_case_then_its_report_then_its_what_ifs(folder):
+    done = command("site.toml", "work.toml", "--set", "workload.evictions.per_hour=60", "--output", "sim", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("Makespan ", "of what nobody beats", "2,000 of 2,000 done", "evicted", "Lost ", " loads in "):
+        assert word in done.stdout
+    pytest.importorskip("matplotlib")
+    assert (folder / "sim" / "workers_and_items.png").stat().st_size > 5000
+    report = command("sim", "--no-pictures", verb="report", cwd=folder)
+    assert "2,000 of 2,000 done" in report.stdout
+    asked = command("sim", "--set", "workers=2x", "--json", cwd=folder)
+    data = json.loads(asked.stdout)
+    assert [case["case"] for case in data["cases"]] == ["as it was", "workers=2x"]
+    as_it_was, more = (case["median"]["seconds"] for case in data["cases"])
+    assert as_it_was == pytest.approx(data["recorded"]["seconds"], rel=0.1)
+    assert more < 0.75 * as_it_was
+    assert data["recorded"]["done"] == 2000 and data["doubts"] == []
+    table = command("sim", "--sweep", "batching=opportunistic,fixed", cwd=folder).stdout.splitlines()
+    assert [line.split("  ")[0] for line in table[3:]] == [
+        "recorded", "as it was", "batching=opportunistic", "batching=fixed",
+    ]  # fmt: skip
+
+
+def test_a_sweep_with_several_seeds_is_a_table(folder):
+    done = command("site.toml", "work.toml", "--sweep", "tiers.a10.workers=4,8", "--runs", "2", cwd=folder)
+    assert done.returncode == 0
+    head, first, second = done.stdout.splitlines()
+    assert head.split() == ["makespan", "spread", "ratio", "items/s", "bound", "loads"]
+    assert first.startswith("tiers.a10.workers=4 ") and second.startswith("tiers.a10.workers=8 ")
+    assert max(map(len, (head, first, second))) <= 80
+    assert float(second.split()[5]) < 0.9 < float(first.split()[5]) == 1
+
+
+def test_json_is_the_same_for_a_seed(folder):
+    one, two, other = (
+        json.loads(command("site.toml", "work.toml", "--json", "--seed", seed, cwd=folder).stdout) for seed in (3, 3, 4)
+    )
+    assert one == two != other
+    [case] = one["cases"]
+    assert case["median"]["efficiency"] == case["runs"][0]["efficiency"] > 0.5
+    assert case["spread"]["seconds"] == 0
+
+
+def test_what_does_not_end_has_an_exit_status(folder):
+    never = ("--set", "workload.evictions.drain_from=10", "--until", "1")
+    done = command("site.toml", "work.toml", *never, "--set", "workload.evictions.drain_every=1", cwd=folder)
+    assert done.returncode == 1
+    assert "items were left after 3,600 s: see --until" in done.stdout
+
+
+def test_errors_are_one_sentence(folder):
+    (folder / "wrong.toml").write_text("[[apps]]\nitmes = 3\n")
+    wrong = command("site.toml", "wrong.toml", cwd=folder)
+    assert wrong.stderr == "ctxflow: wrong.toml, line 2: an app has no key 'itmes' (app 1): did you mean 'items'?\n"
+    key = command("site.toml", "work.toml", "--set", "batchng=fixed", cwd=folder)
+    assert "did you mean 'batching'?" in key.stderr
+    (folder / "empty").mkdir()
+    none = command("empty", cwd=folder)
+    assert "holds no run" in none.stderr
+    for done in (wrong, key, none):
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    half = command("site.toml", cwd=folder)
+    assert half.returncode == 2 and "give a workload file too" in half.stderr
+
+
+def test_help_teaches():
+    done = command("--help")
+    for word in ("[[apps]]", "--sweep", "2x", "workload.evictions.per_hour", "fluid", "--until"):
+        assert word in done.stdout

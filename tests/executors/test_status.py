@@ -1,0 +1,54 @@
+"""A run's figures at a moment, read off the scheduler's state."""
+
+import pytest
+
+from ctxflow.executors.status import figures_of, status_of
+from ctxflow.policies.registry import make
+from ctxflow.scheduler import Policies, Scheduler
+from ctxflow.scheduler import events as ev
+
+FAMILIES = {
+    "routing": "context-affinity", "batching": "fixed", "placement": "everywhere", "preemption": "none",
+    "scaling": "fixed",
+}  # fmt: skip
+
+
+def state_after(*events):
+    scheduler = Scheduler(Policies(**{family: make(family, name) for family, name in FAMILIES.items()}))
+    for event in events:
+        scheduler.handle(event)
+    return scheduler.state
+
+
+def joined(time, name, tier, gpus):
+    return ev.WorkerJoined(time, ev.WorkerSpec(name, tier=tier, gpus=gpus))
+
+
+def test_hours_and_cost_count_workers_that_are_gone_and_those_that_are_here():
+    state = state_after(
+        ev.TierOffered(0.0, ev.TierSpec("a10", maximum=4, gpus=2, price=0.5)),
+        ev.TierOffered(0.0, ev.TierSpec("idle", maximum=0, gpus=1)),
+        joined(0.0, "one", "a10", 2),
+        joined(1800.0, "two", "a10", 2),
+        ev.WorkerLost(3600.0, "one", evicted=True),
+    )
+    status = status_of(state, {}, now=7200.0)
+    tier = status.tiers["a10"]
+    assert (tier.joined, tier.worker_seconds, tier.gpu_seconds) == (1, 3600 + 5400, 2 * (3600 + 5400))
+    assert tier.cost == pytest.approx(0.5 * 2.5)
+    figures = figures_of(status)
+    assert (figures["gpu_hours"], figures["worker_hours"], figures["cost"]) == (5.0, 2.5, pytest.approx(1.25))
+    assert (figures["workers"], figures["evictions"]) == (1, 1)
+
+
+def test_there_is_no_cost_if_a_worker_has_no_price():
+    state = state_after(
+        ev.TierOffered(0.0, ev.TierSpec("a10", maximum=1, gpus=1, price=0.5)),
+        joined(0.0, "one", "a10", 1),
+        joined(0.0, "by hand", "elsewhere", 1),
+    )
+    figures = figures_of(status_of(state, {}, now=3600.0))
+    assert figures["tiers"]["elsewhere"] == {
+        "joined": 1, "asked": None, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None,
+    }  # fmt: skip
+    assert (figures["cost"], figures["gpu_hours"]) == (None, 2.0)
