@@ -95,10 +95,11 @@ def test_what_is_booting_is_billed_and_not_used():
 
 
 def test_a_gpu_without_migration_is_released_when_it_is_empty():
-    trace = of_counts("down", [12] * 10 + [4] * 20 + [1] * 10, 10.0, 1)
+    trace = of_counts("down", [12] * 10 + [4] * 20 + [1] * 10 + [0] * 10, 10.0, 1)
     found = serve(trace, CLUSTER, scaled(0.8, migrates=False, anticipates=False), initial=4)
     assert found.migrations == 0
-    assert found.history[-1][1] == 2
+    # The one session that is left at 300 s is on a GPU that is to go.
+    assert dict(found.history)[300.0] == 3 and found.history[-1] == (400.0, 2)
 
 
 def test_nothing_is_given_back_sooner_than_a_boot_after_more_was_asked_for():
@@ -118,7 +119,7 @@ def test_the_plateau_aware_rule_is_the_optimum_and_the_printed_one_is_not():
 
 
 def test_the_command_prints_quick_figures_and_draws(capsys, monkeypatch, tmp_path):
-    arguments = ["reproduce", "turboserve", "--quick", "--json", "--pictures", str(tmp_path)]
+    arguments = ["reproduce", "turboserve", "--quick", "--json", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ctxflow", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
