@@ -1,8 +1,12 @@
-"""`ctxflow plan`: which models on which tiers, with which parallelism, for a problem given as data."""
+"""`ctxflow plan`: which models on which tiers, for a problem given as data or made of a site and a job.
+
+What does not live here: the job's file (plan_job.py), and the problem made of it (plan_site.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import json
 from pathlib import Path
@@ -13,24 +17,48 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxflow.cli.aside import native_output_aside
+from ctxflow.cli.plan_job import load_job
+from ctxflow.cli.plan_site import SiteProblem, make_problem, survey_site
+from ctxflow.factory.site_check import ask_tiers
 from ctxflow.policies.placement.instances import azure_instance, paper_instance
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.solution import METHODS, Solution, solve
+from ctxflow.policies.placement.workers import Staffing, staffing
+from ctxflow.simulator.scenario import read_recorded, tiers_of_site
+from ctxflow.sites import load_site
 
 _OWN = {"paper": paper_instance, "azure": azure_instance}
 Method = enum.Enum("Method", {name: name for name in METHODS}, type=str)  # type: ignore[misc]
 
 
 def plan(
+    site: Annotated[
+        str | None, typer.Argument(metavar="SITE", help='A site file, or "local".', show_default=False)
+    ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="JOB", help="A job file (docs/placement.md tells its keys).", show_default=False),
+    ] = None,
     problem: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="FILE",
             help="The problem's JSON file (docs/placement.md tells its fields), "
             "or one of ctxflow's own instances: paper, azure.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask the batch systems how many workers have a machine now.")
+    ] = False,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="An earlier run, whose measured speeds count.", show_default=False),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the problem that was made, for --problem.", show_default=False),
+    ] = None,
     method: Annotated[Method, typer.Option(help="How it is solved.")] = Method.agh,  # type: ignore[attr-defined]
     as_json: Annotated[bool, typer.Option("--json", help="Print the solution as JSON.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random orderings of agh and improved.")] = 0,
@@ -44,13 +72,14 @@ def plan(
         float, typer.Option(min=0.0, max=1.0, help="The share of the cost at which exact stops looking.")
     ] = 1e-4,
 ) -> None:
-    """Say what to run where, for a placement problem.
+    """Say what to run where: for a site and a job, or for a placement problem.
 
     Given query types with their rates and limits, models, and tiers with
-    their prices: which models are deployed on which tiers, with which tensor
-    and pipeline parallelism, and which share of each query type goes where.
-    Every answer is checked against all constraints, and those that it
-    breaks are named; so is what keeps a query type from being served.
+    their prices: which models are deployed on which tiers, and which share of
+    each query type goes where, at the least cost. Of a site and a job the
+    problem is made from what is known, and the plan says where each figure
+    comes from. Every answer is checked against all constraints, and those
+    that it breaks are named; so is what keeps a query type from being served.
 
     \b
     Methods
@@ -64,24 +93,116 @@ def plan(
     The exit status is 1 if there is no feasible answer.
 
     \b
+    ctxflow plan site.toml job.toml --live --measured RUN
+    ctxflow plan site.toml job.toml --save problem.json
     ctxflow plan --problem paper
     ctxflow plan --problem problem.json --method exact --time-limit 60
     ctxflow plan --problem azure --method improved --json | jq .costs.total
     """
-    given = _OWN[str(problem)]() if str(problem) in _OWN else Problem.read(problem)
     console = Console(stderr=True)
-    waiting = console.status("Solving ...") if console.is_terminal else contextlib.nullcontext()
-    with waiting, native_output_aside():
+
+    def waiting(text: str) -> contextlib.AbstractContextManager[object]:
+        return console.status(text) if console.is_terminal else contextlib.nullcontext()
+
+    made: SiteProblem | None = None
+    if problem is not None:
+        if site is not None or live or measured is not None or save is not None:
+            raise typer.BadParameter("give SITE and JOB, or --problem FILE alone")
+        given = _OWN[str(problem)]() if str(problem) in _OWN else Problem.read(problem)
+    elif site is None or job is None:
+        raise typer.BadParameter("give SITE and JOB, or --problem FILE")
+    else:
+        with waiting("Asking the batch systems ..." if live else "Reading ..."):
+            made = _made(site, job, live, measured)
+        given = made.problem
+        if save is not None:
+            save.write_text(given.to_json(), encoding="utf-8")
+    with waiting("Solving ..."), native_output_aside():
         try:
             found = solve(given, method.value, seed=seed, time_limit=time_limit, gap=gap)
         except ModuleNotFoundError as error:
             raise ValueError(str(error)) from None
     if as_json:
-        print(json.dumps(found.as_data()))
-    else:
+        print(json.dumps(found.as_data() if made is None else {**found.as_data(), **_site_data(made, found)}))
+    elif made is None:
         show(found)
+    else:
+        _show_site(made, found)
     if not found.feasible:
         raise typer.Exit(1)
+
+
+def _made(site: str, job: Path, live: bool, measured: Path | None) -> SiteProblem:
+    """The problem of a site and a job."""
+    loaded = load_site(site)
+    wanted = load_job(job, {tier.spec.name: None for tier in tiers_of_site(loaded)})
+    recorded = None if measured is None else read_recorded(measured)
+    if not live:
+        return make_problem(loaded, wanted, recorded=recorded)
+    answers = [(answer.tier.name, answer.survey, answer.problems) for answer in ask_tiers(loaded)]
+    surveys, silent = survey_site(answers)
+    found = make_problem(loaded, wanted, surveys, recorded)
+    return dataclasses.replace(found, notes=(*silent, *found.notes))
+
+
+def _staffing(made: SiteProblem, found: Solution) -> list[Staffing]:
+    return [] if found.allocation is None else staffing(made.problem, made.offers, made.speeds, found.allocation)
+
+
+def _site_data(made: SiteProblem, found: Solution) -> dict[str, object]:
+    """What a plan for a site has besides, for JSON."""
+    queries, models = made.problem.query_types, made.problem.models
+    return {
+        "workers": [
+            {
+                "model": models[each.model].name, "tier": made.offers[each.offer].name, "workers": each.workers,
+                "shares": {queries[query].name: share for query, share in each.shares},
+            }
+            for each in _staffing(made, found)
+        ],
+        "notes": list(made.notes),
+        "left_out": list(made.left_out),
+    }  # fmt: skip
+
+
+def _show_site(made: SiteProblem, found: Solution) -> None:
+    """Print the plan of a site for people: workers, not the problem's blocks of them."""
+    console, problem = Console(), made.problem
+    staff = _staffing(made, found)
+    table = Table(title=f"{problem.name}: what runs")
+    for name in ("model", "tier", "workers", "cost/h", "serves"):
+        table.add_column(name, justify="right" if name in ("workers", "cost/h") else "left")
+    for each in staff:
+        offer = made.offers[each.offer]
+        serves = [
+            f"{share:.0%} of {problem.query_types[query].name}, in {_delay(made, query, each):.3g} s"
+            for query, share in each.shares
+        ]
+        count, cost = f"{each.workers} of {offer.workers}", f"{each.workers * offer.price:.2f}"
+        table.add_row(problem.models[each.model].name, offer.name, count, cost, "\n".join(serves))
+    if staff:
+        console.print(table)
+        rent = sum(each.workers * made.offers[each.offer].price for each in staff)
+        console.print(f"{rent:.2f} an hour, {rent * problem.horizon_hours:.2f} over {problem.horizon_hours:g} h")
+    else:
+        console.print("Nothing can run.")
+    for kind, share in zip(problem.query_types, found.allocation.unserved if found.allocation else (), strict=False):
+        if share > 1e-6:
+            console.print(f"{kind.name}: {share:.1%} of it is not served", style="yellow", markup=False)
+    for violation in found.violations:
+        console.print(f"not feasible: {violation}", style="red", markup=False)
+    for reason in found.reasons:
+        console.print(f"not served: {reason}", style="yellow", markup=False)
+    for text in made.left_out:
+        console.print(f"left out: {text}", markup=False)
+    for text in made.notes:
+        console.print(f"note: {text}", style="dim", markup=False)
+    console.print(f"{found.method}, {found.seconds:.3f} s", style="dim")
+
+
+def _delay(made: SiteProblem, query: int, each: Staffing) -> float:
+    speed = made.speeds[query][each.model][each.offer]
+    return speed.delay if speed is not None else float("inf")
 
 
 def show(found: Solution) -> None:

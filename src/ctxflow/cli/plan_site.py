@@ -1,0 +1,238 @@
+"""The placement problem of a site and a job, made from what is known, with a note on where each figure comes from.
+
+What does not live here: the job's file (plan_job.py), solving and printing (plan.py), and the estimate of speeds where
+none was measured (the placement's roofline).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ctxflow.cli.plan_job import Candidate, Job, Known, Query
+from ctxflow.factory.provider import Survey
+from ctxflow.models.locate import locate_model
+from ctxflow.models.shape import BYTES, shape_of
+from ctxflow.policies.placement.problem import Model, Problem, QueryType
+from ctxflow.policies.placement.roofline import USABLE, Gpu, Shape, estimate, gpu_of
+from ctxflow.policies.placement.workers import Offer, Speed, problem_of
+from ctxflow.simulator.recorded import Recorded
+from ctxflow.simulator.scenario import Tier, tiers_of_site
+from ctxflow.sites import Site
+
+UNSERVED = 10.0
+"""What it costs to leave a query unserved, by default, in rents of the whole site."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteProblem:
+    """A problem made from a site and a job.
+
+    :ivar offers, speeds: what it was made of.
+    :ivar notes: where figures come from, a sentence each; `left_out`: which model cannot be where, and why.
+    """
+
+    problem: Problem
+    offers: tuple[Offer, ...]
+    speeds: tuple[tuple[tuple[Speed | None, ...], ...], ...]
+    notes: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Offered:
+    """A tier with the GPU of its workers, where it is known."""
+
+    offer: Offer
+    gpus: int
+    gpu_model: str
+    gpu: Gpu | None
+
+
+def make_problem(
+    site: Site, job: Job, surveys: Mapping[str, Survey] | None = None, recorded: Recorded | None = None
+) -> SiteProblem:
+    """The problem.
+
+    :param surveys: by tier, what the batch systems have now.
+    :param recorded: a run whose measured speeds count.
+    :raises ValueError: if something is not known, saying what to write where.
+    """
+    notes: list[str] = []
+    left_out: dict[str, None] = {}
+    tiers = [_offered(site, tier, job, (surveys or {}).get(tier.spec.name), notes) for tier in tiers_of_site(site)]
+    if any(each.offer.price != each.gpus for each in tiers):
+        notes.append("prices are the site's and the job's; a tier without one counts a unit for each GPU and hour")
+    else:
+        notes.append("no tier has a price: costs are GPU-hours")
+    shapes = [_shape(model) for model in job.models]
+    rent = job.hours * sum(each.offer.price * each.offer.workers for each in tiers)
+    queries = [_query_type(query, job, rent) for query in job.queries]
+    seen = _Measured(recorded, notes)
+    speeds = tuple(
+        tuple(
+            tuple(_speed(query, model, shape, tier, seen, left_out) for tier in tiers)
+            for model, shape in zip(job.models, shapes, strict=True)
+        )
+        for query in job.queries
+    )
+    notes += seen.sources()
+    models = [
+        Model(name=model.name, weights_gb=shape.weights_gb, kv_bytes_per_token=shape.kv_bytes_per_token)
+        for model, shape in zip(job.models, shapes, strict=True)
+    ]
+    offers = tuple(each.offer for each in tiers)
+    errors = [[query.errors.get(model.name, 0.0) for model in job.models] for query in job.queries]
+    problem = problem_of(
+        job.name, queries, models, offers, speeds, hours=job.hours, budget=job.budget, errors=errors,
+        source="; ".join(notes),
+    )  # fmt: skip
+    return SiteProblem(problem, offers, speeds, tuple(notes), tuple(left_out))
+
+
+# --- tiers
+
+
+def _offered(site: Site, tier: Tier, job: Job, survey: Survey | None, notes: list[str]) -> _Offered:
+    name, gpus = tier.spec.name, tier.spec.gpus
+    known = next((each for each in job.tiers if each.name == name), Known(name=name))
+    model = known.gpu or (tier.gpu_model if tier.gpu_model != name else None)
+    if model is None and survey is not None and survey.gpu_models:
+        model = min(survey.gpu_models, key=lambda each: _rank(gpu_of(each)))
+        if len(survey.gpu_models) > 1:
+            notes.append(f"tier {name} has {', '.join(survey.gpu_models)}: the slowest, {model}, counts")
+    gpu = gpu_of(model or name)
+    fields = {"memory_gb": known.gpu_memory_gb, "tflops": known.tflops, "bandwidth_gb_s": known.bandwidth_gb_s}
+    given = {key: value for key, value in fields.items() if value is not None}
+    if given and (gpu is not None or len(given) == len(fields)):
+        gpu = Gpu(**given) if gpu is None else dataclasses.replace(gpu, **given)
+    workers = tier.spec.maximum
+    if survey is not None:
+        there = survey.workers if survey.workers is not None else survey.machines
+        if there is not None and there < workers:
+            notes.append(f"tier {name}: {there} of its {workers} workers have a machine now")
+            workers = there
+    price = next((each for each in (known.price, tier.spec.price) if each is not None), float(max(1, gpus)))
+    memory = known.gpu_memory_gb or (gpu.memory_gb if gpu is not None else None)
+    own = next((each.memory_gb for each in site.tiers if each.name == name), 1e6)
+    room = USABLE * gpus * memory if gpus and memory is not None else own if not gpus else 1e6
+    return _Offered(Offer(name, workers, price, room), gpus, model or "", gpu if gpus else None)
+
+
+def _rank(gpu: Gpu | None) -> float:
+    return gpu.bandwidth_gb_s if gpu is not None else 0.0
+
+
+# --- models and queries
+
+
+def _shape(model: Candidate) -> Shape:
+    if model.path is None:
+        parameters = 1e9 * (model.parameters or 0.0)
+        weights = parameters / 1e9 * BYTES[model.precision or "bfloat16"]
+        return Shape(parameters, weights, model.kv_bytes_per_token or 0.0)
+    folder = Path(model.path).expanduser()
+    local = model.path.startswith("package:")  # Nothing is downloaded for a plan.
+    if not local and not folder.exists():
+        raise ValueError(f"model {model.name}: there is no {model.path}: write path = FOLDER, or parameters = BILLIONS")
+    shape = shape_of(locate_model(model.path) if local else folder, model.precision)
+    if model.kv_bytes_per_token is not None:
+        shape = dataclasses.replace(shape, kv_bytes_per_token=model.kv_bytes_per_token)
+    return shape
+
+
+def _query_type(query: Query, job: Job, rent: float) -> QueryType:
+    rate = query.rate if query.rate is not None else (query.items or 0.0) / job.hours
+    return QueryType(
+        name=query.name, queries_per_hour=rate, input_tokens=query.prompt_tokens, output_tokens=query.output_tokens,
+        max_delay_seconds=query.max_delay, max_error=query.max_error, max_unserved=query.max_unserved,
+        unserved_dollars=UNSERVED * (rent + 1.0) if query.unserved is None else query.unserved,
+    )  # fmt: skip
+
+
+# --- speeds
+
+
+class _Measured:
+    """Speeds of a recorded run, and which were taken from it."""
+
+    def __init__(self, recorded: Recorded | None, notes: list[str]) -> None:
+        self._recorded = recorded
+        self._taken: set[tuple[str, str]] = set()
+        self.estimated: set[tuple[str, str]] = set()
+        if recorded is not None:
+            notes += [f"the measured run: {doubt}" for doubt in recorded.doubts]
+
+    def speed(self, query: Query, model: Candidate, tier: _Offered) -> Speed | None:
+        """As measured, None if the run says nothing of it."""
+        if self._recorded is None:
+            return None
+        apps = [app for app in self._recorded.apps if app.context == (model.context or model.name)]
+        apps = [app for app in apps if app.name == (query.app or query.name)] or (apps if query.app is None else [])
+        kinds = {s.gpu_model for p in self._recorded.places if p.tier == tier.offer.name for s in p.stays}
+        for key in (tier.offer.name, tier.gpu_model, *sorted(kind for kind in kinds if kind)):
+            those = [app for app in apps if key in app.item_seconds]
+            if those:
+                self._taken.add((model.name, tier.offer.name))
+                items = [app.item_seconds[key] for app in those]
+                calls = max(app.call_seconds for app in those)
+                return Speed(calls + max(items), sum(items) / len(items))
+        return None
+
+    def sources(self) -> list[str]:
+        """Where the speeds come from, a sentence each."""
+        found = []
+        if self._taken and self._recorded is not None:
+            places = ", ".join(f"{model} on {tier}" for model, tier in sorted(self._taken))
+            found.append(f"speeds measured in {self._recorded.name}: {places}")
+        if self.estimated:
+            places = ", ".join(f"{model} on {tier}" for model, tier in sorted(self.estimated))
+            found.append(f"speeds estimated from data sheets (a roofline, not measured): {places}")
+        return found
+
+
+def _speed(
+    query: Query, model: Candidate, shape: Shape, tier: _Offered, seen: _Measured, left_out: dict[str, None]
+) -> Speed | None:
+    """What a query takes there; None, with the reason noted, if it cannot be served there."""
+    if query.models and model.name not in query.models:
+        return None
+    if query.max_error < 1 and model.name not in query.errors:
+        left_out[f"{model.name} for {query.name}: its error is not known, and max_error = {query.max_error:g}"] = None
+        return None
+    place, room = f"{model.name} on {tier.offer.name}", tier.offer.memory_gb
+    if shape.weights_gb > room:
+        left_out[f"{place}: (5f) {shape.weights_gb:.3g} GB of weights, and a worker has room for {room:.3g} GB"] = None
+        return None
+    measured = seen.speed(query, model, tier)
+    if measured is not None:
+        return measured
+    if tier.gpu is None:
+        what = "no GPU" if not tier.gpus else f"a GPU of which nothing is known ({tier.gpu_model or 'no name'})"
+        raise ValueError(
+            f"tier {tier.offer.name} has {what}, and how fast {model.name} is there was not measured: give an earlier "
+            f'run with --measured RUN, or write [[tiers]] in the job file with name = "{tier.offer.name}" and gpu, or '
+            "gpu_memory_gb, tflops and bandwidth_gb_s"
+        )
+    guess = estimate(shape, tier.gpu, tier.gpus, query.prompt_tokens, query.output_tokens, query.max_delay)
+    if guess is None:
+        left_out[f"{place}: (5f) the weights and the KV cache of one query of {query.name} take more than the "
+                 f"{room:.3g} GB that a worker has"] = None  # fmt: skip
+        return None
+    seen.estimated.add((model.name, tier.offer.name))
+    if guess.delay > query.max_delay:
+        text = f"{place}: (5i) a query of {query.name} takes {guess.delay:.3g} s, and max_delay = {query.max_delay:g}"
+        left_out[text] = None
+    return guess
+
+
+def survey_site(answers: Sequence[tuple[str, Survey | None, Sequence[str]]]) -> tuple[dict[str, Survey], list[str]]:
+    """Surveys by tier, and a sentence for each tier that could not be asked."""
+    surveys = {name: survey for name, survey, _ in answers if survey is not None}
+    silent = [
+        f"tier {name} could not be asked, and its workers are taken from the site file: {' '.join(problems)}"
+        for name, survey, problems in answers
+        if survey is None
+    ]
+    return surveys, silent
