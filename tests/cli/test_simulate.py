@@ -7,7 +7,14 @@ import sys
 import pytest
 
 SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a10"\nworkers = 4\n[[tiers]]\nname = "titan"\nworkers = 2\n'
-WORKLOAD = "[[apps]]\nitems = 2000\nitem_seconds = {a10 = 0.2, titan = 0.4}\n[[contexts]]\nload_seconds = 15\n"
+WORKLOAD = """
+[[apps]]
+items = 2000
+item_seconds = {a10 = 0.2, titan = 0.4}
+call_seconds = 0.5
+[[contexts]]
+load_seconds = 15
+"""
 
 
 def command(*arguments, verb="simulate", **options):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.policies.batching.hazard import PRIOR_SECONDS, fit
+from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, fit
 
 SECONDS = st.lists(st.floats(0.0, 1e6), max_size=30)
 
@@ -18,7 +18,7 @@ def test_it_is_a_rate_that_never_rises_with_age(lifetimes, ages):
     rates = [found.at(age) for age in (0.0, 10.0, 1e3, 1e5)]
     assert all(0 < later <= sooner for sooner, later in itertools.pairwise(rates))
     total = PRIOR_SECONDS + sum(lifetimes) + sum(ages)
-    assert found.rate == pytest.approx((1 + len(lifetimes)) / total)
+    assert found.rate == pytest.approx((PRIOR_EVICTIONS + len(lifetimes)) / total)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.policies.batching import Opportunistic
-from ctxflow.policies.batching.hazard import PRIOR_SECONDS
-from ctxflow.policies.batching.opportunistic import _swing, best_seconds
+from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS
+from ctxflow.policies.batching.opportunistic import SWING, _long_turn, best_seconds
 
 
 def useful(seconds, cost, rate):
@@ -53,8 +53,9 @@ class Worker:
         return self.done
 
 
-def app(backlog=10**6, cost=0.5, batch_size=None):
-    return SimpleNamespace(id="a", context="c", backlog=backlog, call_seconds=cost, batch_size=batch_size)
+def app(backlog=10**6, cost=0.5, batch_size=None, error=0.0):
+    known = {"call_seconds": cost, "call_seconds_error": error}
+    return SimpleNamespace(id="a", context="c", backlog=backlog, batch_size=batch_size, **known)
 
 
 def view(workers, now=1000.0, the_app=None, attempts=(), tiers=None):
@@ -82,7 +83,7 @@ def test_the_first_batch_is_one_item_and_then_no_more_than_three_times_what_was_
 def test_a_new_worker_begins_with_what_is_known_of_its_model():
     known, alike, other = Worker("k", 0.1, 5000), Worker("n"), Worker("o", gpu_model="H100")
     policy, seen = Opportunistic(), view([known, alike, other])
-    full = best_seconds(0.5, 1 / (PRIOR_SECONDS + 3000.0)) / 0.1
+    full = best_seconds(0.5, PRIOR_EVICTIONS / (PRIOR_SECONDS + 3000.0)) / 0.1
     assert policy.size(seen, app(), alike) == pytest.approx(full / 3, abs=1)
     assert policy.size(seen, app(), other) == 1
     gone = view([alike], now=1100.0)
@@ -126,11 +127,28 @@ def test_the_apps_own_batch_size_is_a_ceiling_and_so_is_the_policys():
 
 def test_before_anything_was_evicted_an_hour_of_one_worker_counts_as_one_eviction():
     tier = SimpleNamespace(lifetimes=[100.0] * 36, eviction_rate=0.01)
-    for tiers, rate in (({}, 1 / PRIOR_SECONDS), ({"default": tier}, 37 / (PRIOR_SECONDS + 3600.0))):
+    before, after = PRIOR_EVICTIONS / PRIOR_SECONDS, (PRIOR_EVICTIONS + 36) / (PRIOR_SECONDS + 3600.0)
+    for tiers, rate in (({}, before), ({"default": tier}, after)):
         worker = Worker("w", 0.1, 100_000, joined=1000.0)
         seconds = 0.1 * Opportunistic().size(view([worker], tiers=tiers), app(), worker)
-        swing = _swing(100_000)
+        swing = 1 + SWING if _long_turn(100_000) else 1 - SWING
         assert seconds == pytest.approx(swing * best_seconds(0.5, rate), abs=0.1)
+
+
+def test_one_item_that_happened_to_be_short_leads_to_no_batch_of_hundreds():
+    kind = [Worker(f"w{n}", 5.0, 200) for n in range(4)]
+    lucky = Worker("lucky", 0.01, 1)
+    usual = max(Opportunistic().size(view([*kind, lucky]), app(), worker) for worker in kind)
+    assert Opportunistic().size(view([*kind, lucky]), app(), lucky) < 2 * usual, (
+        "by its own item it is 400 times as fast"
+    )
+
+
+def test_some_batches_are_long_enough_to_find_a_cost_that_was_missed():
+    done = next(number for number in range(1000, 2000) if _long_turn(number))
+    worker = Worker("w", 4.0, done)
+    assert Opportunistic().size(view([worker]), app(cost=0.001), worker) == 1
+    assert Opportunistic().size(view([worker]), app(cost=0.001, error=0.5), worker) > 5
 
 
 def test_who_has_lived_long_where_most_die_young_gets_longer_batches():

@@ -60,6 +60,23 @@ def test_a_workers_speed_is_measured_without_what_its_calls_cost():
     assert (worker.items_done("other"), worker.seconds_per_item("other")) == (0, None)
 
 
+def test_batches_of_one_are_no_trap_for_a_cost_that_was_missed():
+    drawn = random.Random(2)
+    bench = Bench(batching="opportunistic")
+    bench.app("verify", "model")
+    bench.submit("verify", 1000)
+    bench.join("w1")
+    run = run_of(bench.ready("w1", "model"))
+    bench.state.apps["verify"].call_cost.add_pair((1, 8.0), (3, 12.0), 4.0)
+    bench.state.apps["verify"].call_cost.total = -1.0  # Bad luck with items that spread by their mean.
+    items = 0
+    for _ in range(200):
+        bench.submit("verify", len(run.items))
+        items += len(run.items)
+        run = finish(bench, run, 0.6 + sum(drawn.expovariate(1 / 4) for _ in run.items), way=0.006)
+    assert items > 200 * 4, "with four items a call, its cost is a thirtieth of the time"
+
+
 def finish(bench, run, seconds, way):
     bench.now += seconds + way
     commands = bench.tell(ev.BatchFinished, run.worker, run.attempt, seconds)

@@ -23,6 +23,10 @@ PAPERS = {
     ),
     "gh-agh": ("ctxflow.simulator.gh_agh:reproduce", "which models on which GPUs, by a greedy heuristic"),
     "flextopo": ("ctxflow.simulator.flextopo:reproduce", "preemption that respects a machine's topology"),
+    "turboserve": (
+        "ctxflow.simulator.turboserve:reproduce",
+        "long-lived sessions: where they go, and on how many GPUs",
+    ),
 }
 """Where each paper's experiment is (a `ctxflow.simulator.figures.Experiment`), and what it is about."""
 

@@ -174,6 +174,10 @@ class AppView(Protocol):
         """Seconds of a call that do not grow with its items, its way to the worker and back included; measured."""
 
     @property
+    def call_seconds_error(self) -> float:
+        """The standard error of `call_seconds`."""
+
+    @property
     def waiting_since(self) -> float | None:
         """Since when something has been queued."""
 

@@ -84,6 +84,11 @@ class CallCost:
         return max(0.0, self.total / self.weight) if self.pairs >= 3 else 0.0
 
     @property
+    def error(self) -> float:
+        """The standard error of what a call does once, in seconds; 0 while all that a call takes is counted."""
+        return self.weight**-0.5 if self.pairs >= 3 else 0.0
+
+    @property
     def seconds(self) -> float | None:
         """The cost of a call, None before there was one.
 

@@ -239,6 +239,11 @@ class App:
         return self.call_cost.seconds
 
     @property
+    def call_seconds_error(self) -> float:
+        """How far off that may be."""
+        return self.call_cost.error
+
+    @property
     def max_delay(self) -> float | None:
         """The longest an item may take."""
         return self.spec.max_delay

@@ -80,7 +80,7 @@ class _Fit:
         used = {log.apps[app].spec["context"] for app in self.costs}
         driver, peers = _rates(self.transfers)
         contexts = [self._context(id, names[id], peers or driver) for id in log.contexts if id in used]
-        own = _names({app: log.apps[app].spec["name"] for app in self.costs})
+        own = _names({id: app.spec["name"] for id, app in log.apps.items() if id in self.costs})
         return Recorded(
             name=name,
             seconds=log.settled,

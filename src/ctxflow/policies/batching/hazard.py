@@ -15,8 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-PRIOR_SECONDS = 3600.0
-"""Before anything is known, a tier counts as having lost one worker in so many seconds of one worker's time."""
+PRIOR_EVICTIONS = 0.5
+"""What a tier counts as having lost before anything is known: Jeffreys' half an event, soon outweighed by what is."""
+
+PRIOR_SECONDS = 1800.0
+"""In so many seconds of one worker's time: one worker an hour."""
 
 CLEARLY = 3.0
 """Rates are taken to differ where that makes what was seen more likely by this logarithm: by chance, one time in a
@@ -46,7 +49,7 @@ class Hazard:
 
 
 def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
-    """The likeliest hazard; where it is constant, after one eviction more in `PRIOR_SECONDS` of one worker's time.
+    """The likeliest hazard; where it is constant, with `PRIOR_EVICTIONS` more in `PRIOR_SECONDS` of one worker's time.
 
     :param lifetimes: seconds that those lived that were evicted.
     :param ages: seconds that those who are there have lived.
@@ -57,7 +60,7 @@ def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
     ended = np.array(lifetimes, dtype=float)
     lived = np.concatenate([ended, np.array(ages, dtype=float)])
     count, total = len(ended), float(lived.sum())
-    rate = (1 + count) / (PRIOR_SECONDS + total)
+    rate = (PRIOR_EVICTIONS + count) / (PRIOR_SECONDS + total)
     best = Hazard(rate)
     if not count or not total:
         return best

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ctxflow.policies.batching.hazard import PRIOR_SECONDS, Hazard, fit
+from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, Hazard, fit
 from ctxflow.policies.protocols import AppView, AttemptView, TierView, View, WorkerView
 
 SHARE = 2.0
@@ -32,7 +32,8 @@ FIRST = 3.0
 SWING = 0.25
 """Batches are longer or shorter than the best by this share, by turns that follow no pattern: what a call costs can
 only be told from batches of different size (scheduler/pace.py), and near the best one size is about as good as
-another."""
+another. Long ones are at least as long as would be best if a call cost its standard error more: a cost that was
+found too small would otherwise lead to batches of one, which can never tell that it is not."""
 
 KIND_ITEMS = 10
 """A worker's speed is its own as soon as it has answered many more items than this; before, it is mostly that of its
@@ -143,8 +144,14 @@ class Opportunistic:
         left = app.backlog / max(known.speed, 1 / item_seconds)  # Seconds of work.
         cost = app.call_seconds or 0.0
         hazard = known.hazards.get(worker.tier)
-        best = best_seconds(cost, hazard.at(view.now - worker.joined)) if hazard is not None else 0.0
-        best *= _swing(own) if own else 1 / FIRST
+        rate = hazard.at(view.now - worker.joined) if hazard is not None else math.inf
+        best = best_seconds(cost, rate)
+        if not own:
+            best /= FIRST
+        elif _long_turn(own):
+            best = max(best * (1 + SWING), best_seconds(cost + app.call_seconds_error, rate))
+        else:
+            best *= 1 - SWING
         # A batch shorter than what its call costs could not save as much at the end.
         seconds = min(best, max(left / SHARE, cost))
         return max(1, min(ceiling, round(seconds / item_seconds)))
@@ -194,7 +201,7 @@ class Opportunistic:
             return found
         rate = tier.eviction_rate if tier is not None else None
         gone_seconds = len(lifetimes) / rate if rate else 0.0
-        return Hazard((1 + len(lifetimes)) / (PRIOR_SECONDS + gone_seconds + sum(ages)))
+        return Hazard((PRIOR_EVICTIONS + len(lifetimes)) / (PRIOR_SECONDS + gone_seconds + sum(ages)))
 
     # --- what is run twice
 
@@ -249,8 +256,8 @@ def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float
     return (own * seconds + KIND_ITEMS * kind.item_seconds) / (own + KIND_ITEMS)
 
 
-def _swing(done: int) -> float:
-    """Above or below 1, by the items that a worker has answered: the same whenever it is asked before its next
-    batch."""
+def _long_turn(done: int) -> bool:
+    """Whether it is the turn of a long batch, by the items that a worker has answered: the same whenever it is asked
+    before its next batch."""
     # Fibonacci hashing: the top bit of a product with 2**32 / the golden ratio.
-    return 1 + SWING if done * 2654435769 & 0x80000000 else 1 - SWING
+    return bool(done * 2654435769 & 0x80000000)

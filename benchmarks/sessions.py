@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Placing sessions and counting GPUs: how long a rebalancing takes, and what it saves on simulated traces.
+
+    benchmarks/sessions.py --json              40 rebalancings of each size, and all six traces (some minutes)
+    benchmarks/sessions.py --quick             4 rebalancings, and a small trace: to see that it runs
+
+Backs docs/scaling.md's figures. `rebalance_ms_N` is the time of one call of `rebalance` with N GPUs and 6 sessions a
+GPU on average, all of which are on random GPUs of the first three quarters, as after a scale-out by a third; each call
+has a placement of its own. The rest is simulated: `latency_vs_baselines` and `cost_vs_baselines` are means over traces
+and baselines in % (matched as docs/scaling.md says), `cost_vs_dp` is in % above the paper's dynamic program, and
+`cost_vs_unbeatable` above the one that no run with the same longest chunk can beat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import time
+from collections.abc import Sequence
+
+import common
+
+from ctxflow.policies.scaling.rebalancing import Costs, rebalance
+from ctxflow.simulator.turboserve import printed
+from ctxflow.simulator.turboserve.experiments import CURVES, compared
+from ctxflow.simulator.turboserve.reproduction import SMALL, headline
+from ctxflow.simulator.turboserve.traces import Statistics
+
+SIZES = (64, 256)
+EACH = 6
+
+
+def seconds(gpus: int, seed: int) -> float:
+    """What one rebalancing takes."""
+    chance = random.Random(f"{seed} {gpus}")
+    residents: dict[object, list[object]] = {gpu: [] for gpu in range(gpus)}
+    for session in range(EACH * gpus):
+        residents[chance.randrange(3 * gpus // 4)].append(session)
+    costs = Costs({session: chance.uniform(0.023, 0.03) for session in range(EACH * gpus)}, 0.01)
+    begun = time.perf_counter()
+    moves = rebalance(residents, CURVES["proportional"], costs)
+    taken = time.perf_counter() - begun
+    counts = {gpu: len(there) for gpu, there in residents.items()}
+    for move in moves:
+        counts[move.source] -= 1
+        counts[move.target] += 1
+    if max(counts.values()) != EACH:
+        raise SystemExit(f"rebalancing {gpus} GPUs leaves {max(counts.values())} sessions on one: {EACH} is the best")
+    return taken
+
+
+def simulated(traces: Sequence[Statistics]) -> dict[str, common.Figure]:
+    """What is saved, and what could be saved beyond that."""
+    found = {}
+    for number, wanted in enumerate(traces):
+        common.progress(f"sessions: trace {number + 1} of {len(traces)}")
+        found[wanted.name] = compared(wanted, 0)
+    figures = headline(found)
+    names = {
+        "latency_vs_baselines": "latency_saved",
+        "cost_vs_baselines": "cost_saved",
+        "cost_vs_dp": "above_dp",
+        "cost_vs_unbeatable": "above_unbeatable",
+    }
+    return {name: dataclasses.replace(figures[source], paper=None) for name, source in names.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Placing sessions and counting GPUs.")
+    parser.add_argument("--rounds", type=int, default=40, help="rebalancings of each size (40)")
+    parser.add_argument("--quick", action="store_true", help="4 rebalancings and a small trace: to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error("give 1 round or more")
+    rounds = 4 if given.quick else given.rounds
+    figures = {}
+    for gpus in SIZES:
+        samples = [1000 * seconds(gpus, number) for number in range(rounds)]
+        figures[f"rebalance_ms_{gpus}"] = common.figure(samples, "ms", "lower")
+    figures |= simulated((SMALL,) if given.quick else printed.TRACES)
+    common.report("sessions", figures, common.versions(("numpy",)), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""How many GPUs a load wants: TurboServe's autoscaling controller, as functions on numbers.
+
+What does not live here: the parameters that suit a workload (volatility.py, profiling.py), which GPUs go
+(consolidation.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+_TRIFLE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """What steers the controller.
+
+    :ivar utilization: rho*, the share of a GPU's capacity that is to be used.
+    :ivar tolerance: delta: the load may be so far from it before anything is done.
+    :ivar latency_weight: the lambda of (1). The rule for the target does not read it, as in the paper.
+    """
+
+    utilization: float = 0.8
+    tolerance: float = 0.1
+    latency_weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.utilization > 0:
+            raise ValueError("utilization is the share of a GPU to be used: give more than 0")
+        if not self.tolerance >= 0:
+            raise ValueError("tolerance is how far the load may be off: give 0 or more")
+
+
+def load(counts: Iterable[int], capacity: int) -> float:
+    """rho_e: the fullest GPU's sessions over the capacity K.
+
+    >>> load([3, 4, 1], 5)
+    0.8
+    """
+    return max(counts, default=0) / capacity
+
+
+def target_gpus(sessions: int, capacity: int, utilization: float, most: int, least: int = 1) -> int:
+    """m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
+
+    >>> target_gpus(38, 5, 0.6, most=16)
+    13
+    """
+    wish = math.ceil(sessions / (capacity * utilization) - _TRIFLE)
+    return max(least, min(most, wish))
+
+
+def anticipated(sessions: int, before: int, margin: float = 0.0) -> int:
+    """The sessions to expect a boot from now, if they go on growing as they did since a boot ago. Not the paper's.
+
+    A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
+    arrives until then: most where a small fleet grows quickly. Fewer are never expected than there are.
+
+    :param before: the sessions a boot ago.
+    :param margin: sessions that may come beyond that by chance.
+
+    >>> anticipated(40, 30), anticipated(30, 40), anticipated(30, 40, 2.5)
+    (50, 30, 33)
+    """
+    return math.ceil(sessions + max(0, sessions - before) + margin - _TRIFLE)
+
+
+def decide(
+    rho: float,
+    sessions: int,
+    gpus: int,
+    capacity: int,
+    parameters: Parameters,
+    most: int,
+    least: int = 1,
+) -> int:
+    """The GPUs to hold from now on, those that boot included.
+
+    More only if rho is over utilization + tolerance, fewer only if it is under utilization - tolerance; then as many
+    as `target_gpus` says.
+
+    :param rho: `load` after rebalancing, on the GPUs that are ready.
+    :param gpus: held now, those that boot included.
+
+    >>> decide(0.95, 19, 4, 5, Parameters(0.8), most=16), decide(0.85, 17, 4, 5, Parameters(0.8), most=16)
+    (5, 4)
+    """
+    wish = target_gpus(sessions, capacity, parameters.utilization, most, least)
+    if rho > parameters.utilization + parameters.tolerance + _TRIFLE:
+        return max(gpus, wish)
+    if rho < parameters.utilization - parameters.tolerance - _TRIFLE:
+        return min(gpus, wish)
+    return gpus
+
+
+def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:
+    """The wish, but none is given back sooner after asking for more than a boot takes: more is asked for at once.
+
+    :param since_out: seconds since more were last asked for.
+
+    >>> settled(3, 5, 20.0, 30.0), settled(3, 5, 30.0, 30.0), settled(7, 5, 0.0, 30.0)
+    (5, 3, 7)
+    """
+    return gpus if wish < gpus and since_out < boot_seconds else wish

@@ -1,0 +1,241 @@
+"""TurboServe's placement and autoscaling as functions on plain data, beside the exhaustive optimum and the theorems."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxflow.policies.scaling.assignment import assign, unplaced
+from ctxflow.policies.scaling.autoscaling import Parameters, decide, load, settled, target_gpus
+from ctxflow.policies.scaling.bounds import best_placement, cheapest_schedule
+from ctxflow.policies.scaling.consolidation import consolidate, spread
+from ctxflow.policies.scaling.latency import MigrationCost, PowerCurve, most_sessions
+from ctxflow.policies.scaling.profiling import Replayed, cheapest, levels, profile, tuned
+from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance, rebalance_groups
+from ctxflow.policies.scaling.volatility import PAPER, Levels
+
+LINEAR = PowerCurve(0.0, 1.0)
+counts = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+steps = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=24, max_size=24)
+
+
+def residents(numbers):
+    return {gpu: [(gpu, n) for n in range(number)] for gpu, number in enumerate(numbers)}
+
+
+def after(before, moves):
+    found = {gpu: list(sessions) for gpu, sessions in before.items()}
+    for move in moves:
+        found[move.source].remove(move.session)
+        found[move.target].append(move.session)
+    return found
+
+
+def everyone(placed):
+    return sorted(session for sessions in placed.values() for session in sessions)
+
+
+def longest(placed, curve, speeds=None):
+    return max(curve(len(each)) / (speeds or {}).get(gpu, 1.0) for gpu, each in placed.items())
+
+
+def curve_of(rises):
+    """A curve that has plateaus."""
+    return lambda n: sum(rises[:n]) + (1.0 if n else 0.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(counts.filter(lambda each: sum(each) <= 6), steps, st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=4))
+def test_rebalancing_reaches_the_exhaustive_optimum(numbers, rises, speeds):
+    before, curve = residents(numbers), curve_of(rises)
+    speed = dict(enumerate(speeds))
+    found = after(before, rebalance(before, curve, speeds=speed))
+    sessions = [session for each in before.values() for session in each]
+    assert longest(found, curve, speed) == best_placement(sessions, list(before), curve, speeds=speed)[0]
+
+
+@given(counts, st.integers(4, 6), steps)
+def test_rebalancing_keeps_sessions_and_capacity(numbers, capacity, rises):
+    before, curve = residents(numbers), curve_of(rises)
+    moves = rebalance(before, curve, capacity=capacity)
+    found = after(before, moves)
+    assert everyone(found) == everyone(before)
+    assert len({move.session for move in moves}) == len(moves)
+    assert max(map(len, found.values())) <= capacity
+    assert longest(found, curve) <= longest(before, curve)
+
+
+@given(counts, st.floats(0, 3), st.lists(st.floats(0, 1), min_size=16, max_size=16))
+def test_migration_cost_bounds_what_is_lost(numbers, weight, seconds):
+    before = residents(numbers)
+    sessions = [session for each in before.values() for session in each]
+    costs = Costs(dict(zip(sessions, seconds, strict=False)), weight)
+    found = after(before, rebalance(before, LINEAR, costs))
+    best = math.ceil(sum(numbers) / len(numbers))
+    assert longest(found, LINEAR) <= best + weight * max(seconds) + 1e-9
+
+
+def test_the_printed_rule_stalls_where_two_share_the_longest_chunk():
+    before = residents([3, 3, 0, 0])
+    assert rebalance(before, LINEAR, rule="printed") == []
+    assert longest(after(before, rebalance(before, LINEAR)), LINEAR) == 2
+    assert rebalance(residents([3, 1]), LINEAR, rule="printed") == [Move((0, 0), 0, 1)]
+    with pytest.raises(ValueError, match="plateau-aware or printed"):
+        rebalance(before, LINEAR, rule="none")
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+def test_the_printed_rule_ends_where_no_single_move_helps(numbers):
+    before = residents(numbers)
+    found = after(before, rebalance(before, LINEAR, rule="printed"))
+    top = longest(found, LINEAR)
+    sizes = sorted(map(len, found.values()))
+    assert sizes.count(top) > 1 or top - sizes[0] <= 1
+
+
+def test_cost_can_forbid_a_move_and_the_cheapest_session_goes():
+    before = {0: ["big", "small", "other"], 1: []}
+    seconds = {"big": 9.0, "small": 1.0, "other": 5.0}
+    assert [move.session for move in rebalance(before, LINEAR, Costs(seconds, 0.5))] == ["small"]
+    assert rebalance(before, LINEAR, Costs(seconds, 2.5)) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=10, max_size=40))
+def test_sub_groups_keep_to_themselves_and_are_close(numbers):
+    before = residents(numbers)
+    found = after(before, rebalance_groups(before, LINEAR, group_size=4, one_group=8))
+    assert longest(found, LINEAR) <= math.ceil(sum(numbers) / len(numbers)) + 3
+    assert longest(found, LINEAR) <= longest(before, LINEAR)
+
+
+@given(counts, st.integers(0, 12), st.integers(4, 6))
+def test_assignment_is_even_and_waits_only_where_all_is_full(numbers, new, capacity):
+    before = residents(numbers)
+    found = assign([("new", n) for n in range(new)], before, LINEAR, capacity)
+    room = capacity * len(before) - sum(numbers)
+    assert len(found.placed) == min(new, room) and len(found.placed) + len(found.waiting) == new
+    loads = [len(each) + sum(place == gpu for place in found.placed.values()) for gpu, each in before.items()]
+    assert max(loads) <= max(*numbers, min(loads) + 1)
+    assert unplaced(["x", *before.get(0, [])], before) == ["x"]
+
+
+def test_assignment_prefers_the_faster_gpu():
+    assert assign(["a", "b"], {0: [], 1: []}, LINEAR, speeds={1: 3.0}).placed == {"a": 1, "b": 1}
+
+
+@given(counts, st.integers(1, 4), st.integers(4, 6))
+def test_consolidation_empties_what_it_releases(numbers, keep, capacity):
+    before = residents(numbers)
+    found = consolidate(before, keep, LINEAR, capacity)
+    left = after(before, found.moves)
+    assert all(not left[gpu] for gpu in found.released)
+    staying = len(before) - len(found.released)
+    assert staying >= min(keep, len(before))
+    assert max(map(len, left.values())) <= capacity
+    if staying > keep:
+        assert sum(numbers) > capacity * (staying - 1), "one more could have been released"
+    with pytest.raises(ValueError, match="1 GPU or more"):
+        consolidate(before, 0, LINEAR)
+
+
+def test_spreading_uses_what_was_added():
+    found = after({**residents([4, 4]), 2: [], 3: []}, spread(residents([4, 4]), [2, 3], LINEAR))
+    assert [len(each) for each in found.values()] == [2, 2, 2, 2]
+
+
+def test_targets_are_table_10_s_oracle():
+    peaks = (38, 18, 8, 28, 58, 77, 13, 68, 23, 73)
+    rho = (0.60, 0.88, 0.95, 0.72, 0.55, 0.55, 0.92, 0.55, 0.80, 0.55)
+    found = [target_gpus(n, 5, each, most=16) for n, each in zip(peaks, rho, strict=True)]
+    assert found == [13, 5, 2, 8, 16, 16, 3, 16, 6, 16]
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 12), st.floats(0.1, 1.0), st.floats(0.0, 0.2))
+def test_hysteresis_moves_one_way_and_within_bounds(sessions, gpus, capacity, utilization, tolerance):
+    rho = load([math.ceil(sessions / gpus)], capacity)
+    wish = decide(rho, sessions, gpus, capacity, Parameters(utilization, tolerance), most=64)
+    if rho > utilization + tolerance + 1e-6:
+        assert wish >= gpus
+    elif rho < utilization - tolerance - 1e-6:
+        assert 1 <= wish <= gpus
+    if abs(rho - utilization) < tolerance:
+        assert wish == gpus
+
+
+def test_giving_back_waits_for_a_boot_and_asking_for_nothing():
+    assert settled(3, 5, 10.0, 30.0) == 5
+    assert settled(3, 5, 30.0, 30.0) == 3
+    assert settled(7, 5, 0.0, 30.0) == 7
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 5), st.floats(0, 300))
+def test_the_dynamic_program_is_the_optimum(needs, initial, boot):
+    """GPUs are alike: the k-th is kept over a gap, or booted anew, by itself."""
+    found = cheapest_schedule(needs, 60.0, boot, initial)
+    assert all(have >= need for have, need in zip(found.gpus, needs, strict=True))
+    best = 0.0
+    for k in range(1, max([initial, *needs]) + 1):
+        slots = [n for n, need in enumerate(needs) if need >= k]
+        best += 60.0 * len(slots)
+        last = -1 if k <= initial else None
+        for slot in slots:
+            best += boot if last is None else min(boot, 60.0 * (slot - last - 1))
+            last = slot
+    assert found.gpu_seconds == pytest.approx(best)
+    billed = sum(60.0 * have for have in found.gpus)
+    billed += sum(boot * max(0, b - a) for a, b in zip((initial, *found.gpus), found.gpus, strict=False))
+    assert billed == pytest.approx(found.gpu_seconds)
+
+
+def test_bounds_say_what_cannot_be():
+    with pytest.raises(ValueError, match="needs 3 GPUs, and there are 2"):
+        cheapest_schedule([1, 3], 60.0, 0.0, most=2)
+    with pytest.raises(ValueError, match="do not fit"):
+        best_placement("abc", [0], LINEAR, capacity=2)
+
+
+def test_profiling_takes_the_cheapest_that_is_valid():
+    candidates = [Parameters(rho) for rho in (0.25, 0.5, 0.8)]
+
+    def replay(burst, each):
+        return Replayed(1 / each.utilization, each.utilization * burst)
+
+    rows = profile([(3.0, 4.0), (1.0, 1.0), (2.0, 1.2), (9.0, 100.0)], candidates, replay, target=1.0)
+    assert [row.parameters.utilization for row in rows] == [0.8, 0.8, 0.25, 0.25]
+    assert [row.valid for row in rows] == [True, True, True, False]
+    table = levels(rows)
+    assert table.bounds == (2.5,) and table.at(2.4).utilization == 0.8 and table.at(2.6).utilization == 0.25
+    with pytest.raises(ValueError, match="one candidate or more"):
+        cheapest([], lambda each: Replayed(1, 1), 1.0)
+
+
+def test_the_oracle_knows_the_windows():
+    bursts = [1.0, 3.0, 1.5]
+    candidates = [Parameters(rho) for rho in (0.25, 0.5, 0.8)]
+
+    def replay(chosen):
+        rows = zip(bursts, chosen, strict=True)
+        return [Replayed(1 / each.utilization, burst * each.utilization) for burst, each in rows]
+
+    assert [each.utilization for each in tuned(3, candidates, replay, 0.8)] == [0.8, 0.25, 0.5]
+
+
+def test_levels_are_table_6_s():
+    volatilities = (0.86, 1.32, 1.92, 2.66, 3.15, 3.77, 4.39, 5.14, 5.51, 6.38)
+    found = [PAPER.at(each).utilization for each in volatilities]
+    assert found == [0.80, 0.80, 0.65, 0.65, 0.65, 0.50, 0.50, 0.50, 0.25, 0.25]
+    assert PAPER.scaled(0.5).at(0.0).utilization == 0.4
+    with pytest.raises(ValueError, match="ascending bounds"):
+        Levels((2.0, 1.0), (Parameters(),) * 3)
+
+
+def test_curves_and_costs():
+    curve = PowerCurve(0.0, 0.1336)
+    assert most_sessions(curve, 0.668) == 5 and most_sessions(curve, 0.1) == 0 and curve(0) == 0.0
+    assert MigrationCost(0.02, 1e9).seconds(1e7) == pytest.approx(0.03)
+    for wrong in (lambda: PowerCurve(-1.0, 1.0), lambda: Parameters(0.0), lambda: Parameters(0.5, -1.0)):
+        with pytest.raises(ValueError, match="give"):
+            wrong()
