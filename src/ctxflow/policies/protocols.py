@@ -298,6 +298,9 @@ class View(Protocol):
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier could run the app at all: they have the GPUs, and the plan allows it."""
 
+    def able(self, app: AppView, tier: TierView) -> bool:
+        """Whether workers of the tier have the GPUs that the app needs, whatever the plan."""
+
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
 
@@ -316,10 +319,13 @@ class Plan:
 
     :ivar tiers: context id -> tiers on which it may be loaded; a context not named may be anywhere.
     :ivar workers: tier -> (fewest, most) workers; a tier not named keeps the site's bounds.
+    :ivar holders: (context, tier) -> the most workers of the tier that hold the context; a pair not named may be held
+        by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
     """
 
     tiers: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
 
     def permits(self, context: str, tier: str) -> bool:
         """Whether the context may be loaded on that tier."""

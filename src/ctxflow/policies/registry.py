@@ -25,7 +25,10 @@ _OWN = {
         "fixed": "ctxflow.policies.batching:Fixed",
         "opportunistic": "ctxflow.policies.batching:Opportunistic",
     },
-    "placement": {"everywhere": "ctxflow.policies.placement:Everywhere"},
+    "placement": {
+        "agh": "ctxflow.policies.placement.live:AdaptivePlacement",
+        "everywhere": "ctxflow.policies.placement:Everywhere",
+    },
     "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
     "scaling": {
         "fixed": "ctxflow.policies.scaling:FixedWorkers",

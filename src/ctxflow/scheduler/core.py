@@ -237,13 +237,13 @@ class Scheduler:
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
-        self._plan()
+        self._plan(out)
         self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
             self.state.contexts[event.context.id] = ContextState(event.context)
-            self._plan()
+            self._plan(out)
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
@@ -282,7 +282,7 @@ class Scheduler:
         state.counters.joined += 1
         tiers.joined(state, worker)
         state.update_free(worker)
-        self._plan()
+        self._plan(out)
         self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
@@ -412,9 +412,10 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
-        self._plan()
+        self._plan(out)
         self._scale(out)
 
-    def _plan(self) -> None:
+    def _plan(self, out: list[Command]) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""
         self.state.plan = self.state.policies.placement.plan(self.state)
+        residency.follow(self.state, out)

@@ -29,7 +29,7 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded on a worker that does not hold it."""
     context = state.contexts[app.context]
-    if app.unclaimed <= 0 or not _able(state, worker, context.spec):
+    if app.unclaimed <= 0 or not _able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     if worker.id not in context.suspects:
         return True
@@ -64,6 +64,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool
     worker.contexts[context.spec.id] = OnWorker(context.spec.id, first, state.now, state.now, claim=claim)
     worker.loading += 1
     context.holders += 1
+    context.on_tier[worker.tier] += 1
     context.loads += 1
     state.counters.loads += 1
     out.append(step(worker.id, context.spec.id))
@@ -150,6 +151,7 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
         return False
     _end_load(state, worker, held)
     state.contexts[context].holders -= 1
+    state.contexts[context].on_tier[worker.tier] -= 1
     state.update_free(worker)
     return True
 
@@ -163,8 +165,32 @@ def _unload(state: RunState, worker: Worker, context: str, out: list[Command]) -
 def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
     """A call on a context has ended; one that was built for that call alone ends with it."""
     held = worker.contexts.get(context)
-    if held is not None and held.state == "spent":
+    if held is not None and (
+        held.state == "spent" or (context in _idle(worker) and _unplanned(state, worker, context))
+    ):
         _unload(state, worker, context, out)
+
+
+def follow(state: RunState, out: list[Command]) -> None:
+    """Unload what the plan does not want where it is, of contexts that run nothing; of others, when their call ends."""
+    if not state.plan.tiers and not state.plan.holders:
+        return
+    for worker in state.workers.values():
+        for context in _idle(worker):
+            if _unplanned(state, worker, context):
+                _unload(state, worker, context, out)
+
+
+def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
+    most = state.plan.holders.get((context, worker.tier))
+    many = most is not None and state.contexts[context].on_tier[worker.tier] > most
+    return many or not state.plan.permits(context, worker.tier)
+
+
+def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
+    """Whether as many workers of the tier hold the context as the plan wants."""
+    most = state.plan.holders.get((context.spec.id, worker.tier))
+    return most is not None and context.on_tier[worker.tier] >= most
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:

@@ -77,8 +77,11 @@ class RunState:
 
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""
-        spec = self.contexts[app.context].spec
-        return spec.gpus <= self.tiers[tier.name].spec.gpus and self.plan.permits(spec.id, tier.name)
+        return self.able(app, tier) and self.plan.permits(app.context, tier.name)
+
+    def able(self, app: AppView, tier: TierView) -> bool:
+        """Whether workers of the tier have the GPUs that the app needs."""
+        return self.contexts[app.context].spec.gpus <= self.tiers[tier.name].spec.gpus
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.

@@ -263,6 +263,7 @@ class ContextState:
     memory: int | None = None
     gpu_memory: int | None = None
     holders: int = 0
+    on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
     loads: int = 0
     # Worker -> failures there; forgotten when the worker is lost or the context builds there.
     suspects: dict[str, int] = dataclasses.field(default_factory=dict)

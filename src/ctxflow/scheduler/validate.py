@@ -70,8 +70,11 @@ def _check_contexts(state: RunState) -> None:
         levels = {state.contexts[context].spec.level for context in worker.staged}
         assert levels <= {PARTIAL}, f"{worker.id} is thought to keep files that it does not"
     held = Counter(context for worker in state.workers.values() for context in worker.contexts)
+    tiers = Counter((context, worker.tier) for worker in state.workers.values() for context in worker.contexts)
     for context in state.contexts.values():
         assert context.holders == held[context.spec.id], f"{context.spec.id}: holders are miscounted"
+        by_tier = {tier: count for (name, tier), count in tiers.items() if name == context.spec.id}
+        assert +context.on_tier == by_tier, f"{context.spec.id}: holders are miscounted by tier"
         assert context.suspects.keys() <= state.workers.keys(), f"{context.spec.id}: a lost worker is suspect"
 
 

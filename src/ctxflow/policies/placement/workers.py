@@ -1,8 +1,8 @@
 """Whole workers as the GPUs of a placement problem.
 
 The problem has one deployment of a model on a tier, of so many GPUs that serve each query together; ctxflow has as
-many workers as it likes, each of which serves by itself. So each tier of a site is divided here into blocks of 1, 1, 2,
-4, ... workers, each of which is a tier of the problem with one "GPU": one model has it, or none. That keeps memory
+many workers as it likes, each of which serves by itself. So each tier of a site is divided here into blocks of 1, 2, 4,
+... workers, each of which is a tier of the problem with one "GPU": one model has it, or none. That keeps memory
 exact (a worker holds the whole model), and any number of workers of a tier is a sum of a few blocks.
 
 What lives here: blocks, the problem made from seconds by query type, model and tier, and workers counted in an answer.
@@ -57,13 +57,13 @@ def blocks(workers: int) -> list[int]:
     """Sizes that sum up to the workers, and to any smaller number.
 
     >>> blocks(8), blocks(5), blocks(0)
-    ([1, 1, 2, 4], [1, 1, 1, 2], [])
+    ([1, 1, 2, 4], [1, 2, 2], [])
     """
     sizes: list[int] = []
     while workers > 0:
-        sizes.append(max(1, workers // 2))
+        sizes.append(min(2 ** len(sizes), workers))
         workers -= sizes[-1]
-    return sizes[::-1]
+    return sorted(sizes)
 
 
 def block_owners(offers: Sequence[Offer]) -> list[tuple[int, int]]:
