@@ -166,7 +166,7 @@ def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> N
     """A call on a context has ended; one that was built for that call alone ends with it."""
     held = worker.contexts.get(context)
     if held is not None and (
-        held.state == "spent" or (context in _idle(worker) and _unplanned(state, worker, context))
+        held.state == "spent" or (_unplanned(state, worker, context) and context in _idle(worker))
     ):
         _unload(state, worker, context, out)
 
