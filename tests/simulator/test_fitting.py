@@ -153,6 +153,12 @@ def test_apps_that_are_called_alike_are_kept_apart():
     assert play(recorded_scenario(found)).done == 500
 
 
+def test_contexts_that_load_in_no_time_have_no_spread():
+    lines, _ = recorded(site(), {"apps": [{"items": 200}], "contexts": [{"name": "llm", "load_seconds": 0}]})
+    [context] = [each for each in fit(lines).contexts if each.name == "llm"]
+    assert (context.load_spread, context.load_seconds["a10"]) == (0.0, 0.0)
+
+
 def test_files_that_were_sent_give_sizes_and_speeds():
     context = {"name": "llm", "load_seconds": 1, "files_gb": 1.0, "unpack_seconds": 3.0}
     workload = {"apps": [{"items": 500}], "contexts": [context], "links": {"driver": 8, "peers": 8}}

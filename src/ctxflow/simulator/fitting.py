@@ -206,7 +206,7 @@ class _Fit:
     def _context(self, id: str, name: str, rate: float | None) -> FittedContext:
         spec = self.log.contexts[id]
         loads = [seconds for (context, _), seconds in self.log.loads.items() if context == id and len(seconds) > 1]
-        shares = [s / statistics.fmean(each) for each in loads for s in each]
+        shares = [s / statistics.fmean(each) for each in loads if any(each) for s in each]
         files = self.transfers.files.values() if self.transfers is not None else ()
         size = float(sum(file.bytes or 0 for file in files if file.context and file.context in (id, spec["name"])))
         stages = self.log.stages.get(id, [])
