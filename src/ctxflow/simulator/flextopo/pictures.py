@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.errors import CtxflowError
-from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
+from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow.policies.preemption.cluster import Node
+from ctxflow.simulator.drawing import write_pictures
 from ctxflow.simulator.flextopo.experiments import Tallies, crossing
 from ctxflow.simulator.flextopo.workloads import WORKLOADS
 
@@ -27,20 +27,16 @@ def draw_all(
 
     :raises CtxflowError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        for name, picture in (
-            ("figure8", _snapshots(Figure, snapshots)),
-            ("figure9", _scaling(Figure, histories)),
-            ("figure10", _sourcing(Figure, by_workload)),
-            ("figure11", _latencies(Figure, latencies)),
-        ):
-            picture.savefig(folder / f"flextopo-{name}.png", dpi=150)
+    write_pictures(
+        folder,
+        "flextopo",
+        {
+            "figure8": lambda figure_class: _snapshots(figure_class, snapshots),
+            "figure9": lambda figure_class: _scaling(figure_class, histories),
+            "figure10": lambda figure_class: _sourcing(figure_class, by_workload),
+            "figure11": lambda figure_class: _latencies(figure_class, latencies),
+        },
+    )
 
 
 def _snapshots(figure_class: Any, snapshots: Mapping[str, Sequence[Node]]) -> Any:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ctxflow.errors import CtxflowError
-from ctxflow.observe.style import COLOURS, GREY, PALE, STYLE, WIDTH
+from ctxflow.observe.style import COLOURS, GREY, PALE, WIDTH
+from ctxflow.simulator.drawing import write_pictures
 from ctxflow.simulator.gh_agh.day import VOLATILITIES
 from ctxflow.simulator.gh_agh.printed import ROLLING, RUNTIMES
 
@@ -45,20 +45,16 @@ def draw_all(folder: Path, results: Results) -> None:
 
     :raises CtxflowError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        for name, picture in (
-            ("figure2abc", _stress(Figure, results.stressed)),
-            ("figure2def", _grids(Figure, results.grids)),
-            ("table4", _days(Figure, results.days)),
-            ("table5", _times(Figure, results.times)),
-        ):
-            picture.savefig(folder / f"gh-agh-{name}.png", dpi=150)
+    write_pictures(
+        folder,
+        "gh-agh",
+        {
+            "figure2abc": lambda figure_class: _stress(figure_class, results.stressed),
+            "figure2def": lambda figure_class: _grids(figure_class, results.grids),
+            "table4": lambda figure_class: _days(figure_class, results.days),
+            "table5": lambda figure_class: _times(figure_class, results.times),
+        },
+    )
 
 
 def _stress(figure_class: Any, rows: Sequence[Mapping[str, Any]]) -> Any:

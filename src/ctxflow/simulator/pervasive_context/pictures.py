@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.errors import CtxflowError
-from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
+from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, WIDTH
+from ctxflow.simulator.drawing import write_pictures
 from ctxflow.simulator.pervasive_context.reproduction import Run
 from ctxflow.simulator.pervasive_context.tasks import TABLE_2
 
@@ -26,20 +26,16 @@ def draw_all(folder: Path, runs: Mapping[str, Run]) -> None:
 
     :raises CtxflowError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        for name, picture in (
-            ("figure4", _experiments(Figure, list(runs.values()))),
-            ("figure5", _histograms(Figure, runs)),
-            ("figure6", _busy(Figure, runs)),
-            ("figure7", _unrestricted(Figure, runs)),
-        ):
-            picture.savefig(folder / f"pervasive-context-{name}.png", dpi=150)
+    write_pictures(
+        folder,
+        "pervasive-context",
+        {
+            "figure4": lambda figure_class: _experiments(figure_class, list(runs.values())),
+            "figure5": lambda figure_class: _histograms(figure_class, runs),
+            "figure6": lambda figure_class: _busy(figure_class, runs),
+            "figure7": lambda figure_class: _unrestricted(figure_class, runs),
+        },
+    )
 
 
 def _experiments(figure_class: Any, runs: Sequence[Run]) -> Any:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ctxflow.errors import CtxflowError
-from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
+from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, WIDTH
+from ctxflow.simulator.drawing import write_pictures
 from ctxflow.simulator.turboserve import printed
 from ctxflow.simulator.turboserve.traces import generate
 
@@ -23,20 +23,16 @@ def draw_all(folder: Path, results: Results) -> None:
 
     :raises CtxflowError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        for name, picture in (
-            ("figure4", _study(Figure, results)),
-            ("figure7", _compared(Figure, results)),
-            ("figure8", _without(Figure, results)),
-            ("gpus", _gpus(Figure, results)),
-        ):
-            picture.savefig(folder / f"turboserve-{name}.png", dpi=150)
+    write_pictures(
+        folder,
+        "turboserve",
+        {
+            "figure4": lambda figure_class: _study(figure_class, results),
+            "figure7": lambda figure_class: _compared(figure_class, results),
+            "figure8": lambda figure_class: _without(figure_class, results),
+            "gpus": lambda figure_class: _gpus(figure_class, results),
+        },
+    )
 
 
 def _bars(plot: Any, groups: list[str], bars: dict[str, list[float]], label: str) -> None:

@@ -1,0 +1,30 @@
+"""Writing a paper's figures, as drawn from our own runs, to files.
+
+What does not live here: what is drawn (each paper's pictures.py), and the style (ctxflow.observe.style).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ctxflow.errors import CtxflowError
+from ctxflow.observe.style import STYLE
+
+
+def write_pictures(folder: Path, paper: str, pictures: Mapping[str, Callable[[Any], Any]]) -> None:
+    """Draw pictures, and write them as PAPER-NAME.png.
+
+    :param pictures: name -> what draws it, given matplotlib's class of figures.
+    :raises CtxflowError: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        for name, draw in pictures.items():
+            draw(Figure).savefig(folder / f"{paper}-{name}.png", dpi=150)
