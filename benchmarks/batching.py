@@ -35,7 +35,6 @@ import spot_traces
 from common import Figure, figure, progress, report, versions
 
 from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
-from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Outcome, Part, Simulation, TreeStaging, Workload, pools
 from ctxflow.simulator.pervasive_context import DIRECT, POOL_FLUID_SECONDS, Settings
@@ -85,13 +84,7 @@ def random_pool(number: int) -> Pool:
 
 def play(pool: Pool, batching: object, seed: int, until: float) -> Outcome:
     """One run on a pool."""
-    policies = Policies(
-        make("routing", "context-affinity"),
-        make("batching", batching),
-        make("placement", "everywhere"),
-        make("preemption", "none"),
-        make("scaling", "fixed"),
-    )
+    policies = Policies.chosen({"batching": batching})
     files = {"context": [Part("model", pool.staging["size"], "shared", unpacking=pool.staging["unpacking"])]}
     staging = TreeStaging(files, {"shared": Origin(10.5e9, 1.25e9)})
     engine = SimulatedEngine(pool.machines, pool.times, staging, seed)

@@ -29,7 +29,6 @@ from typing import Any
 from common import figure, progress, ratio, report, versions
 
 from ctxflow.executors.simulated import SimulatedEngine
-from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, TreeStaging, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
@@ -54,13 +53,7 @@ def run(items: int, workers: int, batching: str, seed: int) -> dict[str, float]:
     )
     staging = TreeStaging({"context": [Part("model", 3.7e9, "fs", unpacking=5.0)]}, {"fs": Origin(10.5e9, 1.25e9)})
     engine = SimulatedEngine(machines, times, staging, seed)
-    policies = Policies(
-        make("routing", "context-affinity"),
-        make("batching", BATCHINGS[batching]),
-        make("placement", "everywhere"),
-        make("preemption", "none"),
-        make("scaling", "fixed"),
-    )
+    policies = Policies.chosen({"batching": BATCHINGS[batching]})
     simulation = Simulation(engine, policies, Workload.of(items, files=True), tiers_of(machines), seed=seed)
     begun, begun_cpu = time.perf_counter(), time.process_time()
     outcome = simulation.run()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.executors.simulated import Machine, SimulatedEngine
-from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, commands, events
 from ctxflow.simulator import Outcome, Simulation, TreeStaging, Workload, pools
 from ctxflow.simulator.pervasive_context.settings import (
@@ -91,13 +90,7 @@ class Trace:
         settings = Settings("spot")
         staging = TreeStaging({"context": settings.files}, ORIGINS, PEER_BANDWIDTH, FAN_OUT)
         engine = SimulatedEngine(machines, settings.times, staging)
-        policies = Policies(
-            make("routing", "context-affinity"),
-            make("batching", batching),
-            make("placement", "everywhere"),
-            make("preemption", "none"),
-            make("scaling", "fixed"),
-        )
+        policies = Policies.chosen({"batching": batching})
         workload = dataclasses.replace(Workload.of(1, files=True), arrivals=arrivals)
         return Simulation(engine, policies, workload, tiers_of(machines), tick=tick, **more)
 

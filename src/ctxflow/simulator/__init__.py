@@ -10,7 +10,7 @@
 - `building.py`, `result.py`, `studies.py`: a scenario simulated, once and many times.
 
 The papers' experiments are in a folder each. One for `ctxflow reproduce` is a function that takes a `Request` and gives
-figures (`figures.py`).
+figures (`figures.py`), and pictures (`drawing.py`).
 """
 
 from ctxflow.simulator.bounds import fluid_seconds

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from ctxflow.executors.simulated import SimulatedEngine
-from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies
 from ctxflow.simulator.pervasive_context.settings import EXPERIMENTS, FAN_OUT, ORIGINS, PEER_BANDWIDTH, Settings
 from ctxflow.simulator.simulation import Listener, Outcome, Simulation, Workload, tiers_of
@@ -53,13 +52,7 @@ def play(settings: Settings, seed: int = 0, listener: Listener | None = None) ->
     machines = settings.machines()
     staging = TreeStaging({"context": settings.files}, ORIGINS, PEER_BANDWIDTH, FAN_OUT)
     engine = SimulatedEngine(machines, settings.times, staging, seed)
-    policies = Policies(
-        make("routing", "context-affinity"),
-        make("batching", settings.batching),
-        make("placement", "everywhere"),
-        make("preemption", "none"),
-        make("scaling", "fixed"),
-    )
+    policies = Policies.chosen({"batching": settings.batching})
     workload = Workload.of(settings.items, files=bool(settings.files), level=settings.level)
     return Simulation(engine, policies, workload, tiers_of(machines), tick=5.0, listener=listener).run(settings.until)
 
