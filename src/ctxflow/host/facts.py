@@ -52,6 +52,7 @@ def facts(worker: int, cores: int, cache: str) -> Head:
         "transfer": {"cache": cache, "device": place, "port": _transfer_port(worker)},
         "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
         "tier": os.environ.get("CTXFLOW_TIER"),
+        "region": os.environ.get("CTXFLOW_REGION"),
         "environment_job": os.environ.get("CTXFLOW_JOB"),
         "problem": problem,
     }

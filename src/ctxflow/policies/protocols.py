@@ -245,6 +245,14 @@ class RegionView(Protocol):
     def power_price(self) -> float | None:
         """Dollars per kWh."""
 
+    @property
+    def tiers(self) -> Sequence[str]:
+        """The tiers whose workers are in it, as far as the site's tiers say it."""
+
+    @property
+    def home(self) -> bool:
+        """Whether items and staged files come from there."""
+
 
 class View(Protocol):
     """What a policy may know of the run, read-only."""

@@ -55,6 +55,7 @@ class Scheduler:
     ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
+            ev.RegionOffered: self._region_offered,
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
             ev.AppDeclared: self._app_declared,
@@ -234,6 +235,9 @@ class Scheduler:
                 self._give(worker.id, min(apps, key=urgency).id, out)
 
     # --- declarations
+
+    def _region_offered(self, event: ev.RegionOffered, out: list[Command]) -> None:
+        self.state.regions[event.region.name] = event.region
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)

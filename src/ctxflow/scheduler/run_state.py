@@ -40,7 +40,7 @@ class RunState:
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
         self.tiers: dict[str, Tier] = {}
-        self.regions: Mapping[str, RegionView] = {}
+        self.regions: dict[str, RegionView] = {}
         self.forecast: Mapping[str, float] | None = None
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.

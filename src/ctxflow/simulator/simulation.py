@@ -106,11 +106,13 @@ class Simulation:
         start_when: float = 0.0,
         tick: float = 1.0,
         listener: Listener | None = None,
+        regions: Iterable[ev.RegionSpec] = (),
     ) -> None:
         self.scheduler = Scheduler(policies, limits, seed, start_when)
         self.engine = engine
         self._workload = workload
         self._tiers = list(tiers)
+        self._regions = list(regions)
         self._tick = tick
         self._listener = listener
         self._arrivals = list(workload.arrivals)
@@ -156,6 +158,8 @@ class Simulation:
         return self._outcome()
 
     def _declare(self) -> None:
+        for region in self._regions:
+            self._feed(ev.RegionOffered(0.0, region))
         for tier in self._tiers:
             self._feed(ev.TierOffered(0.0, tier))
         for context in self._workload.contexts:
