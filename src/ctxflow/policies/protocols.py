@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class ContextOnWorkerView(Protocol):
@@ -128,6 +128,9 @@ class WorkerView(Protocol):
 
     def load_seconds(self, context: str) -> float | None:
         """Measured on this worker for this context."""
+
+    def stage_seconds(self, context: str) -> float | None:
+        """How long its files took to come to this worker, measured."""
 
 
 class AppView(Protocol):
@@ -312,6 +315,9 @@ class View(Protocol):
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
 
+    def free_holders(self, context: str) -> Iterable[WorkerView]:
+        """The free workers that hold the context ready, found without a look at all the others."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assignment:
@@ -345,6 +351,19 @@ class RoutingPolicy(Protocol):
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; called with at least one free worker and one app with a backlog."""
+
+
+@runtime_checkable
+class WarmingPolicy(Protocol):
+    """A routing policy that also has idle workers load contexts ahead of demand."""
+
+    def warm(self, view: View) -> Iterable[Assignment]:
+        """Workers that load an app's context now, without work for it; asked on ticks, while workers are free.
+
+        Taken one by one, so that what an assignment led to can be seen in the view before the next; one that is not
+        possible has no effect. Such a load claims no items, and what it loads is unloaded like any idle context when
+        another needs the room.
+        """
 
 
 class BatchingPolicy(Protocol):

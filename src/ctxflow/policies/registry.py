@@ -20,6 +20,9 @@ _OWN = {
         "context-affinity": "ctxflow.policies.routing:ContextAffinity",
         "least-loaded": "ctxflow.policies.routing:LeastLoaded",
         "round-robin": "ctxflow.policies.routing:RoundRobin",
+        "sdib": "ctxflow.policies.routing.reactive:Sdib",
+        "skylb": "ctxflow.policies.routing.reactive:SkyLB",
+        "torta": "ctxflow.policies.routing.torta:Torta",
     },
     "batching": {
         "fixed": "ctxflow.policies.batching:Fixed",

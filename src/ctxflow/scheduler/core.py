@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, residency, tiers
+from ctxflow.scheduler import items, pace, residency, tiers, warming
 from ctxflow.scheduler.commands import Abandon, Command, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
@@ -93,6 +93,8 @@ class Scheduler:
             self._serve(out)
         elif state.free and state.attempts:
             self._duplicate(event, out)
+        if type(event) is ev.Tick and state.free:
+            warming.warm(state, out)
         return out
 
     def validate(self) -> None:
@@ -416,6 +418,7 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
+        self.state.arrivals.note(self.state.now, self.state.apps.values())
         self._plan(out)
         self._scale(out)
 

@@ -125,6 +125,7 @@ class Worker:
     draining: bool = False
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
     staged: set[str] = dataclasses.field(default_factory=set)
 
@@ -190,6 +191,10 @@ class Worker:
     def load_seconds(self, context: str) -> float | None:
         """The last load's."""
         return self.context_seconds.get(context)
+
+    def stage_seconds(self, context: str) -> float | None:
+        """The last staging's."""
+        return self.staging_seconds.get(context)
 
 
 @dataclasses.dataclass(slots=True)

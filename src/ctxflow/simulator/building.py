@@ -82,9 +82,10 @@ def _as_recorded(site: Site, tier: Tier, places: Sequence[Place], paces: dict[st
             name = f"{stay.worker}{'+' * copy}"
             paces[name] = stay.pace
             host = f"{stay.host}{'+' * copy}"
+            region = region_of(site.regions, site.home, tier.spec.name, host)
             model = stay.gpu_model or tier.gpu_model
             yield Machine(
-                name, model, tier.spec.name, region_of(site.regions, site.home, tier.spec.name, host), host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
+                name, model, tier.spec.name, region, host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
                 pools.during(stay.joined, stay.until),
             )  # fmt: skip
 
