@@ -49,7 +49,7 @@ class FakeWorker:
 
 class Pool(RuleBasedStateMachine):
     @initialize(
-        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin"]),
+        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin", "skylb", "sdib"]),
         size=st.integers(1, 7),
         seed=st.integers(0, 9),
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
@@ -58,7 +58,7 @@ class Pool(RuleBasedStateMachine):
     def begin(self, routing, size, seed, start_when, scaling):
         self.now = 0.0
         policies = Policies(
-            make("routing", routing),
+            self.routing(routing),
             Duplicating(size),
             make("placement", "everywhere"),
             make("preemption", "none"),
@@ -76,6 +76,8 @@ class Pool(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.next_item = 0
         self.stale: list[ev.Event] = []
+        for region in ("default", "north"):
+            self.tell(ev.RegionOffered, ev.RegionSpec(region, {"south": 0.1}, power_price=0.1, home=region == "north"))
         self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8, gpus=1))
         for context in CONTEXTS:
             gpus, files = (1 if context == "large" else 0), context in FILES
@@ -86,6 +88,9 @@ class Pool(RuleBasedStateMachine):
             for priority in (0, 1):
                 app = ev.AppSpec(f"{context}/{priority}", context, context, priority=priority, batch=context != "")
                 self.tell(ev.AppDeclared, app)
+
+    def routing(self, name):
+        return make("routing", name)
 
     # --- the two sides
 
@@ -164,12 +169,12 @@ class Pool(RuleBasedStateMachine):
         self.tell(ev.ItemsSubmitted, f"{context}/{priority}", items)
 
     @precondition(lambda self: len(self.workers) < 8)
-    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1))
-    def join(self, slots, gpus):
+    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1), region=st.sampled_from(["default", "north"]))
+    def join(self, slots, gpus, region):
         self.spawned += 1
         name = f"w{self.spawned}"
         self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0)
-        self.tell(ev.WorkerJoined, ev.WorkerSpec(name, slots=slots, gpus=gpus, memory=100))
+        self.tell(ev.WorkerJoined, ev.WorkerSpec(name, slots=slots, gpus=gpus, memory=100, region=region))
 
     def pick(self, data, names):
         return data.draw(st.sampled_from(sorted(names)))
