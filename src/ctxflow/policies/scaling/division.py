@@ -30,9 +30,7 @@ def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int
     _serve(left, groups, tiers, there_anyway)
     spare = {tier.name: float(tier.connected - tier.kept) for tier in tiers}
     used = _serve(left, groups, tiers, spare)
-    return {
-        tier.name: tier.bounded(used[tier.name] + sum(left[g] for g in groups if tier.name in g)) for tier in tiers
-    }
+    return {tier.name: tier.bounded(used[tier.name] + sum(left[g] for g in groups if tier.name in g)) for tier in tiers}
 
 
 class _Tier:
