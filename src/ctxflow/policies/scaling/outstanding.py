@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ctxflow.policies.protocols import AppView, View, WorkerView
+from ctxflow.policies.protocols import AppView, View
 
 
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
@@ -15,17 +15,18 @@ def outstanding(view: View, batch_size: int) -> dict[str, int]:
 
     :param batch_size: items of a call of an app that states none, while no worker is there to size one for.
     """
-    first = next(iter(view.workers.values()), None)
-    calls = {app.id: _queued(view, app, first, batch_size) for app in view.apps.values()}
+    calls = {
+        app.id: math.ceil(app.backlog / _items_of_call(view, app, batch_size)) if app.backlog else 0
+        for app in view.apps.values()
+    }
     for attempt in view.attempts.values():
         calls[attempt.app] += 1
     return calls
 
 
-def _queued(view: View, app: AppView, worker: WorkerView | None, batch_size: int) -> int:
-    if not app.backlog:
-        return 0
-    size = app.batch_size or batch_size
-    if worker is not None:
-        size = view.batch_size(app, worker) or app.backlog  # 0: it waits to become one batch.
-    return math.ceil(app.backlog / size)
+def _items_of_call(view: View, app: AppView, batch_size: int) -> int:
+    """The items of a batch that an app would get now, on the worker that is connected longest."""
+    first = next(iter(view.workers.values()), None)
+    if first is None:
+        return app.batch_size or batch_size
+    return view.batch_size(app, first) or max(1, app.backlog)  # 0: it waits to become one batch.
