@@ -1,4 +1,4 @@
-"""The routing policy `torta` through random joins, losses and failures: valid assignments only, and an end to every run.
+"""The routing policy `torta` through random joins, losses and failures: only valid assignments, and every run ends.
 
 The machine is test_stateful.py's; that no worker idles while work waits is not true of `torta`, which may wait for a
 context or a region, and so is not asked.
