@@ -28,7 +28,8 @@ from typing import Any
 
 from common import figure, progress, ratio, report, versions
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
+from ctxflow.executors.simulated.machines import always
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -71,7 +72,7 @@ def case(name: str, seed: int) -> tuple[Arrivals, list[Machine], int]:
     return sorted([*streams[0], *streams[1]]), pool(20 - far) + pool(far, region="far"), 2
 
 
-def pool(count: int, available: Any = pools.during(0.0), region: str = "campus") -> list[Machine]:
+def pool(count: int, available: Availability = always, region: str = "campus") -> list[Machine]:
     """Half of the workers of either GPU, each with room for one context."""
     return [
         Machine(f"{region}{n}", ("a10", "titan")[n % 2], region, region, gpu_memory=10, available=available)
@@ -93,7 +94,7 @@ def run(routing: str, name: str, seed: int) -> dict[str, float]:
     workload = Workload(specs, [ev.AppSpec(a, a, c) for a, c in zip(apps, contexts, strict=True)], arrivals)
     came: dict[int, float] = {}
     took: list[float] = []
-    where = {region: 0 for region in ("campus", "far")}
+    where = dict.fromkeys(("campus", "far"), 0)
     placed: dict[int, str] = {}
 
     def listen(event: ev.Event, commands: Sequence[cmd.Command]) -> None:
@@ -108,9 +109,7 @@ def run(routing: str, name: str, seed: int) -> dict[str, float]:
 
     regions = REGIONS if name == "regions" else []
     policies = Policies.chosen({"routing": routing, "batching": {"policy": "fixed", "size": 50}})
-    simulation = Simulation(
-        engine, policies, workload, tiers_of(machines), seed=seed, listener=listen, regions=regions
-    )
+    simulation = Simulation(engine, policies, workload, tiers_of(machines), seed=seed, listener=listen, regions=regions)
     outcome = simulation.run()
     assert outcome.done == workload.total
     loads = simulation.scheduler.state.counters.loads
@@ -150,7 +149,7 @@ def main() -> None:
                 unit = "s" if what.endswith("_s") else "loads" if what == "loads" else "share"
                 better = "higher" if what == "far" else "lower"
                 figures[f"{name}_{routing}_{what}"] = figure([each[what] for each in runs], unit, better)
-            progress(f"{name}, {routing}: {({what: round(each, 2) for what, each in runs[0].items()})}")
+            progress(f"{name}, {routing}: { ({what: round(each, 2) for what, each in runs[0].items()}) }")
     if not given.case or "pace" in given.case:
         rounds = 1 if given.quick else 5
         paces: dict[str, list[float]] = {routing: [] for routing in ("context-affinity", "torta")}

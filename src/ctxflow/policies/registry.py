@@ -34,6 +34,7 @@ _OWN = {
     },
     "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
     "scaling": {
+        "activation": "ctxflow.policies.scaling.activation:Activation",
         "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",

@@ -17,6 +17,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.bounds import fluid_seconds
 
+_STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
 
 
@@ -134,7 +135,7 @@ class Simulation:
         self._declare()
         self._arrivals.reverse()
         engine, scheduler = self.engine, self.scheduler
-        next_tick = self._tick
+        next_tick, moved = self._tick, 0.0
         while self._left and engine.now < until:
             wake = scheduler.next_wake
             due = min(next_tick, until, math.inf if wake is None else wake)
@@ -149,7 +150,9 @@ class Simulation:
                 stuck = engine.idle and not self._arrivals and wake is None
                 next_tick = now + self._tick
                 self._feed(ev.Tick(now))
-                if stuck and self._left and engine.idle and scheduler.next_wake is None:
+                if not (stuck and self._left and engine.idle and scheduler.next_wake is None):
+                    moved = now
+                elif now > moved + _STUCK_SECONDS:
                     if until == math.inf:
                         left = f"{self._left} items are left at {now:,.0f} s"
                         raise RuntimeError(f"{left}, and nothing will happen any more")

@@ -1,7 +1,8 @@
 """TORTA's micro layer on a live view: calls in the order of urgency, given to the free workers that suit them best.
 
-Eq. 8 sees the speed of a worker's GPU model, as measured; Eq. 10 what a worker holds (that counts as now), and what it
-had lately; Eq. 9 what it runs. What does not live here: the order, and who may take what (torta.py).
+Eq. 8 sees the speed of a worker's GPU model, as measured; Eq. 9 what it runs; Eq. 10 what it ran lately, so that work
+gathers on few workers, and others rest and may go. What does not live here: the order, and who may take what
+(torta.py).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def given_out(
     for row, wish in enumerate(wishes):
         allowed[row, columns[id(wish.where)]] = True
     tasks, servers = _tasks(wishes, contexts), _servers(workers, outlook)
-    score = fit(tasks, servers, _recent(workers, contexts, recent, now), now)
+    score = fit(tasks, servers, _recent(workers, contexts, recent), now)
     score -= CROWDED * np.array([[len(worker.contexts) for worker in workers]])
     where = match(score, tasks, servers, allowed=allowed)
     where = improve(score, where, tasks, servers, allowed=allowed, rounds=search)
@@ -71,7 +72,8 @@ def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping
     weights, context = Weights(), wish.app.context
 
     def score(worker: WorkerView) -> float:
-        had = now if context in worker.contexts else recent.get(worker.id, {}).get(context, -math.inf)
+        held, had = worker.contexts.get(context), recent.get(worker.id, {}).get(context, -math.inf)
+        had = had if held is None else max(had, held.last_used)
         locality = weights.same_model * math.exp(-weights.forgetting * max(0.0, now - had))
         free = math.exp(-(worker.slots - worker.free_slots) / worker.slots)
         hardware = weights.hardware * outlook.speed(worker.gpu_model)
@@ -104,12 +106,14 @@ def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
 
 
 def _recent(
-    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]], now: float
+    workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]]
 ) -> Recent:
-    """What each worker holds, as if it had just been used, and what it had."""
+    """What each worker holds, by when it was used, and what it had."""
     ran: list[tuple[int, int, float]] = []
     for number, worker in enumerate(workers):
-        times = {**recent.get(worker.id, {}), **dict.fromkeys(worker.contexts, now)}
+        times = {**recent.get(worker.id, {})}
+        for context, held in worker.contexts.items():
+            times[context] = max(held.last_used, times.get(context, -math.inf))
         ran += [(number, contexts[context], time) for context, time in times.items() if context in contexts]
     columns = zip(*ran, strict=True) if ran else ((), (), ())
     server, model, time = (list(column) for column in columns)

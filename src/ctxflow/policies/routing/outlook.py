@@ -48,8 +48,11 @@ class Outlook:
             for context in worker.contexts:
                 self.holders[context, worker.region] += 1
         some = list(itertools.islice(staying, 0, None, max(1, len(staying) // SAMPLE)))
-        self._items, self.speeds = _paces(some, [app.id for app in view.apps.values() if app.arrived])
-        self._loads = _loads(some, {app.context for app in view.apps.values() if app.arrived})
+        items, speeds = _paces(some, [app.id for app in view.apps.values() if app.arrived])
+        # What workers told that are gone still holds, until others tell.
+        self._items.update(items)
+        self.speeds.update(speeds)
+        self._loads.update(_loads(some, {app.context for app in view.apps.values() if app.arrived}))
         self._longest = {}
         for (context, _), seconds in self._loads.items():
             self._longest[context] = max(seconds, self._longest.get(context, 0.0))

@@ -186,7 +186,7 @@ class Torta:
         region = self._macro.next_region()
         if region is None or region in regions:
             return region
-        if app.waiting_since is None or view.now - app.waiting_since > self._patience:
+        if app.waiting_since is None or view.now >= app.waiting_since + self._patience:
             return None
         if self._outlook.holders[app.context, region]:
             return region
