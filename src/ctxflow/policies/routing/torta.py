@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from ctxflow.policies.protocols import AppView, Assignment, View, WorkerView
-from ctxflow.policies.routing.allocation import FORMS, Allocate
+from ctxflow.policies.routing.allocation import Allocate, form
 from ctxflow.policies.routing.macro import Macro
 from ctxflow.policies.routing.micro import Wish, given_out
 from ctxflow.policies.routing.outlook import Outlook
@@ -45,6 +45,7 @@ class Torta:
     :param search: rounds of local search over a matching.
     :param prewarm: whether idle workers load what the forecast says will be wanted.
     :raises ValueError: for a form that is not known, or a number that makes no sense.
+    :raises ModuleNotFoundError: for the look-ahead without SciPy.
     """
 
     def __init__(
@@ -56,13 +57,11 @@ class Torta:
         search: int = 4,
         prewarm: bool = True,
     ) -> None:
-        if isinstance(macro, str) and macro not in FORMS:
-            raise ValueError(f"macro cannot be {macro!r}: write one of {', '.join(FORMS)}")
         if not (math.isfinite(slot_seconds) and slot_seconds > 0):
             raise ValueError("slot_seconds is how long shares of regions hold: give more than 0")
         if not (patience >= 0 and longest_wait >= 0 and search >= 0):
             raise ValueError("patience, longest_wait and search cannot be negative: give 0 or more")
-        self._macro = Macro(FORMS[macro] if isinstance(macro, str) else macro, slot_seconds)
+        self._macro = Macro(form(macro) if isinstance(macro, str) else macro, slot_seconds)
         self._slot_seconds, self._patience, self._longest_wait = slot_seconds, patience, longest_wait
         self._search, self._prewarm = search, prewarm
         self._outlook = Outlook()
