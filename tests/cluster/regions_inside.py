@@ -100,7 +100,7 @@ def what_was_loaded(directory: str) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--routing", required=True)
-    parser.add_argument("--items", type=int, default=400, help="of each app")
+    parser.add_argument("--items", type=int, default=240, help="of each app")
     parser.add_argument("--seconds", type=float, default=0.05, help="that an item takes")
     parser.add_argument("--mbit", type=float, default=40.0, help="of the link between the regions")
     options = parser.parse_args()
