@@ -394,7 +394,7 @@ class Run:
                 deliveries.append(self._delivery(command, event))
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
-            else:
+            elif not isinstance(command, cmd.Place):
                 orders.append(command)
         try:
             if orders:

@@ -1,6 +1,7 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Abandon, Acquire and Release; the run itself Deliver and Bury.
+Engines carry out Stage, Load, Unload, Run, Abandon, Acquire and Release; the run itself Deliver and Bury; Place is for
+the log.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler.events import Failure
 
 
@@ -95,3 +97,30 @@ class Bury(Command):
     items: Sequence[int]
     failure: Failure
     context: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place(Command):
+    """This plan holds from now on. Nothing is to be carried out: it is for whoever reads the log, and for its replay.
+
+    :ivar tiers: (context, the tiers on which it may be loaded).
+    :ivar workers: (tier, fewest, most).
+    :ivar holders: (context, tier, the most workers that hold it there).
+    """
+
+    tiers: Sequence[tuple[str, Sequence[str]]]
+    workers: Sequence[tuple[str, int, int]]
+    holders: Sequence[tuple[str, str, int]]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Place:
+        """What a plan says, in the order of names.
+
+        >>> Place.of(Plan(workers={"fast": (0, 2)}, holders={("c", "fast"): 2}))
+        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),))
+        """
+        return cls(
+            tuple((context, tuple(sorted(tiers))) for context, tiers in sorted(plan.tiers.items())),
+            tuple((tier, *bounds) for tier, bounds in sorted(plan.workers.items())),
+            tuple((*pair, count) for pair, count in sorted(plan.holders.items())),
+        )

@@ -13,7 +13,7 @@ from typing import Any
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import items, pace, residency, tiers
-from ctxflow.scheduler.commands import Abandon, Command, Run
+from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
@@ -417,5 +417,8 @@ class Scheduler:
 
     def _plan(self, out: list[Command]) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""
-        self.state.plan = self.state.policies.placement.plan(self.state)
+        plan = self.state.policies.placement.plan(self.state)
+        if plan != self.state.plan:
+            self.state.plan = plan
+            out.append(Place.of(plan))
         residency.follow(self.state, out)
