@@ -6,12 +6,15 @@ What does not live here: what is made of it (`live`).
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from ctxflow.policies.placement.workers import Speed
 from ctxflow.policies.protocols import AppView, View
+
+_LOOKS = 16  # In a period.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +37,25 @@ class Demand:
     """Keeps what was measured, also of workers that are gone, and by when what is queued should be done.
 
     :param clear: seconds in which an item should be answered.
-    :param least: what is overdue counts as due in so many seconds.
+    :param period: from one plan to the next; what is overdue counts as due by then.
     """
 
-    def __init__(self, clear: float, least: float) -> None:
+    def __init__(self, clear: float, period: float) -> None:
         self._clear = clear
-        self._least = least
+        self._period = period
         self._seconds: dict[tuple[str, str], float] = {}
         self._loads: dict[str, float] = {}
         self._due: dict[str, float] = {}
+        self._known: dict[str, int] = {}  # What had been submitted when it was asked last, by app.
         self._came: dict[str, list[tuple[float, int]]] = {}
+
+    def look(self, view: View) -> None:
+        """Note what has been submitted; to be called often."""
+        for app in view.apps.values():
+            seen = self._came.setdefault(app.id, [])
+            if not seen or view.now >= seen[-1][0] + self._period / _LOOKS:
+                seen.append((view.now, app.arrived))
+                del seen[: -2 * _LOOKS]
 
     def settled(self, view: View, seconds: float) -> bool:
         """Whether somebody has been working long enough that a first plan rests on something."""
@@ -89,22 +101,25 @@ class Demand:
         return found
 
     def _rate(self, app: AppView, left: int, now: float) -> float:
-        """Items an hour: what waits until it is due, and what keeps coming.
-
-        What came since the last look is due later than what was there. What keeps coming is what came at the lower of
-        the rates of the last two intervals: what was submitted all at once does not come again.
-        """
-        came = self._came.setdefault(app.id, [])
-        new = min(left, app.arrived - came[-1][1]) if came else left
-        came.append((now, app.arrived))
-        del came[:-3]
+        """Items an hour: what waits until it is due, and what keeps coming. What is new is due later than the rest."""
+        new = min(left, app.arrived - self._known.get(app.id, 0))
+        self._known[app.id] = app.arrived
         if not left:
             self._due[app.id] = now
         else:
             self._due[app.id] = ((left - new) * self._due.get(app.id, now) + new * (now + self._clear)) / left
-        rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(came) if b[0] > a[0]]
-        steady = min(rates) if len(rates) == 2 else 0.0
-        return 3600 * (steady + left / max(self._least, self._due[app.id] - now))
+        return 3600 * (self._steady(app, now) + left / max(self._period, self._due[app.id] - now))
+
+    def _steady(self, app: AppView, now: float) -> float:
+        """Items a second that keep coming: the median over the quarters of the last period.
+
+        So what was submitted all at once does not come again. 0 until an app has been known for a period.
+        """
+        times, counts = zip(*self._came.get(app.id, ()), (now, app.arrived), strict=True)
+        if times[0] > now - self._period:
+            return 0.0
+        quarters = now - self._period * np.linspace(1, 0, 5)
+        return float(np.median(np.diff(np.interp(quarters, times, counts)))) / (self._period / 4)
 
     def _tier_paces(self, view: View) -> dict[str, float]:
         """How many times longer than on all tiers an item takes on each, over the apps measured there."""

@@ -61,6 +61,7 @@ class AdaptivePlacement:
 
     def plan(self, view: View) -> Plan:
         """The plan in place, or a new one if it is time for it."""
+        self._demand.look(view)
         before = self._planned
         if before is not None and view.now < before.at + self._period / 5:
             return self._plan
@@ -133,7 +134,8 @@ class _Occasion:
     @classmethod
     def of(cls, view: View, measured: frozenset[str]) -> _Occasion:
         bounds = tuple((tier.name, tier.minimum, tier.maximum) for tier in view.tiers.values())
-        busy = frozenset(app.context for app in view.apps.values() if app.backlog)
+        running = {attempt.app for attempt in view.attempts.values()}
+        busy = frozenset(app.context for app in view.apps.values() if app.backlog or app.id in running)
         there = Counter(worker.tier for worker in view.workers.values() if not worker.draining)
         return cls(view.now, bounds, busy, measured, there)
 
