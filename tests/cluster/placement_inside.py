@@ -19,15 +19,14 @@ from pathlib import Path
 from ctxflow import ContextExecutor, batch_app, context
 
 WEIGHTS = {"small": 200_000, "large": 5_000_000}  # Bytes.
+# Seconds of building; by tier, of an item; items a second, before and after the change.
 LOAD_SECONDS = {"small": 0.2, "large": 1.0}
 GPUS = {"small": 1, "large": 2}
-# By tier: of an item of each model.
 ITEM_SECONDS = {
     "small": {"single": 0.3, "pair": 0.25, "whole": 0.2},
     "large": {"pair": 0.6, "whole": 0.3},
 }
-# Items a second, before and after the change.
-DEMAND = {"small": (6.0, 1.0), "large": (0.5, 4.0)}
+DEMAND = {"small": (6.0, 1.0), "large": (0.5, 3.0)}
 EVERY = 0.5  # Seconds between submissions.
 
 

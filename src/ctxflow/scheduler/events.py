@@ -54,6 +54,9 @@ class AppSpec:
     :ivar batch_size: the user's wish for the items of a batch.
     :ivar deadline: when the results are wanted, on the run's clock.
     :ivar retries: how often an item that raises on its own is tried again.
+    :ivar error: the share of wrong answers with its context.
+    :ivar alternative_of: an app declared before, whose items it may answer with its own context: nothing is submitted
+        to it, the plan divides that app's items.
     """
 
     id: str
@@ -66,6 +69,8 @@ class AppSpec:
     retries: int = 0
     max_delay: float | None = None
     max_error: float | None = None
+    error: float = 0.0
+    alternative_of: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, TierView, WorkerView
 from ctxflow.scheduler import residency
+from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -55,6 +56,8 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
+        # Apps whose items the plan divides among contexts -> whose the next item is; kept by shares.py.
+        self.deals: dict[str, Deal] = {}
         self.next_attempt = 1
         self.wake_at: float | None = None
         # No call is given before this share of the workers asked for is connected; kept by tiers.py, as is the next.
@@ -80,8 +83,9 @@ class RunState:
         return self.able(app, tier) and self.plan.permits(app.context, tier.name)
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs."""
-        return self.contexts[app.context].spec.gpus <= self.tiers[tier.name].spec.gpus
+        """Whether workers of the tier have the GPUs that the app needs, and its context is not broken."""
+        context = self.contexts[app.context]
+        return context.broken is None and context.spec.gpus <= self.tiers[tier.name].spec.gpus
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.

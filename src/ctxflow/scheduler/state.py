@@ -208,6 +208,7 @@ class App:
     arrived: int = 0
     waiting_since: float | None = None
     held_until: float | None = None
+    alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
     # Read in every decision, so copied out of the specification.
@@ -252,6 +253,16 @@ class App:
     def max_error(self) -> float | None:
         """The largest acceptable share of wrong answers."""
         return self.spec.max_error
+
+    @property
+    def error(self) -> float:
+        """The share of wrong answers with its context."""
+        return self.spec.error
+
+    @property
+    def alternative_of(self) -> str:
+        """The app whose items it may answer."""
+        return self.spec.alternative_of
 
 
 @dataclasses.dataclass(slots=True)

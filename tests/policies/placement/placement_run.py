@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 
@@ -45,3 +46,13 @@ def placed(found: Iterable[Moment], begin: float, end: float) -> Moment:
     those = [moment for moment in found if begin <= moment.time < end and moment.as_planned]
     assert those, f"from {begin:.1f} to {end:.1f} s nothing was ever as planned"
     return those[-1]
+
+
+def stood_in_vain(found: Iterable[Moment], seconds: float) -> list[Plan]:
+    """The plans that stood for so long, and that there was no moment at which what there was was as planned."""
+    missed = []
+    for plan, those in itertools.groupby(found, key=lambda moment: moment.plan):
+        listed = list(those)
+        if plan.holders and listed[-1].time - listed[0].time >= seconds and not any(m.as_planned for m in listed):
+            missed.append(plan)
+    return missed
