@@ -42,6 +42,7 @@ class App:
     """How an app's calls are made; its place in the queue is its `AppSpec`.
 
     :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
+    :ivar label: what results call its context, where items have several that may answer them.
     """
 
     spec: ev.AppSpec
@@ -49,6 +50,7 @@ class App:
     function: bytes = b""
     insert: bool = False
     timeout: float | None = None
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Run:
         self._origin = time.monotonic()
         self._next_item = 0
         self._apps: dict[str, App] = {}
+        self._divided: set[str] = set()  # Apps that name alternatives, and these.
         self._contexts: dict[str, ContextPayload] = {}
         self._functions: dict[str, bytes] = {}
         self._inputs: dict[int, Any] = {}
@@ -230,6 +233,8 @@ class Run:
         with self._lock:
             if app.spec.id not in self._apps:
                 self._apps[app.spec.id] = app
+                if app.spec.alternative_of:
+                    self._divided |= {app.spec.id, app.spec.alternative_of}
                 if app.function:
                     self._functions[app.spec.id] = app.function
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
@@ -381,6 +386,7 @@ class Run:
 
     def _handle(self, event: ev.Event) -> list[Delivery]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
+        context = self._answering(event) if self._divided else None
         try:
             commands = self._scheduler.handle(event)
         except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
@@ -391,7 +397,7 @@ class Run:
         orders: list[cmd.Command] = []
         for command in commands:
             if isinstance(command, cmd.Deliver):
-                deliveries.append(self._delivery(command, event))
+                deliveries.append(self._delivery(command, event, context))
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
             elif not isinstance(command, cmd.Place):
@@ -404,14 +410,21 @@ class Run:
                 self._log.add(event, commands)
         return deliveries
 
-    def _delivery(self, command: cmd.Deliver, event: ev.Event) -> Delivery:
+    def _answering(self, event: ev.Event) -> str | None:
+        """The name of the context that answers now, if it belongs to an app that has several."""
+        attempt = self._scheduler.state.attempts.get(getattr(event, "attempt", -1))
+        if attempt is None or attempt.app not in self._divided:
+            return None
+        return self._apps[attempt.app].label
+
+    def _delivery(self, command: cmd.Deliver, event: ev.Event, context: str | None) -> Delivery:
         results: Any = event.results  # type: ignore[attr-defined]
         inputs = [self._inputs.pop(item) for item in command.items]
         if type(inputs[0]) is ApplyCall:
             results = [results]
         elif command.positions is not None:
             results = [results[n] for n in command.positions]
-        return Delivery(command.items, self._waiting(command.items), results)
+        return Delivery(command.items, self._waiting(command.items), results, context)
 
     def _burial(self, command: cmd.Bury, event: ev.Event) -> Delivery:
         context = self._contexts[command.context].name if command.context is not None else None
