@@ -207,7 +207,7 @@ class Run:
 
         :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
-        :raises ValueError: if it needs more GPUs than a worker has.
+        :raises ValueError: if it needs more GPUs than a worker has, or more memory on each.
         """
         level = level or self._level
         name = _id(context, level)
@@ -221,6 +221,7 @@ class Run:
                 f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
                 "workers have as many, or a recipe with fewer (gpus=0 for none)"
             )
+        _check_gpu_memory(spec, self._tiers)
         payload = _payload(context, level)
         with self._lock:
             if name not in self._contexts:
@@ -475,6 +476,23 @@ class Run:
         """What is going on, at this moment."""
         with self._lock:
             return status_of(self._scheduler.state, self._contexts, self.clock())
+
+
+def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
+    """See that some tier may have the memory on each GPU that a context declares.
+
+    :raises ValueError: if the site says of all of them that they have not.
+    """
+    if not spec.gpus or spec.gpu_memory is None:
+        return
+    found = [tier.gpu_memory for tier in tiers if tier.gpus >= spec.gpus]
+    known = [each for each in found if each is not None]
+    if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
+        raise ValueError(
+            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its {spec.gpus} GPU(s), "
+            f"and the most here is {max(known, default=0) / 1e9:g} GB (gpu_memory_gb of the site's tiers): give a "
+            "smaller model or precision, more GPUs to share it, or a tier with larger ones"
+        )
 
 
 def _id(context: Context | None, level: str) -> str:

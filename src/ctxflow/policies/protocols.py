@@ -214,6 +214,14 @@ class TierView(Protocol):
         """Never more workers than this."""
 
     @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+
+    @property
+    def machines(self) -> str:
+        """Tiers that have this in common are the same machines, cut into workers differently; "" for none."""
+
+    @property
     def price(self) -> float | None:
         """Dollars (or GPU-hours) a worker costs an hour."""
 

@@ -92,7 +92,11 @@ class WorkerSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TierSpec:
-    """A kind of worker that the site offers."""
+    """A kind of worker that the site offers.
+
+    :ivar gpu_memory: bytes on each GPU, None if the site does not say.
+    :ivar machines: tiers of one name here are the same machines, cut into workers differently.
+    """
 
     name: str
     minimum: int = 0
@@ -100,6 +104,8 @@ class TierSpec:
     gpus: int = 0
     price: float | None = None
     boot_seconds: float | None = None
+    gpu_memory: int | None = None
+    machines: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -83,9 +83,15 @@ class RunState:
         return self.able(app, tier) and self.plan.permits(app.context, tier.name)
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs, and its context is not broken."""
-        context = self.contexts[app.context]
-        return context.broken is None and context.spec.gpus <= self.tiers[tier.name].spec.gpus
+        """Whether workers of the tier have the GPUs and the memory on each that the app's context declares.
+
+        Not if it is broken. What it took where it was built does not count: some take what there is.
+        """
+        context, offered = self.contexts[app.context], self.tiers[tier.name]
+        if context.broken is not None or context.spec.gpus > offered.gpus:
+            return False
+        needed = context.spec.gpu_memory if context.spec.gpus else None
+        return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.

@@ -291,6 +291,7 @@ class ContextState:
 class Tier:
     """A tier of the site, and what was measured of it; only tiers.py changes it.
 
+    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
@@ -300,6 +301,7 @@ class Tier:
     """
 
     spec: TierSpec
+    gpu_memory: int | None = None
     asked: int | None = None
     connected: int = 0
     worker_seconds: float = 0.0
@@ -315,6 +317,16 @@ class Tier:
     def name(self) -> str:
         """Its name."""
         return self.spec.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+        return self.spec.gpus
+
+    @property
+    def machines(self) -> str:
+        """What it shares with other tiers."""
+        return self.spec.machines
 
     @property
     def minimum(self) -> int:

@@ -1,4 +1,4 @@
-"""A run of the testbed (tests/cluster/test_placement.py) played again from its log: the same plans, and what came of it.
+"""A run of the testbed (tests/cluster/test_placement.py) played again from its log: the same plans, and their effect.
 
 To record it anew, where other decisions are wanted: run that test with --basetemp=FOLDER, and gzip -9n the events.jsonl
 that it leaves there.

@@ -61,7 +61,16 @@ class TaskVineEngine:
         first, *others = self._site.tiers
         most = first.workers if self._site.workers is None else self._site.workers
         return [
-            ev.TierSpec(tier.name, min(tier.minimum, maximum), maximum, tier.gpus, tier.price, tier.boot_seconds)
+            ev.TierSpec(
+                tier.name,
+                min(tier.minimum, maximum),
+                maximum,
+                tier.gpus,
+                tier.price,
+                tier.boot_seconds,
+                tier.gpu_memory,
+                tier.machines or "",
+            )
             for tier, maximum in ((first, most), *((other, other.workers) for other in others))
         ]
 

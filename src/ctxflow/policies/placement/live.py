@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from ctxflow.policies.placement.allocation import Allocation
 from ctxflow.policies.placement.asked import ROOM_GB, SERVED, Asked
 from ctxflow.policies.placement.demand import Demand, Wanted
+from ctxflow.policies.placement.machines import Cut, cut_best, limited
 from ctxflow.policies.placement.mixes import cheapest
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.rolling import Switching, plan_rolling
@@ -52,6 +53,7 @@ class AdaptivePlacement:
         self._plan = Plan()
         self._state: tuple[Problem, Allocation] | None = None
         self._mixes: dict[str, Mapping[str, float]] = {}
+        self._cut: Cut = {}
         self._planned: _Occasion | None = None
         self._gives: dict[str, int] = {}  # Of tiers that did not give what was asked.
 
@@ -90,6 +92,8 @@ class AdaptivePlacement:
 
     def _new(self, view: View, wanted: Sequence[Wanted], offers: Sequence[Offer]) -> Plan:
         self._mixes = cheapest(wanted, offers, self._mixes, self._switching.least_gain)
+        self._cut = cut_best(wanted, self._mixes, offers, view.tiers, self._cut, self._switching.least_gain)
+        offers = limited(offers, self._cut)
         asked = Asked.of(wanted, self._mixes, offers)
         share = asked.possible()
         previous, allocation = self._state or (None, None)

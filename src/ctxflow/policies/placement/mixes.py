@@ -57,9 +57,9 @@ def cheapest(
         if len(possible) < 2:
             continue
         kept = chosen[each.app]
-        costs = [_cost(wanted, {**chosen, each.app: mix}, offers) for mix in possible]
+        costs = [cost(wanted, {**chosen, each.app: mix}, offers) for mix in possible]
         best = min(range(len(possible)), key=costs.__getitem__)
-        now = _cost(wanted, chosen, offers)
+        now = cost(wanted, chosen, offers)
         if costs[best] < (1 - least_gain) * now:
             kept = possible[best]
         chosen[each.app] = kept
@@ -70,8 +70,8 @@ def _same(mix: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return mix.keys() == other.keys() and all(abs(share - other[name]) < 1e-6 for name, share in mix.items())
 
 
-def _cost(wanted: Sequence[Wanted], chosen: Mixes, offers: Sequence[Offer]) -> float:
-    """What the workers cost in an hour, with what is unserved dear."""
+def cost(wanted: Sequence[Wanted], chosen: Mixes, offers: Sequence[Offer]) -> float:
+    """What the workers of a plan by AGH cost in an hour; what is unserved is dear."""
     problem = Asked.of(wanted, chosen, offers).problem(1.0)
     solution = solve(problem, "agh")
     return solution.allocation.costs(problem).total if solution.allocation is not None else float("inf")
