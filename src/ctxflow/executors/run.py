@@ -93,6 +93,7 @@ class Run:
         self._origin = time.monotonic()
         self._next_item = 0
         self._apps: dict[str, App] = {}
+        self._said: set[str] = set()
         self._divided: set[str] = set()  # Apps that name alternatives, and these.
         self._contexts: dict[str, ContextPayload] = {}
         self._functions: dict[str, bytes] = {}
@@ -401,7 +402,9 @@ class Run:
                 deliveries.append(self._delivery(command, event, context))
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
-            elif not isinstance(command, cmd.Place):
+            elif isinstance(command, cmd.Place):
+                self._say_reasons(command)
+            else:
                 orders.append(command)
         try:
             if orders:
@@ -410,6 +413,13 @@ class Run:
             if self._log is not None:
                 self._log.add(event, commands)
         return deliveries
+
+    def _say_reasons(self, plan: cmd.Place) -> None:
+        """Tell a person once what no plan can do."""
+        for reason in plan.reasons:
+            if reason not in self._said:
+                self._said.add(reason)
+                logger.warning("placement: %s", reason)
 
     def _answering(self, event: ev.Event) -> str | None:
         """The name of the context that answers now, if it belongs to an app that has several."""

@@ -11,7 +11,7 @@ from ctxflow.observe.causes import Cause
 from ctxflow.observe.history import App, History, Tier
 from ctxflow.observe.measures import Histogram, percentiles
 from ctxflow.observe.report import Report
-from ctxflow.observe.summary import summary_text
+from ctxflow.observe.summary import percent, summary_text
 from ctxflow.observe.tree import tree_lines
 from ctxflow.observe.words import seconds, table
 
@@ -128,6 +128,12 @@ def _plan_table(history: History) -> tuple[list[str], list[list[str]]]:
             for context in contexts
         ]  # fmt: skip
         rows.append([tier, f"{high:,}" if low == high else f"{low:,} to {high:,}", *cells])
+    for app, context, share in plan["shares"]:
+        name = history.apps[app].name if app in history.apps else app
+        rows.append(
+            [f"  {percent(share)} of {name} by {dict(zip(contexts, names, strict=True)).get(context, context)}"]
+        )
+    rows += [[f"  {reason}"] for reason in plan["reasons"]]
     number = len(history.plans)
     rows.append([f"  the {number}. placement of the run, since {seconds(since)}"])
     return ["Planned", "workers", *names], rows

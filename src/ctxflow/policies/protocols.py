@@ -339,12 +339,14 @@ class Plan:
         by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
     :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
         that is not named here has all its items answered by its own context.
+    :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
     tiers: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:
         """Whether the context may be loaded on that tier."""

@@ -107,23 +107,26 @@ class Place(Command):
     :ivar workers: (tier, fewest, most).
     :ivar holders: (context, tier, the most workers that hold it there).
     :ivar shares: (app, context, the share of the app's items that it answers).
+    :ivar reasons: what is impossible, and why.
     """
 
     tiers: Sequence[tuple[str, Sequence[str]]]
     workers: Sequence[tuple[str, int, int]]
     holders: Sequence[tuple[str, str, int]]
     shares: Sequence[tuple[str, str, float]] = ()
+    reasons: Sequence[str] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> Place:
         """What a plan says, in the order of names.
 
         >>> Place.of(Plan(workers={"fast": (0, 2)}, holders={("c", "fast"): 2}))
-        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=())
+        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=(), reasons=())
         """
         return cls(
             tuple((context, tuple(sorted(tiers))) for context, tiers in sorted(plan.tiers.items())),
             tuple((tier, *bounds) for tier, bounds in sorted(plan.workers.items())),
             tuple((*pair, count) for pair, count in sorted(plan.holders.items())),
             tuple((*pair, share) for pair, share in sorted(plan.shares.items())),
+            tuple(plan.reasons),
         )

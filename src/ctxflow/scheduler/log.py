@@ -200,7 +200,8 @@ def _defaults(command: str) -> dict[str, Any]:
     """The defaults of a command's fields: a log of an earlier version lacks fields that came later."""
     kind = getattr(cmd, command, None)
     fields = dataclasses.fields(kind) if kind is not None else ()
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    found = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:

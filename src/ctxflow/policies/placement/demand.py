@@ -53,6 +53,7 @@ class Demand:
 
     :param clear: seconds in which an item should be answered.
     :param period: from one plan to the next; what is overdue counts as due by then.
+    :ivar unable: apps with work that no tier can run, when it was asked last.
     """
 
     def __init__(self, clear: float, period: float) -> None:
@@ -63,6 +64,7 @@ class Demand:
         self._due: dict[str, float] = {}
         self._known: dict[str, int] = {}  # What had been submitted when it was asked last, by app.
         self._came: dict[str, list[tuple[float, int]]] = {}
+        self.unable: list[str] = []
 
     def look(self, view: View) -> None:
         """Note what has been submitted; to be called often."""
@@ -93,15 +95,20 @@ class Demand:
         return frozenset(view.apps[app].context for app, _ in self._seconds)
 
     def wanted(self, view: View) -> list[Wanted]:
-        """What there is to do, in the order of apps; without what no tier can run."""
+        """What there is to do, in the order of apps; what no tier can run is in `unable`."""
+        self.unable = []
         running = Counter(attempt.app for attempt in view.attempts.values() for _ in attempt.items)
         pace = self._tier_paces(view)
         found = []
         for name, family in _families(view).items():
             rate = self._rate(family, sum(app.backlog + running[app.id] for app in family), view.now)
-            candidates = [self._candidate(view, app, pace) for app in family] if rate > 0 else []
-            if able := tuple(each for each in candidates if each.seconds):
+            if rate <= 0:
+                continue
+            able = tuple(each for app in family if (each := self._candidate(view, app, pace)).seconds)
+            if able:
                 found.append(Wanted(name, rate, able, family[0].max_delay, family[0].max_error))
+            else:
+                self.unable.append(name)
         return found
 
     def _candidate(self, view: View, app: AppView, pace: dict[str, float]) -> Candidate:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from ctxflow.policies.placement.allocation import Allocation
 from ctxflow.policies.placement.asked import ROOM_GB, SERVED, Asked
 from ctxflow.policies.placement.demand import Demand, Wanted
+from ctxflow.policies.placement.impossible import too_much, unable, without_impossible
 from ctxflow.policies.placement.machines import Cut, cut_best, limited
 from ctxflow.policies.placement.mixes import cheapest
 from ctxflow.policies.placement.problem import Problem
@@ -44,8 +45,10 @@ class AdaptivePlacement:
 
     def __init__(self, period: float = 300.0, clear: float = 1800.0, least_gain: float = 0.05) -> None:
         for name, value in (("period", period), ("clear", clear)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is a number of seconds: give more than 0")
+            if not (_is_number(value) and value > 0):
+                raise ValueError(f"{name} is a number of seconds: give more than 0, not {value!r}")
+        if not (_is_number(least_gain) and least_gain >= 0):
+            raise ValueError(f"least_gain is a share of the cost: give 0 or more, not {least_gain!r}")
         self._period = period
         hold = 2 * period / 3600
         self._switching = Switching(load_seconds_per_gb=1.0, hold_hours=hold, least_gain=least_gain)
@@ -91,6 +94,7 @@ class AdaptivePlacement:
         return Offer(tier.name, most, 1.0 if tier.price is None else tier.price, ROOM_GB)
 
     def _new(self, view: View, wanted: Sequence[Wanted], offers: Sequence[Offer]) -> Plan:
+        wanted, reasons = without_impossible(wanted)
         self._mixes = cheapest(wanted, offers, self._mixes, self._switching.least_gain)
         self._cut = cut_best(wanted, self._mixes, offers, view.tiers, self._cut, self._switching.least_gain)
         offers = limited(offers, self._cut)
@@ -99,6 +103,7 @@ class AdaptivePlacement:
         previous, allocation = self._state or (None, None)
         problem = asked.problem(share)
         revision = plan_rolling(problem, allocation, before=previous, switching=self._switching)
+        reasons += unable(self._demand.unable) + too_much(asked, revision.allocation.unserved)
         if max(revision.allocation.unserved) > SERVED:
             problem = asked.fitting(share)
             revision = plan_rolling(problem, allocation, before=previous, switching=self._switching)
@@ -115,7 +120,11 @@ class AdaptivePlacement:
             counts = dict(old)
         several = [each.app for each in wanted if len(each.candidates) > 1]
         shares = {(app, context): share for app in several for context, share in self._mixes[app].items()}
-        return _as_plan(counts, view.tiers, self._gives, shares)
+        return dataclasses.replace(_as_plan(counts, view.tiers, self._gives), shares=shares, reasons=tuple(reasons))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +168,6 @@ def _as_plan(
     counts: Mapping[tuple[str, str], int],
     tiers: Mapping[str, TierView],
     gives: Mapping[str, int],
-    shares: Mapping[tuple[str, str], float],
 ) -> Plan:
     places: dict[str, set[str]] = {}
     needed = Counter(dict.fromkeys(tiers, 0))
@@ -173,5 +181,4 @@ def _as_plan(
         tiers={context: frozenset(those) for context, those in places.items()},
         workers={name: (tier.minimum, max(tier.minimum, needed[name])) for name, tier in tiers.items()},
         holders=dict(counts),
-        shares=shares,
     )
