@@ -147,9 +147,10 @@ class DeliverChunk(Command):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndTurn(Command):
-    """A session makes no more chunks before it gets a prompt."""
+    """A session that has got so many prompts makes no more chunks before it gets another."""
 
     session: int
+    prompts: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Scheduler:
             ev.ItemsFinished: self._items_finished,
             ev.BatchEnded: self._batch_ended,
             ev.BatchFailed: self._batch_failed,
-            ev.SessionOpened: lambda e, out: sessions.opened(self.state, e.session, e.app, e.wanted),
+            ev.SessionOpened: lambda e, out: sessions.opened(self.state, e),
             ev.SessionPrompted: lambda e, out: sessions.prompted(self.state, e.session),
             ev.ChunksWanted: lambda e, out: sessions.wanted(self.state, e.session, e.wanted),
             ev.SessionSuspended: lambda e, out: sessions.suspended(self.state, e.session),

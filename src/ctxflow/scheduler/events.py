@@ -310,11 +310,12 @@ class BatchFailed(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionOpened(Event):
-    """A session begins; its number is new. Chunks are wanted up to the `wanted`th."""
+    """A session begins, with so many prompts; its number is new. Chunks are wanted up to the `wanted`th."""
 
     session: int
     app: str
     wanted: int
+    prompts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.policies.batching.coalescing import Coalescing
 from ctxflow.scheduler import residency
 from ctxflow.scheduler.commands import Carry, Command, DeliverChunk, EndSession, EndTurn, Order, Step
-from ctxflow.scheduler.events import Event, Failure, StateArrived, StateLost, StepFinished, Tick
+from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, StepFinished, Tick
 from ctxflow.scheduler.state import Attempt, Frozen, Session, Worker
 
 if TYPE_CHECKING:
@@ -47,11 +47,12 @@ class Sessions:
 # --- what its user does
 
 
-def opened(state: RunState, number: int, app_id: str, wanted: int) -> None:
+def opened(state: RunState, event: SessionOpened) -> None:
     """A session begins."""
-    app = state.apps[app_id]
-    session = Session(number, app_id, app.context, state.now, app.spec.keep_every, wanted)
-    state.streams.open[number] = session
+    app = state.apps[event.app]
+    session = Session(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
+    session.prompts = event.prompts
+    state.streams.open[session.id] = session
     state.streams.unsettled = True
 
 
@@ -439,7 +440,7 @@ def _made(state: RunState, session: Session, position: int, outcome: Any, second
         return True
     if outcome.get("idle") and session.prompts == session.prompts_begun:
         session.turn_over = True
-        out.append(EndTurn(session.id))
+        out.append(EndTurn(session.id, session.prompts))
     return False
 
 
