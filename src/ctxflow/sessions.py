@@ -54,9 +54,7 @@ class SessionOptions:
         for name, least in (("chunk_target", 0), ("keep_every", 1), ("ahead", 1), ("timeout", 0), ("retries", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(
-                    f"{name}={value} makes no sense: give {'more than 0' if least < 1 else 'a whole number'}"
-                )
+                raise ValueError(f"{name}={value} makes no sense: give {least} or more")
 
 
 class SessionApp:
@@ -275,8 +273,10 @@ def session_app(context: Any = None, /, **options: Any) -> Any:
         known = ", ".join(field.name for field in dataclasses.fields(SessionOptions))
         raise TypeError(f"a session app has no option {unknown[0]!r}: it takes {known}")
 
+    chosen = SessionOptions(**options)
+
     def decorate(function: Callable[..., Any]) -> SessionApp:
-        return SessionApp(function, context, SessionOptions(**options))
+        return SessionApp(function, context, chosen)
 
     if callable(context) and not isinstance(context, (Context, ContextFunction)):
         return SessionApp(context, None, SessionOptions())
