@@ -158,23 +158,23 @@ def test_a_state_that_cannot_be_pickled_ends_its_session_alone(executor):
 
 
 def test_a_state_that_grows_past_the_memory_ends_its_session_alone(tmp_path):
-    @context(memory=400_000_000)
+    @context(memory=200_000_000)
     def small():
         return 0
 
-    @session_app(small(), keep_every=4)
+    @session_app(small(), keep_every=None)
     def grow(_, states, prompts):
-        time.sleep(0.05)
+        time.sleep(0.1)
         made = []
         for state, new in zip(states, prompts, strict=True):
             count, size, _ = state or (0, new[0], b"")
-            made.append((count + 1, (count + 1, size, os.urandom(size * (count + 1)))))
+            made.append((count + 1, (count + 1, size, b"x" * size * (count + 1))))
         return made
 
     executor = ContextExecutor(workers=1)
     executor.run_dir = str(tmp_path)
     with executor:
-        thin, fat = grow.open(10), grow.open(60_000_000)
+        thin, fat = grow.open(10), grow.open(30_000_000)
         with pytest.raises(CallCrashed, match="more than the"):
             for _ in range(50):
                 fat.take(30)
