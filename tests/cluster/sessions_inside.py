@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -40,18 +41,19 @@ class TestTaskVineSessions(SessionContract):
 
 def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) -> None:
     """Sessions over the site's workers, moved, suspended and evicted meanwhile."""
-    placement = Wandering(per_second=moves / 20, at_most=moves)
+    placement = Wandering(per_second=moves / 12, at_most=moves)
     os.chdir(tempfile.mkdtemp())
     with ContextExecutor(site, workers=6, sessions=placement) as executor:
         stop, taken = threading.Event(), []
 
         def evict() -> None:
             luck = random.Random(3)
-            while len(taken) < evictions and not stop.wait(3.0):
+            while len(taken) < evictions and not stop.wait(2.0):
                 jobs = executor.engine.worker_jobs()
                 if len(jobs) > 1:
-                    tier, job = jobs[luck.choice(sorted(jobs))]
-                    executor.engine.provider(tier).evict(job)
+                    _, job = jobs[luck.choice(sorted(jobs))]
+                    how = ["condor_vacate_job", *(["-fast"] if len(taken) % 2 else []), job]
+                    subprocess.run(how, check=True, capture_output=True)
                     taken.append(job)
 
         first = walk(0.0).open(0)
@@ -92,7 +94,7 @@ def main() -> int:
     parser.add_argument("what", choices=["contract", "wander"])
     parser.add_argument("--site", default="")
     parser.add_argument("--sessions", type=int, default=24)
-    parser.add_argument("--chunks", type=int, default=150)
+    parser.add_argument("--chunks", type=int, default=300)
     parser.add_argument("--moves", type=int, default=60)
     parser.add_argument("--evictions", type=int, default=4)
     given = parser.parse_args()

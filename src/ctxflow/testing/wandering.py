@@ -1,13 +1,18 @@
 """Sessions that are moved, suspended and evicted all the time, and whether each made its chunks in order, once.
 
+    python -m ctxflow.testing.wandering --sessions 200 --workers 8 --moves 500 --suspensions 50 --evictions 20
+
 What does not live here: how an engine's workers are taken away (evictions.py, and the tests of each engine).
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
+import json
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -147,3 +152,49 @@ def take_all(
         thread.join()
     walked.seconds = time.monotonic() - began
     return walked
+
+
+def main() -> int:
+    """Have sessions wander over workers of this machine; write what came of it, and fail if a chunk is not as it should.
+
+    Workers join anew after evictions, and moves are asked for until so many were made.
+    """
+    from ctxflow.executors import ContextExecutor
+    from ctxflow.testing.evictions import Evictions
+
+    parser = argparse.ArgumentParser(description="Sessions that are moved, suspended and evicted.")
+    for name, default in (("sessions", 20), ("workers", 2), ("chunks", 100), ("moves", 50), ("suspensions", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--evictions", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=10.0, help="in which moves and evictions are to happen")
+    parser.add_argument("--step", type=float, default=0.02, help="seconds of a step")
+    given = parser.parse_args()
+    placement = Wandering(given.moves / given.seconds, given.moves)
+    executor = ContextExecutor(workers=given.workers, sessions=placement)
+    rate = 60 * given.evictions / given.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        executor.run_dir = folder
+        with executor, Evictions(executor, rate, seed=0, rejoin_seconds=0.5, at_most=given.evictions) as evictions:
+            walked = take_all(walk(given.step), given.sessions, given.chunks, given.suspensions)
+            state = executor.calls.run._scheduler.state
+            executor.calls.run._scheduler.validate()
+    counters = dataclasses.asdict(state.counters)
+    print(
+        json.dumps(
+            {
+                **dataclasses.asdict(walked),
+                "moves": placement.moves,
+                "evictions": evictions.count,
+                **{name: counters[name] for name in ("migrations", "chunks", "steps", "lost", "crashes")},
+                "frozen_for_suspension": counters["suspensions"],
+            }
+        )
+    )
+    return 0 if walked.right == given.sessions else 1
+
+
+if __name__ == "__main__":
+    # The app must be importable under its own name, not that of a program.
+    from ctxflow.testing import wandering  # noqa: PLW0406 - see above
+
+    raise SystemExit(wandering.main())
