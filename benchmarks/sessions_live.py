@@ -1,13 +1,13 @@
 """The part of sessions.py that runs sessions: what coalescing gains, and what a migration costs.
 
-`coalescing_speedup` is how many times the chunks a second 8 sessions of the streaming example's model make on one worker
-in common steps, of what they make one at a time, in rounds that take turns on the same worker.
+`coalescing_speedup` is how many times the chunks a second 8 sessions of the streaming example's model make on one
+worker in common steps, of what they make one at a time, in rounds that take turns on the same worker.
 
-`migration_added_ms` is what ctxflow adds to a migration's transfer: the time from the end of the step that froze the state
-to the end of the step that thawed it on another worker, less what that step took there itself, less the same time between
-two steps of a session that stays. (Pickling and writing are in the first step's time, reading and opening in the second's:
-that is the transfer.) `migration_added_share` is that in % of a chunk's time, here 0.2 s; `migration_ms` is all that a
-migration costs, transfer of 1 MB included.
+`migration_added_ms` is what ctxflow adds to a migration's transfer: the time from the end of the step that froze the
+state to the end of the step that thawed it on another worker, less what that step took there itself, less the same time
+between two steps of a session that stays. (Pickling and writing are in the first step's time, reading and opening in
+the second's: that is the transfer.) `migration_added_share` is that in % of a chunk's time, here 0.2 s; `migration_ms`
+is all that a migration costs, transfer of 1 MB included.
 """
 
 from __future__ import annotations

@@ -76,8 +76,9 @@ def _lanes(seen: Happenings, colours: dict[str, str]) -> str:
         out.append(f'<text x="0" y="{y + 12}">{html.escape(user)}</text>')
         out.append(f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y + 8}" y2="{y + 8}" stroke="#ddd"/>')
         for begin, end in _suspensions(seen, user, last):
+            width = max(1, round(x(end) - x(begin), 1))
             out.append(
-                f'<rect x="{x(begin)}" y="{y + 5}" width="{max(1, round(x(end) - x(begin), 1))}" height="6" fill="#bbb">'
+                f'<rect x="{x(begin)}" y="{y + 5}" width="{width}" height="6" fill="#bbb">'
                 "<title>suspended</title></rect>"
             )
         for at, question in seen.turns[user]:

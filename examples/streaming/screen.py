@@ -41,7 +41,7 @@ def view(people: Sequence[Person], executor: ContextExecutor, seen: Happenings, 
     table.add_column("says", no_wrap=True)
     for person in people:
         status = person.session.status
-        said = " ".join(speech.text for speech in seen.speeches[person.name][-6:])[-max(20, width - 50) :]
+        said = _end(" ".join(speech.text for speech in seen.speeches[person.name][-20:]), max(20, width - 50))
         if status is None:
             table.add_row(person.name, "over", "", "", "", Text(said, "dim"))
             continue
@@ -57,6 +57,15 @@ def view(people: Sequence[Person], executor: ContextExecutor, seen: Happenings, 
     )
     waiting = "" if seen.chunks else "The workers build the model..."
     return Group(table, Text(waiting), Text(counts, "dim"), Text(speaker.NOTICE, "dim"))
+
+
+def _end(text: str, width: int) -> str:
+    """The last words that fit.
+
+    >>> _end("one two three", 10)
+    'two three'
+    """
+    return text if len(text) <= width else text[-width:].partition(" ")[2]
 
 
 def summary(seen: Happenings) -> str:

@@ -38,9 +38,11 @@ app = typer.Typer(rich_markup_mode="markdown", add_completion=False)
 class Person(threading.Thread):
     """Somebody who asks, listens, thinks, and asks again; now and then away for a while, with the session suspended."""
 
-    def __init__(self, name: str, stream: SessionApp, seen: Happenings, words: int, stop: threading.Event) -> None:
+    def __init__(
+        self, name: str, stream: SessionApp, seen: Happenings, words: int, pace: float, stop: threading.Event
+    ) -> None:
         super().__init__(name=name, daemon=True)
-        self._seen, self._words, self._stop_talking = seen, words, stop
+        self._seen, self._words, self._pace, self._stop_talking = seen, words, pace, stop
         self._luck = random.Random(name)
         self.session: Session = stream.open(self._question())
 
@@ -73,6 +75,7 @@ class Person(threading.Thread):
         for text in self.session:
             status = self.session.status
             self._seen.heard(Speech(self.name, text, time.monotonic(), status.worker if status else None))
+            self._pause(self._pace)  # Nobody reads faster; meanwhile a few chunks are made ahead.
             if self._stop_talking.is_set():
                 return
 
@@ -102,7 +105,8 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Workers on this machine.")] = 2,
     site: Annotated[str, typer.Option(help="Where to run: local, or a site file.")] = "local",
     placement: Annotated[str, typer.Option(help="The sessions' policy: least-loaded or turboserve.")] = "turboserve",
-    words: Annotated[int, typer.Option(min=2, help="Words of an answer, about.")] = 40,
+    pace: Annotated[float, typer.Option(min=0, help="Seconds in which a person reads six words.")] = 0.25,
+    words: Annotated[int, typer.Option(min=2, help="Words of an answer, about.")] = 60,
     hidden: Annotated[int, typer.Option(help="The model's width, a multiple of 32.")] = 128,
     chunk_target: Annotated[float, typer.Option(help="Seconds that a chunk of six words may take.")] = 0.2,
     evict: Annotated[bool, typer.Option(help="Take a worker away halfway, without a word.")] = True,
@@ -115,7 +119,7 @@ def main(
     # Sessions of one model share a worker's library process, and the model's calls.
     with ContextExecutor(site, workers=workers, sessions=placement) as executor:
         stop = threading.Event()
-        people = [Person(name, stream, seen, words, stop) for name in _names(users)]
+        people = [Person(name, stream, seen, words, pace, stop) for name in _names(users)]
         director = threading.Thread(target=direct, args=(executor, seen, seconds, evict, stop), daemon=True)
         for thread in (*people, director):
             thread.start()

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -155,10 +156,7 @@ def take_all(
 
 
 def main() -> int:
-    """Have sessions wander over workers of this machine; write what came of it, and fail if a chunk is not as it should.
-
-    Workers join anew after evictions, and moves are asked for until so many were made.
-    """
+    """Have sessions wander over workers of this machine; write what came of it, and fail if a chunk is not right."""
     from ctxflow.executors import ContextExecutor
     from ctxflow.testing.evictions import Evictions
 
@@ -179,17 +177,14 @@ def main() -> int:
             state = executor.calls.run._scheduler.state
             executor.calls.run._scheduler.validate()
     counters = dataclasses.asdict(state.counters)
-    print(
-        json.dumps(
-            {
-                **dataclasses.asdict(walked),
-                "moves": placement.moves,
-                "evictions": evictions.count,
-                **{name: counters[name] for name in ("migrations", "chunks", "steps", "lost", "crashes")},
-                "frozen_for_suspension": counters["suspensions"],
-            }
-        )
-    )
+    found = {
+        **dataclasses.asdict(walked),
+        "moves": placement.moves,
+        "evictions": evictions.count,
+        **{name: counters[name] for name in ("migrations", "chunks", "steps", "lost", "crashes")},
+        "frozen_for_suspension": counters["suspensions"],
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0 if walked.right == given.sessions else 1
 
 

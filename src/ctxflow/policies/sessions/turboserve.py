@@ -61,12 +61,22 @@ class TurboServe:
         return placed
 
     def _assigned(self, view: View, app: str, sessions: list[SessionView]) -> dict[int, str | None]:
-        workers = [worker for name in loads(view) if view.can_carry(sessions[0], worker := view.workers[name])]
-        residents = _residents(view, app, workers)
-        if not residents:
-            return {}
-        found = assign([s.id for s in sessions], residents, _curve(view, app, workers), _capacity(view, app, workers))
-        return {int(str(session)): str(worker) for session, worker in found.placed.items()}
+        """First to workers that have the context; those that must build it are for whom these have no room.
+
+        A rebalancing uses them as well, and has the context built before a session moves.
+        """
+        able = [worker for name in loads(view) if view.can_carry(sessions[0], worker := view.workers[name])]
+        ready = [worker for worker in able if _is_ready(worker, sessions[0].context)]
+        placed: dict[int, str | None] = {}
+        for workers in (ready, able):
+            left = [session.id for session in sessions if session.id not in placed]
+            if workers and left:
+                residents = _residents(view, app, workers)
+                for number, worker_id in placed.items():
+                    residents[worker_id].append(number)
+                found = assign(left, residents, _curve(view, app, workers), _capacity(view, app, workers))
+                placed.update({int(str(session)): str(worker) for session, worker in found.placed.items()})
+        return placed
 
     def _moves(self, view: View, app: str, placed: Mapping[int, str | None]) -> dict[int, str | None]:
         movable = {
@@ -94,6 +104,11 @@ class TurboServe:
             moves = rebalance_groups(residents, curve, costs, capacity)
         wanted = {int(str(move.session)): str(move.target) for move in moves}
         return {each: there for each, there in wanted.items() if each in movable}
+
+
+def _is_ready(worker: WorkerView, context: str) -> bool:
+    held = worker.contexts.get(context)
+    return held is not None and held.state == "ready"
 
 
 def _residents(view: View, app: str, workers: list[WorkerView]) -> dict[Gpu, list[Session]]:
