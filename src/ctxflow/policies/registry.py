@@ -32,6 +32,7 @@ _OWN = {
     },
     "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
     "scaling": {
+        "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
     },
