@@ -22,6 +22,7 @@ _OWN = {
         "round-robin": "ctxflow.policies.routing:RoundRobin",
     },
     "batching": {
+        "coalescing": "ctxflow.policies.batching:Coalescing",
         "fixed": "ctxflow.policies.batching:Fixed",
         "opportunistic": "ctxflow.policies.batching:Opportunistic",
     },
@@ -35,6 +36,10 @@ _OWN = {
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
     },
+    "sessions": {
+        "least-loaded": "ctxflow.policies.sessions:LeastLoadedSessions",
+        "turboserve": "ctxflow.policies.sessions:TurboServe",
+    },
 }
 _METHODS = {
     "routing": ("assign",),
@@ -42,6 +47,7 @@ _METHODS = {
     "placement": ("plan",),
     "preemption": ("victims",),
     "scaling": ("target",),
+    "sessions": ("place",),
 }
 FAMILIES = tuple(_OWN)
 DEFAULTS = {
@@ -50,6 +56,7 @@ DEFAULTS = {
     "placement": "everywhere",
     "preemption": "none",
     "scaling": "fixed",
+    "sessions": "least-loaded",
 }
 """The policy of each family where nobody chooses."""
 

@@ -85,3 +85,4 @@ class Site(pydantic.BaseModel):
         DEFAULTS["preemption"], description="Who gives way when an app that waits has no worker."
     )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
+    sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")
