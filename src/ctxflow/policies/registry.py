@@ -29,7 +29,12 @@ _OWN = {
         "agh": "ctxflow.policies.placement.live:AdaptivePlacement",
         "everywhere": "ctxflow.policies.placement:Everywhere",
     },
-    "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
+    "preemption": {
+        "exact": "ctxflow.policies.preemption:ExactPreemption",
+        "imp": "ctxflow.policies.preemption:IncrementalMinimalPreemption",
+        "none": "ctxflow.policies.preemption:NoPreemption",
+        "standard": "ctxflow.policies.preemption:StandardPreemption",
+    },
     "scaling": {
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
@@ -39,7 +44,7 @@ _METHODS = {
     "routing": ("assign",),
     "batching": ("size", "duplicate", "linger"),
     "placement": ("plan",),
-    "preemption": ("victims",),
+    "preemption": ("victims", "reserves", "patience", "grace", "idle"),
     "scaling": ("target",),
 }
 FAMILIES = tuple(_OWN)

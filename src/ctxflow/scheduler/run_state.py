@@ -7,10 +7,11 @@ that it calls).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, TierView, WorkerView
 from ctxflow.scheduler import residency
+from ctxflow.scheduler.reservations import Machine, Reservations
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -42,6 +43,7 @@ class RunState:
         self.tiers: dict[str, Tier] = {}
         self.regions: Mapping[str, RegionView] = {}
         self.forecast: Mapping[str, float] | None = None
+        self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
@@ -74,6 +76,16 @@ class RunState:
         """How many workers hold or load the context."""
         state = self.contexts.get(context)
         return state.holders if state else 0
+
+    @property
+    def machines(self) -> Mapping[str, Machine]:
+        """The machines on which workers can be asked for."""
+        return self.reservations.machines
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet."""
+        return self.reservations.reserved
 
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""
