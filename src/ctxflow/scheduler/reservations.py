@@ -82,7 +82,9 @@ class Reservations:
 
     :ivar wants: the contexts with two GPUs or more, where the preemption policy makes room.
     :ivar machines: as they were surveyed last.
-    :ivar awaited: the tiers whose survey is not there yet.
+    :ivar awaited: the tiers whose survey is not there yet, and when it was asked for.
+    :ivar surveyed: the tiers whose machines nobody has decided on since they were surveyed.
+    :ivar told: why a survey failed, as it was told last.
     """
 
     def __init__(self) -> None:
@@ -91,6 +93,7 @@ class Reservations:
         self.machines: dict[str, Machine] = {}
         self.awaited: dict[str, float] = {}
         self.surveyed: set[str] = set()
+        self.told = ""
         self.next_pin = 1
 
     @property
@@ -139,13 +142,17 @@ def may_hold(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> bool:
 def surveyed(state: RunState, event: ev.MachinesFound, out: list[Command]) -> None:
     """The batch system has told which machines there are."""
     table = state.reservations
+    if event.reason:  # It is asked again when an answer would be overdue.
+        if event.reason != table.told:
+            table.told = event.reason
+            out.append(Note(f"tier {event.tier}: {event.reason}", trouble=True))
+        return
     table.awaited.pop(event.tier, None)
+    table.told = ""
     table.machines = {name: each for name, each in table.machines.items() if each.tier != event.tier}
     for name, graph in event.machines.items():
         table.machines.setdefault(name, Machine(name, event.tier, from_graph(graph)))
     table.surveyed.add(event.tier)
-    if event.reason:
-        out.append(Note(f"tier {event.tier}: {event.reason}", trouble=True))
 
 
 def started(state: RunState, pin: int) -> None:
