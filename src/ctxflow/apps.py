@@ -29,7 +29,7 @@ Deadline = float | datetime.datetime | None
 class Options:
     """What may be said of an app where it is defined, and changed with `using`.
 
-    :ivar priority: higher goes first.
+    :ivar priority: higher goes first; by default its context's, which is 0 by default.
     :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
         Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
     :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
@@ -46,7 +46,7 @@ class Options:
         and brings the files for every call too.
     """
 
-    priority: int = 0
+    priority: int | None = None
     deadline: Deadline = None
     timeout: float | None = None
     retries: int = 0
@@ -104,6 +104,13 @@ class _App:
         self.function = function
         self.context = context
         self.options = options
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+        if self.options.priority is not None:
+            return self.options.priority
+        return self.context.priority if self.context is not None else 0
 
     def using(self, context: Context | None = None, **options: Any) -> Any:
         """The same app with another context or other options.
@@ -170,7 +177,7 @@ class _ContextCall:
             CallOptions(
                 context,
                 context is not None,
-                options.priority,
+                self.app.priority,
                 self.app.deadline_on(calls.run),
                 options.timeout,
                 options.retries,
@@ -305,7 +312,7 @@ class BatchApp(_App):
             self.__name__,
             context=context,
             batch_size=options.batch_size,
-            priority=options.priority,
+            priority=self.priority,
             deadline=deadline,
             retries=options.retries,
             max_delay=options.max_delay,

@@ -7,6 +7,7 @@ from scheduler_bench import Bench, only, run_of
 from ctxflow.policies.preemption import ExactPreemption, StandardPreemption
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.refusal import refused
 from ctxflow.scheduler.reservations import PAUSE_SECONDS, SURVEY_SECONDS, TRIES
 
 
@@ -294,3 +295,26 @@ def test_workers_tell_where_gpus_are_that_the_batch_system_does_not_know():
 def test_options_that_make_no_sense(option):
     with pytest.raises(ValueError):
         ExactPreemption(**option)
+
+
+def spec(gpus, affinity=None):
+    return ev.ContextSpec("c", "model", gpus=gpus, affinity=affinity)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tiers", "reserves", "says"),
+    [
+        (spec(1), [tier()], False, None),
+        (spec(2), [tier()], False, 'needs 2 GPU(s), but a worker here has 1: set preemption = "exact" in the site'),
+        (spec(8, "guaranteed"), [tier()], True, None),
+        (spec(9), [tier()], True, "needs 9 GPU(s), but a worker here has 1 and a machine 8: use a site whose workers"),
+        (spec(2), [ev.TierSpec("t", gpus=1)], True, "needs 2 GPU(s), but a worker here has 1: use a site whose"),
+        (spec(2, "best-effort"), [ev.TierSpec("t", gpus=2)], False, None),
+        (spec(2, "guaranteed"), [ev.TierSpec("t", gpus=2)], True, 'close together, and nobody sees to that here: use a'),
+        (spec(2, "guaranteed"), [tier(gpus=2)], False, 'nobody sees to that here: set preemption = "exact"'),
+        (spec(1, "guaranteed"), [ev.TierSpec("t", gpus=1)], False, None),
+    ],
+)
+def test_what_a_site_can_never_give_is_refused(wanted, tiers, reserves, says):
+    told = refused(wanted, tiers, reserves)
+    assert told is None if says is None else says in told

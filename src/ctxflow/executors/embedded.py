@@ -25,13 +25,14 @@ from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
-from ctxflow.executors.workers import Worker, share
-from ctxflow.host.devices import cuda_devices
+from ctxflow.executors.workers import Worker, share, topology_of, used_by
+from ctxflow.host.devices import Device, cuda_devices
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.topology import to_graph
 
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.
@@ -77,6 +78,7 @@ class EmbeddedEngine:
             )
         self.gpus_per_worker = each
         self._free_devices = [self._devices[n * each : (n + 1) * each] for n in range(self.workers)]
+        self._topology = topology_of([device for each in self._free_devices for device in each])
         self._slots = slots
         self._scratch_parent = scratch
         self._rejoin_seconds = rejoin_seconds
@@ -85,6 +87,7 @@ class EmbeddedEngine:
         self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
         self._target = 0
+        self._pins: dict[int, cmd.AcquireAt] = {}  # Workers that wait for their devices to be free.
         self._spawned = 0
         self._respawn_at: list[float] = []
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
@@ -95,7 +98,8 @@ class EmbeddedEngine:
 
     def tiers(self) -> list[ev.TierSpec]:
         """What this machine offers."""
-        return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker)]
+        most = self.gpus_per_worker * self.workers
+        return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker, machine_gpus=most)]
 
     def start(self, run: RunServices) -> None:
         """Make the directories; workers come with `Acquire`.
@@ -132,14 +136,35 @@ class EmbeddedEngine:
             if self._stopped:
                 return
             for command in commands:
-                if isinstance(command, cmd.Acquire):
-                    self._target = command.workers
-                    for _ in range(self._target - len(self._workers) - len(self._respawn_at)):
-                        self._spawn()
+                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
+                    self._acquire(command)
                     continue
                 worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
                     self._tell(worker, command)
+
+    def _acquire(self, command: cmd.Command) -> None:
+        """Have other workers than there are."""
+        if isinstance(command, cmd.Acquire):
+            self._target = command.workers
+            for _ in range(self._target - self._ordinary() - len(self._respawn_at)):
+                self._spawn()
+        elif isinstance(command, cmd.AcquireAt):
+            self._pins[command.pin] = command
+            self._spawn_pinned()
+        elif isinstance(command, cmd.Forgo):
+            self._pins.pop(command.pin, None)
+            for worker in [each for each in self._workers.values() if each.pin == command.pin]:
+                self._release(worker)
+        elif isinstance(command, cmd.Survey):
+            machine = socket.gethostname()
+            users = {device.id: worker.name for worker in self._workers.values() for device in worker.devices}
+            found = {machine: to_graph(used_by(self._topology, users))} if self._devices else {}
+            self._event(ev.MachinesFound(self._run.clock(), command.tier, found))
+
+    def _ordinary(self) -> int:
+        """How many workers there are that were not asked for with devices of their own."""
+        return sum(worker.pin is None for worker in self._workers.values())
 
     def _tell(self, worker: Worker, command: cmd.Command) -> None:
         if isinstance(command, cmd.Run):
@@ -159,6 +184,8 @@ class EmbeddedEngine:
             if isinstance(command, cmd.Unload) and command.files:
                 head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
             self._send(worker, head)
+        elif isinstance(command, cmd.Drain):
+            self._send(worker, {"do": "drain"})
         elif isinstance(command, cmd.Release):
             self._release(worker)
 
@@ -354,26 +381,46 @@ class EmbeddedEngine:
             slots=self._slots,
             gpus=len(worker.devices),
             gpu_model=first.model if first else None,
-            memory=psutil.virtual_memory().total // self.workers,
+            memory=psutil.virtual_memory().total // self.workers * max(1, len(worker.shares)),
             gpu_memory=first.memory if first else None,
+            topology=to_graph(self._topology) if worker.devices else None,
+            devices=tuple(device.id for device in worker.devices),
+            pin=worker.pin,
         )
 
     # --- workers
 
     def _spawn(self) -> None:
+        devices = self._free_devices.pop(0) if self._free_devices else []
+        self._begin(devices, [devices])
+
+    def _spawn_pinned(self) -> None:
+        """Start the workers whose devices are free; each takes the whole shares of the machine that they are in."""
+        for pin, command in list(self._pins.items()):
+            wanted = {device.id: device for device in self._devices if device.id in command.devices}
+            shares = [each for each in self._free_devices if any(device.id in wanted for device in each)]
+            if wanted and {device.id for each in shares for device in each}.issuperset(wanted):
+                del self._pins[pin]
+                self._free_devices = [each for each in self._free_devices if each not in shares]
+                # In the order in which they were named: neighbours in the machine's topology beside each other.
+                self._begin([wanted[name] for name in command.devices], shares, pin)
+
+    def _begin(self, devices: list[Device], shares: list[list[Device]], pin: int | None = None) -> None:
+        """Start a worker."""
         number = self._spawned
         self._spawned += 1
         name = f"local-{number + 1}"
-        devices = self._free_devices.pop(0) if self._free_devices else []
-        variables = share(devices, bool(self._devices), self.workers)
+        variables = share(devices, bool(self._devices), self.workers, len(shares))
         if number < len(self._slowdowns):
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
+        logs = os.path.join(self._run.directory, "workers", name)
         try:
-            worker = Worker(name, devices, self._scratch, os.path.join(self._run.directory, "workers", name), variables)
+            worker = Worker(name, devices, self._scratch, logs, variables)
         except OSError as error:
-            self._free_devices.append(devices)
+            self._free_devices += shares
             self._not_born(str(error))
             return
+        worker.shares, worker.pin = shares, pin
         self._workers[worker.name] = worker
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
@@ -398,14 +445,15 @@ class EmbeddedEngine:
             self._lines.serve(line)
         self._end(worker)
         del self._workers[worker.name]
-        self._free_devices.append(worker.devices)
+        self._free_devices += worker.shares
         now = self._run.clock()
         if worker in self._noticed:
             self._noticed.remove(worker)
         if worker.joined:
             known = worker.evicted or worker.released
             self._events.append(ev.WorkerLost(now, worker.name, evicted=known))
-        if len(self._workers) + len(self._respawn_at) >= self._target:
+        self._spawn_pinned()
+        if worker.pin is not None or self._ordinary() + len(self._respawn_at) >= self._target:
             return
         if worker.joined or worker.evicted:
             self._respawn_at.append(now + (self._rejoin_seconds if worker.pause is None else worker.pause))
@@ -416,7 +464,7 @@ class EmbeddedEngine:
     def _respawn(self) -> None:
         while self._respawn_at and self._respawn_at[0] <= self._run.clock():
             del self._respawn_at[0]
-            if len(self._workers) < self._target:
+            if self._ordinary() < self._target:
                 self._spawn()
 
     def _end(self, worker: Worker) -> None:

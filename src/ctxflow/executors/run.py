@@ -31,6 +31,7 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
+from ctxflow.scheduler.refusal import refused
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -204,7 +205,7 @@ class Run:
 
         :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
-        :raises ValueError: if it needs more GPUs than a worker has.
+        :raises ValueError: if it needs more GPUs than a worker has, or can have.
         """
         level = level or self._level
         name = _id(context, level)
@@ -212,12 +213,9 @@ class Run:
             return name
         self.prepare_pickling()
         spec = _spec(context, level)
-        most = max((tier.gpus for tier in self._tiers), default=0)
-        if spec.gpus > most:
-            raise ValueError(
-                f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
-                "workers have as many, or a recipe with fewer (gpus=0 for none)"
-            )
+        refusal = refused(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
+        if refusal is not None:
+            raise ValueError(refusal)
         payload = _payload(context, level)
         with self._lock:
             if name not in self._contexts:
@@ -392,6 +390,8 @@ class Run:
         for command in commands:
             if isinstance(command, cmd.Deliver):
                 deliveries.append(self._delivery(command, event))
+            elif isinstance(command, cmd.Note):
+                logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
             else:
@@ -494,4 +494,6 @@ def _spec(context: Context | None, level: str) -> ev.ContextSpec:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
     name = _id(context, level)
-    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level)
+    return ev.ContextSpec(
+        name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity
+    )

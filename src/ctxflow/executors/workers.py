@@ -6,11 +6,13 @@ What does not live here: which workers there are, and what they are told (embedd
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ctxflow.factory.provider import tail
@@ -18,6 +20,8 @@ from ctxflow.host.devices import Device
 from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.wire import Channel
+from ctxflow.topology import Topology, of_gpus, position
+from ctxflow.topology.machine import read_machine
 
 if TYPE_CHECKING:
     from ctxflow.executors.lines import Line
@@ -41,6 +45,8 @@ class Worker:
         self.joined = False
         self.evicted = False  # Known to be taken away, or about to be.
         self.released = False
+        self.shares = [devices]  # What it holds of the machine's devices, as they are dealt out.
+        self.pin: int | None = None  # The number by which it was asked for, with devices of its own.
         self.pause: float | None = None  # Seconds for which its place stays empty, if that was said.
         self.lines: dict[str, Line] = {}
         os.makedirs(logs, exist_ok=True)
@@ -76,14 +82,41 @@ class Worker:
         return (tail(self._log).splitlines() or [status])[-1].strip()
 
 
-def share(devices: list[Device], dealt: bool, workers: int) -> dict[str, str]:
+def topology_of(devices: Sequence[Device]) -> Topology:
+    """This machine's, with these devices and no others, by their ids; one that no driver knows is near no NUMA node."""
+    names = [device.id for device in devices]
+    try:
+        found = read_machine() if names else Topology("")
+    except ValueError:  # The kernel tells nothing, as in some containers.
+        found = Topology("")
+    known = of_gpus(found, names)
+    chosen = {position(known, name): name for name in names}
+    gpus = [(known.gpus[place], name) for place, name in chosen.items() if place is not None]
+    named = tuple(dataclasses.replace(gpu, uuid=None if name.isdigit() else name) for gpu, name in gpus)
+    return dataclasses.replace(known, gpus=tuple(sorted(named, key=lambda gpu: gpu.index)))
+
+
+def used_by(topology: Topology, users: Mapping[str, str]) -> Topology:
+    """The topology with who uses which GPU.
+
+    :param users: by the device's id.
+    """
+    names = {position(topology, device): user for device, user in users.items()}
+    gpus = tuple(
+        dataclasses.replace(gpu, used_by=names.get(place)) for place, gpu in enumerate(topology.gpus)
+    )
+    return dataclasses.replace(topology, gpus=gpus)
+
+
+def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
     """The environment that keeps a worker to its share of the machine.
 
     :param devices: its GPUs.
     :param dealt: whether the machine has GPUs at all.
     :param workers: how many share the machine.
+    :param shares: how many of those shares it has.
     """
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    threads = str(max(1, (os.cpu_count() or 1) * shares // workers))
     variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
     if dealt:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
