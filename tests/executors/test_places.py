@@ -11,7 +11,7 @@ from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors import embedded, workers
 from ctxflow.host.devices import Device
 from ctxflow.scheduler.log import replay
-from ctxflow.topology import Gpu, NumaNode, Topology
+from ctxflow.topology import Gpu, NumaNode, Topology, used_by
 
 DEVICES = 8
 SOCKETS = {0: (0, 2, 4, 6), 1: (1, 3, 5, 7)}  # Neighbours are not neighbours by number.
@@ -104,7 +104,7 @@ def test_where_nobody_makes_room_it_is_refused(pretended, tmp_path):
 def test_devices_that_no_driver_knows_are_a_topology_too():
     found = workers.topology_of([Device("0"), Device("GPU-x")])
     assert [(gpu.index, gpu.uuid, gpu.numa) for gpu in found.gpus] == [(0, None, None), (1, "GPU-x", None)]
-    used = workers.used_by(found, {"GPU-x": "local-1"})
+    used = used_by(found, {"GPU-x": "local-1"})
     assert [gpu.used_by for gpu in used.gpus] == [None, "local-1"]
     assert workers.topology_of([]).gpus == ()
 

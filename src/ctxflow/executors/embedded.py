@@ -25,14 +25,14 @@ from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
-from ctxflow.executors.workers import Worker, share, topology_of, used_by
+from ctxflow.executors.workers import Worker, share, topology_of
 from ctxflow.host.devices import Device, cuda_devices
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.topology import to_graph
+from ctxflow.topology import to_graph, used_by
 
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.

@@ -96,18 +96,6 @@ def topology_of(devices: Sequence[Device]) -> Topology:
     return dataclasses.replace(known, gpus=tuple(sorted(named, key=lambda gpu: gpu.index)))
 
 
-def used_by(topology: Topology, users: Mapping[str, str]) -> Topology:
-    """The topology with who uses which GPU.
-
-    :param users: by the device's id.
-    """
-    names = {position(topology, device): user for device, user in users.items()}
-    gpus = tuple(
-        dataclasses.replace(gpu, used_by=names.get(place)) for place, gpu in enumerate(topology.gpus)
-    )
-    return dataclasses.replace(topology, gpus=gpus)
-
-
 def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
     """The environment that keeps a worker to its share of the machine.
 

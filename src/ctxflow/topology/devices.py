@@ -6,7 +6,7 @@ What does not live here: which devices this process may use (ctxflow.host.device
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ctxflow.topology.model import Gpu, Topology
 
@@ -71,6 +71,16 @@ def of_gpus(topology: Topology, names: Sequence[str]) -> Topology:
         Gpu(int(name)) if name.isdigit() else Gpu(first + number, name) for number, name in enumerate(unknown)
     )
     return dataclasses.replace(topology, groups=(), gpus=topology.gpus + more)
+
+
+def used_by(topology: Topology, users: Mapping[str, str]) -> Topology:
+    """The topology with who uses which GPU.
+
+    :param users: by the GPU's name.
+    """
+    names = {position(topology, device): user for device, user in users.items()}
+    gpus = tuple(dataclasses.replace(gpu, used_by=names.get(place)) for place, gpu in enumerate(topology.gpus))
+    return dataclasses.replace(topology, gpus=gpus)
 
 
 def _known(number: int | None) -> float:
