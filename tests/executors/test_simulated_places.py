@@ -73,7 +73,11 @@ class Played:
                     self.joined[event.worker.id] = event.worker
                 self.feed(event)
             self.feed(ev.Tick(self.engine.now))
-            if 60.0 < self.engine.now < time - 5.0 and not self.scheduler.state.open and not self.scheduler.state.reservations.all:
+            if (
+                60.0 < self.engine.now < time - 5.0
+                and not self.scheduler.state.open
+                and not self.scheduler.state.reservations.all
+            ):
                 return
 
     def only(self, kind):
@@ -111,7 +115,9 @@ def test_somebody_else_comes_first_and_it_gets_another_place():
 def test_a_place_that_is_taken_away_costs_nothing():
     first = Played(machines("m1", "m2"))
     [worker] = first.pinned
-    joined = next(time for time, command in first.commands if isinstance(command, cmd.Load) and command.context == "urgent")
+    joined = next(
+        time for time, command in first.commands if isinstance(command, cmd.Load) and command.context == "urgent"
+    )
     host, _, number = worker.devices[0].removeprefix("GPU-").partition("-")
     played = Played(machines("m1", "m2", **{f"{host}_{number}": pools.during(0.0, joined + 7.0)}))
     assert len(played.pinned) == 2 and played.scheduler.state.counters.evicted == 1

@@ -4,7 +4,6 @@ import pytest
 from scheduler_bench import Bench, only, run_of
 
 from ctxflow.policies.protocols import Plan
-from ctxflow.scheduler import Limits
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

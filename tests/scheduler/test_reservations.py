@@ -83,7 +83,7 @@ def test_the_standard_selection_takes_the_latest_whatever_their_sockets():
 
 def test_room_that_is_free_and_aligned_is_taken_first():
     bench = saturated()
-    commands = answer(bench, bench.submit("urgent", 1), m1=full("m1"), m2=full("m2", {n: None for n in (4, 5, 6, 7)}))
+    commands = answer(bench, bench.submit("urgent", 1), m1=full("m1"), m2=full("m2", dict.fromkeys((4, 5, 6, 7))))
     free = tuple(device("m2", number) for number in range(4, 8))
     assert not room_of(commands)
     assert only(commands, cmd.AcquireAt) == [cmd.AcquireAt(1, "default", "m2", free)]
@@ -223,7 +223,7 @@ def test_work_that_is_called_off_stops_nobody_for_longer():
 
 def asked_again(bench):
     """Room is there already."""
-    users = {n: None for n in range(4)} if "m1-0" not in bench.state.workers else {n: None for n in range(4, 8)}
+    users = dict.fromkeys(range(4)) if "m1-0" not in bench.state.workers else dict.fromkeys(range(4, 8))
     [acquire] = only(answer(bench, bench.submit("urgent", 1), m1=full("m1", users)), cmd.AcquireAt)
     return acquire
 
@@ -251,7 +251,7 @@ def test_a_more_urgent_context_may_take_a_place():
 def test_workers_started_by_hand_are_nobodys_to_give_back():
     bench = saturated()
     bench.join("by hand", host="m2", gpus=1, devices=(device("m2", 0),), acquired=False)
-    commands = answer(bench, bench.submit("urgent", 1), m2=full("m2", {n: None for n in range(1, 4)}))
+    commands = answer(bench, bench.submit("urgent", 1), m2=full("m2", dict.fromkeys(range(1, 4))))
     assert not room_of(commands) and only(commands, cmd.Note)[0].trouble
 
 
@@ -310,7 +310,12 @@ def spec(gpus, affinity=None):
         (spec(9), [tier()], True, "needs 9 GPU(s), but a worker here has 1 and a machine 8: use a site whose workers"),
         (spec(2), [ev.TierSpec("t", gpus=1)], True, "needs 2 GPU(s), but a worker here has 1: use a site whose"),
         (spec(2, "best-effort"), [ev.TierSpec("t", gpus=2)], False, None),
-        (spec(2, "guaranteed"), [ev.TierSpec("t", gpus=2)], True, 'close together, and nobody sees to that here: use a'),
+        (
+            spec(2, "guaranteed"),
+            [ev.TierSpec("t", gpus=2)],
+            True,
+            "close together, and nobody sees to that here: use a",
+        ),
         (spec(2, "guaranteed"), [tier(gpus=2)], False, 'nobody sees to that here: set preemption = "exact"'),
         (spec(1, "guaranteed"), [ev.TierSpec("t", gpus=1)], False, None),
     ],

@@ -221,7 +221,7 @@ class Pool(RuleBasedStateMachine):
     @rule(others=st.sets(st.integers(0, GPUS - 1)) | EVERY, fails=st.sampled_from([False] * 4 + [True]))
     def survey(self, others, fails):
         """The batch system tells of the machines; some GPUs, often all that are not ours, are others'."""
-        self.answer_survey({} if fails else {machine: others for machine in MACHINES})
+        self.answer_survey({} if fails else dict.fromkeys(MACHINES, others))
 
     @precondition(lambda self: "wide" in self.contexts and any(worker.devices for worker in self.workers.values()))
     @rule(context=st.sampled_from(sorted(WIDE)), count=st.integers(1, 5))
@@ -237,7 +237,7 @@ class Pool(RuleBasedStateMachine):
         tier = self.surveys.pop(0)
         graphs = {}
         for machine, theirs in others.items():
-            users = {n: "bob" for n in theirs}
+            users = dict.fromkeys(theirs, "bob")
             users |= {n: "alice" for n in range(GPUS) if self.taken(device(machine, n))}
             graphs[machine] = graph(machine, users)
         self.tell(ev.MachinesFound, tier, graphs, reason="" if others else "it does not answer")
@@ -438,7 +438,7 @@ class Pool(RuleBasedStateMachine):
                 self.now += 100
                 self.tell(ev.Tick)
                 while self.surveys:
-                    self.answer_survey({machine: () for machine in (*MACHINES, "m3")})
+                    self.answer_survey(dict.fromkeys((*MACHINES, "m3"), ()))
                 for pin in list(self.pins):
                     self.come(pin)
                 for released in self.released & self.workers.keys():

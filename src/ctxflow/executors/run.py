@@ -494,6 +494,4 @@ def _spec(context: Context | None, level: str) -> ev.ContextSpec:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
     name = _id(context, level)
-    return ev.ContextSpec(
-        name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity
-    )
+    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)

@@ -303,8 +303,8 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
         _pause(state, context, PAUSE_SECONDS)
         close = " close together" if spec.affinity == "guaranteed" else ""
         text = (
-            f"no machine has {spec.gpus} GPUs{close} for the context {spec.name}, even if all workers of lower priority "
-            f"than {app.priority} gave way: it waits"
+            f"no machine has {spec.gpus} GPUs{close} for the context {spec.name}, even if all workers of lower "
+            f"priority than {app.priority} gave way: it waits"
         )
         if text != want.told:
             want.told = text

@@ -67,9 +67,7 @@ def of_gpus(topology: Topology, names: Sequence[str]) -> Topology:
     """
     unknown = [name for name in names if position(topology, name) is None]
     first = max((gpu.index for gpu in topology.gpus), default=-1) + 1
-    more = tuple(
-        Gpu(int(name)) if name.isdigit() else Gpu(first + number, name) for number, name in enumerate(unknown)
-    )
+    more = tuple(Gpu(int(name)) if name.isdigit() else Gpu(first + number, name) for number, name in enumerate(unknown))
     return dataclasses.replace(topology, groups=(), gpus=topology.gpus + more)
 
 

@@ -13,4 +13,4 @@ class NoPreemption:
 
     def victims(self, view: View, request: PlaceRequest) -> None:
         """Nobody."""
-        return None
+        return
