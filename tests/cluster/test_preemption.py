@@ -69,16 +69,19 @@ class Bench:
         found = self.driver.until(lambda line: sum(text in note for note in line.get("notes", ())) >= times, limit)
         return [note for note in found["notes"] if text in note][times - 1]
 
-    def result(self) -> tuple[list[Any], dict[str, Any], list[dict[str, Any]]]:
-        """What the urgent work got (its host and GPUs), what came of everything, and the events."""
+    def got(self) -> list[Any]:
+        """The host of the urgent work, and its GPUs with their sockets and NUMA nodes."""
         got = self.driver.until(lambda line: "got" in line, 100)["got"]
+        assert got[0] == got[1] == got[2]
+        return list(got[0])
+
+    def result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What came of everything, once all GPUs are those of one-GPU workers again; and the events."""
         self.driver.until(lambda line: line.get("there") == 8, 60)
         (self.folder / "enough").touch()
         result = self.driver.result()
         with open(self.folder / "run" / "events.jsonl") as file:
-            records = [json.loads(line) for line in file][1:]
-        assert got[0] == got[1] == got[2]
-        return got[0], result, records
+            return result, [json.loads(line) for line in file][1:]
 
     def close(self) -> None:
         """End it."""
@@ -105,12 +108,14 @@ def commands(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def gave_way(records: list[dict[str, Any]], note: str) -> set[str]:
-    """The GPUs of the workers that a note names, all of which were released, and nobody else by then."""
+    """The GPUs of the workers that a note names: these went, and nobody else, until the next worker was asked for."""
     named = set(note.partition("the workers ")[2].removesuffix(" give way").split(", "))
+    texts = [[each.get("text") for each in record["commands"]] for record in records]
+    decided = next(number for number, told in enumerate(texts) if note in told)
+    asked = next(n for n, record in enumerate(records) if n >= decided and commands([record], "AcquireAt"))
+    lost = {each["event"]["worker"] for each in records[decided : asked + 1] if each["event"]["is"] == "WorkerLost"}
+    assert len(named) == 4 and lost == named, note
     joined = [record["event"]["worker"] for record in records if record["event"]["is"] == "WorkerJoined"]
-    released = {each["worker"] for each in commands(records, "Release")}
-    assert len(named) == 4 and named <= released, note
-    assert all(record["event"]["evicted"] for record in records if record["event"]["is"] == "WorkerLost")
     return {device for worker in joined if worker["id"] in named for device in worker["devices"]}
 
 
@@ -127,14 +132,15 @@ def test_it_gets_four_gpus_of_one_socket_and_the_others_lose_nothing(
     bench.driver.until(lambda line: line["there"] == 8 and line["done"] > 40)
     bench.go()
     note = bench.noted("give way")
-    (machine, gpus), result, records = bench.result()
+    machine, gpus = bench.got()
+    result, records = bench.result()
     assert machine == "host1" and len({socket for _, socket, _ in gpus}) == 1, gpus
     assert [numa for *_, numa in gpus] == sorted(numa for *_, numa in gpus), "neighbours beside each other"
     assert {name for name, *_ in gpus} == gave_way(records, note), "what those had that gave way"
     assert len(commands(records, "AcquireAt")) == 1
     nothing_lost(result)
     assert result["again"] == 0, "what was answered was not computed again"
-    host.eventually(lambda: not left(host))
+    host.eventually(lambda: not left(host, ["host1"]))
 
 
 def test_the_standard_selection_takes_the_latest_though_they_are_on_two_sockets(
@@ -149,7 +155,8 @@ def test_the_standard_selection_takes_the_latest_though_they_are_on_two_sockets(
     bench.driver.until(lambda line: line["there"] == 8)
     bench.go()
     note = bench.noted("give way")
-    (_, gpus), result, records = bench.result()
+    _, gpus = bench.got()
+    result, records = bench.result()
     assert {name for name, *_ in gpus} == gave_way(records, note)
     assert [(socket, numa) for _, socket, numa in gpus] == [(0, 2), (0, 3), (1, 4), (1, 5)], "across the sockets"
     nothing_lost(result)
@@ -160,19 +167,17 @@ def test_somebody_else_takes_the_gpus_first_and_it_is_tried_again(host: Testbed,
     bench.driver.until(lambda line: line["there"] == 8 and line["done"] > 8)
     bench.go()
     first = bench.noted("give way")
-    host.submit({"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1}, user="bob")
+    gpu = first.partition("the GPUs ")[2].partition(",")[0]
+    theirs = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1, "require_gpus": f'Id == "{gpu}"'}
+    host.submit(theirs, user="bob")
     assert "somebody else has taken them" in bench.noted("no worker came to the GPUs")
-    second = bench.noted("give way", times=2)
-    got = bench.driver.until(lambda line: "got" in line, 100)["got"]
     assert host.running("bob") == 1
+    second = bench.noted("give way", times=2)
+    _, gpus = bench.got()
     host.run("condor_rm", "bob", user="root")
-    bench.driver.until(lambda line: line.get("there") == 8, 60)
-    (bench.folder / "enough").touch()
-    result = bench.driver.result()
-    with open(bench.folder / "run" / "events.jsonl") as file:
-        records = [json.loads(line) for line in file][1:]
+    result, records = bench.result()
     before, after = gave_way(records, first), gave_way(records, second)
-    assert not before & after and {name for name, *_ in got[0][1]} == after
-    assert len({socket for _, socket, _ in got[0][1]}) == 1
+    assert not before & after and {name for name, *_ in gpus} == after
+    assert len({socket for _, socket, _ in gpus}) == 1
     assert len(commands(records, "AcquireAt")) == 2 and len(commands(records, "Forgo")) == 2
     nothing_lost(result)

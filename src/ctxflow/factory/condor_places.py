@@ -43,6 +43,20 @@ def pinned(tier: Tier, pin: int, machine: str, devices: Sequence[str]) -> Tier:
     )
 
 
+def unpinned(tier: Tier) -> Tier:
+    """A tier whose workers leave the place alone that a worker with more GPUs has had.
+
+    HTCondor gives the claim of a job that has ended to the next that fits: one with a single GPU would keep all of it.
+
+    >>> unpinned(Tier(machine_gpus=8)).requirements
+    '(DynamicSlot =!= true || TARGET.GPUs <= MY.RequestGPUs)'
+    """
+    if not tier.machine_gpus or not tier.gpus:
+        return tier
+    alone = _both(tier.requirements, "DynamicSlot =!= true || TARGET.GPUs <= MY.RequestGPUs")
+    return tier.model_copy(update={"requirements": alone})
+
+
 def these_gpus(devices: Sequence[str]) -> str:
     """The condition on a GPU that it is one of these.
 

@@ -172,7 +172,7 @@ def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
         return
     reservation.state, reservation.worker, reservation.idle_since = "held", worker.id, state.now
     state.reservations.wants[reservation.context].lost = 0
-    name, got = _name(state, reservation), ", ".join(worker.spec.devices or reservation.room.devices)
+    name, got = _name(state, reservation), _gpus(worker.devices or reservation.room.devices)
     out.append(Note(f"the context {name} has a worker of its own on {worker.machine}, with the GPUs {got}"))
 
 
@@ -209,7 +209,8 @@ def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> b
     if reservation.state == "clearing":
         return _clear(state, reservation, out)
     if reservation.state == "held":
-        return _release_idle(state, reservation, out)
+        _release_idle(state, reservation, out)
+        return False
     if _waiting(state, reservation.context) is None:
         out.append(Note(f"the context {_name(state, reservation)} has no work any more, so it needs no place"))
     elif state.now < reservation.due:
@@ -258,29 +259,29 @@ def _missed(state: RunState, reservation: Reservation, out: list[Command]) -> No
         then = f"it is tried again in {PAUSE_SECONDS:.0f} s"
     else:
         then = "it is tried again"
-    name, devices = _name(state, reservation), ", ".join(room.devices)
+    name, devices = _name(state, reservation), _gpus(room.devices)
     text = f"no worker came to the GPUs {devices} of {room.machine}, kept for the context {name}: {why}; {then}"
     out.append(Note(text, trouble=True))
 
 
-def _release_idle(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
-    """Give a worker back that has had nothing to do for long enough."""
+def _release_idle(state: RunState, reservation: Reservation, out: list[Command]) -> None:
+    """Give a worker back that has had nothing to do for long enough; its place is kept until it is gone."""
     worker = state.workers[reservation.worker or ""]
+    if worker.draining:
+        return
     if worker.running or worker.loading or _waiting(state, reservation.context) is not None:
         reservation.idle_since = None
-        return False
+        return
     if reservation.idle_since is None:
         reservation.idle_since = state.now
     until = reservation.idle_since + state.policies.preemption.idle
     if state.now < until:
         state.wake(until)
-        return False
+        return
     worker.draining = True
     state.update_free(worker)
     out.append(Release(worker.id))
     out.append(Note(f"the worker of the context {_name(state, reservation)} has nothing to do, and is given back"))
-    _end(state, reservation, out)
-    return True
 
 
 def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> bool:
@@ -331,7 +332,7 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
     table.all[reservation.pin] = reservation
     table.next_pin += 1
     who = f"the workers {', '.join(sorted(room.victims))} give way" if victims else "nobody has to give way"
-    place = f"the GPUs {', '.join(room.devices)} of {room.machine}"
+    place = f"the GPUs {_gpus(room.devices)} of {room.machine}"
     out.append(Note(f"{place} are kept for the context {spec.name}: {who}"))
     for worker in victims:
         worker.draining = True
@@ -377,6 +378,11 @@ def _surveyed(state: RunState, tiers: list[str], out: list[Command]) -> bool:
 
 def _victims_left(state: RunState, reservation: Reservation) -> list[Worker]:
     return [state.workers[name] for name in reservation.room.victims if name in state.workers]
+
+
+def _gpus(devices: Sequence[str]) -> str:
+    """GPUs as people are told of them: by the first digits of their UUIDs, as HTCondor does."""
+    return ", ".join(device[:12] for device in devices)
 
 
 def _name(state: RunState, reservation: Reservation) -> str:
