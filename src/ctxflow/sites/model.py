@@ -83,6 +83,6 @@ class Site(pydantic.BaseModel):
     placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
     preemption: Any = pydantic.Field(
         DEFAULTS["preemption"],
-        description="Who gives way when a context needs a worker of its own, with several GPUs that are close together.",
+        description="Who gives way when a context needs a worker of its own, with several GPUs close together.",
     )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
