@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from ctxflow.executors import ContextExecutor
+    from ctxflow.sessions import session_app
+    from ctxflow.turns import idle, last
 
 _PLACES = {
     "batch_app": "apps",
@@ -38,6 +40,9 @@ _PLACES = {
     "RunEnded": "errors",
     "WorkersLost": "errors",
     "ContextExecutor": "executors",
+    "session_app": "sessions",
+    "idle": "turns",
+    "last": "turns",
 }
 
 __all__ = [
@@ -55,8 +60,11 @@ __all__ = [
     "batch_app",
     "context",
     "context_app",
+    "idle",
+    "last",
     "load_variable_from_context",
     "load_variable_in_serverless",
+    "session_app",
 ]
 
 

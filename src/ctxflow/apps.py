@@ -82,7 +82,11 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def _check_context(context: Any) -> None:
+def check_context(context: Any) -> None:
+    """See that the context of an app is a recipe, or None.
+
+    :raises TypeError: if it is not.
+    """
     if isinstance(context, ContextFunction):
         name = context.function.__name__
         raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
@@ -96,7 +100,7 @@ class _App:
     """What both kinds of app share: a function, its context, and options."""
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
-        _check_context(context)
+        check_context(context)
         if options.level is not None and context is None:
             raise ValueError("level= says what workers keep of an app's context: give the app one, or leave level= out")
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
@@ -375,7 +379,7 @@ def _decorator(kind: type[_App], context: Any, options: Mapping[str, Any]) -> An
     chosen = Options(**_options(options))
     if callable(context) and not isinstance(context, ContextFunction):
         return kind(context, None, chosen)
-    _check_context(context)
+    check_context(context)
     return lambda function: kind(function, context, chosen)
 
 

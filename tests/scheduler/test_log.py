@@ -40,6 +40,15 @@ EVENTS = [
     ev.JobEvicted(1.2, "local", "7.0", "preempted by another's job"),
     ev.JobHeld(1.2, "local", "7.0", 'the disk is "full"'),
     ev.WorkerLost(1.2, "w", evicted=True),
+    ev.SessionOpened(1.3, 1, "a", 64),
+    ev.SessionPrompted(1.3, 1),
+    ev.ChunksWanted(1.3, 1, 128),
+    ev.SessionSuspended(1.3, 1),
+    ev.SessionResumed(1.3, 1),
+    ev.SessionClosed(1.3, 1),
+    ev.StepFinished(1.3, "w", 4, 0.5, [{"made": 1, "frozen": ["ab12", 3]}, {"failure": {"kind": "exception"}}]),
+    ev.StateArrived(1.3, "w", 1, 7),
+    ev.StateLost(1.3, "w", 1, 7, "it is gone"),
     ev.Tick(1e-9),
 ]
 

@@ -39,7 +39,12 @@ KEYS = {
     "no such key": ("zebra = 2", 1, "zebra", "a site's keys are name, engine, workers, "),
     "a tier's key at the site's level": ("gpus = 2", 1, "gpus", "put it under a header [[tiers]]"),
     "a site's key in a tier": (HEAD + 'scaling = "fixed"', 3, "scaling", "put it above the first [[tiers]]"),
-    "one policy for all": ('policy = "fixed"', 1, "policy", "routing, batching, placement, preemption, scaling"),
+    "one policy for all": (
+        'policy = "fixed"',
+        1,
+        "policy",
+        "routing, batching, placement, preemption, scaling, sessions",
+    ),
     "[tiers] for [[tiers]]": ('engine = "taskvine"\n[tiers]\nname = "a10"', 2, "tiers", "write [[tiers]] in place of"),
     "a table for each tier": ("[tiers.a10]\ngpus = 1", 1, "tiers", 'write [[tiers]] and under it name = "a10"'),
     "tiers by name alone": ('tiers = ["a10"]', 1, "tiers", "write [[tiers]] on a line of its own"),

@@ -28,6 +28,7 @@ from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.workers import Worker, share, topology_of
 from ctxflow.host.devices import Device, cuda_devices
 from ctxflow.host.processes import kill_tree
+from ctxflow.host.sessions import state_path
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
@@ -171,6 +172,8 @@ class EmbeddedEngine:
             self._send_call(worker, command)
         elif isinstance(command, cmd.Load):
             self._send_load(worker, command)
+        elif isinstance(command, cmd.Carry):
+            self._carry(worker, command)
         elif isinstance(command, cmd.Stage):
             context = self._run.context_payload(command.context)
             cache, link = self._cache_of(worker, context), context.level != ev.NONE
@@ -223,8 +226,30 @@ class EmbeddedEngine:
         }
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
+        if payload.style == "step":
+            head["states"] = self._states_of(worker)
         line.calls[command.attempt] = None
         self._lines.send(line, head, payload.body)
+
+    @staticmethod
+    def _states_of(worker: Worker) -> str:
+        """The folder of a worker's cache where frozen states of sessions are."""
+        return os.path.join(worker.scratch, "sessions")
+
+    def _carry(self, worker: Worker, command: cmd.Carry) -> None:
+        """Workers of one machine share its disk: a state goes from one to another by its name alone."""
+        now, source = self._run.clock(), self._workers.get(command.source)
+        places = (command.worker, command.session, command.made)
+        try:
+            if source is None:
+                raise OSError(f"the worker {command.source} is gone")
+            paths = [state_path(self._states_of(each), command.session, command.made) for each in (source, worker)]
+            os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
+            os.rename(*paths)
+        except OSError as error:
+            self._event(ev.StateLost(now, *places, f"the state of a session cannot be brought to its worker: {error}"))
+        else:
+            self._event(ev.StateArrived(now, *places))
 
     def _send_load(self, worker: Worker, command: cmd.Load) -> None:
         context = self._run.context_payload(command.context)
@@ -265,6 +290,8 @@ class EmbeddedEngine:
         if self._respawn_at or self._kill_at:
             due = [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]
             timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
+        with self._lock:
+            self._release_noticed()
         ready = self._selector.select(timeout)
         with self._lock:
             if self._stopped:
@@ -279,11 +306,14 @@ class EmbeddedEngine:
                     key.data()
             self._kill_overdue()
             self._respawn()
-            for worker in self._noticed:
-                if not worker.released and not any(line.calls for line in worker.lines.values()):
-                    self._release(worker)
             happened, self._events = self._events, []
         return happened
+
+    def _release_noticed(self) -> None:
+        """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
+        for worker in self._noticed:
+            if not worker.released and not any(line.calls for line in worker.lines.values()):
+                self._release(worker)
 
     def _event(self, event: ev.Event) -> None:
         """Report something that was noticed while executing a command."""

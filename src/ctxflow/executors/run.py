@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import os
 import pickle
@@ -25,7 +26,8 @@ from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.run_status import RunStatusFile
-from ctxflow.executors.status import Status, awaiting_text, status_of
+from ctxflow.executors.sessions import News, SessionStore
+from ctxflow.executors.status import SessionStatus, Status, awaiting_text, status_of
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
@@ -94,6 +96,7 @@ class Run:
         self._apps: dict[str, App] = {}
         self._contexts: dict[str, ContextPayload] = {}
         self._functions: dict[str, bytes] = {}
+        self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
         self._inputs: dict[int, Any] = {}
         self._sinks: dict[int, Sink] = {}
         self._ended = threading.Event()
@@ -125,6 +128,8 @@ class Run:
     def call_payload(self, command: cmd.Run) -> CallPayload:
         """What to run: the inputs of a batch as lists side by side, pickled together."""
         app = self._apps[command.app]
+        if isinstance(command, cmd.Step):
+            return self.sessions.payload(command, self._scheduler.state.sessions, app.spec.id, app.timeout)
         if app.style == "apply":
             call: ApplyCall = self._inputs[command.items[0]]
             return CallPayload("apply", call.function, app.insert, app.timeout, call.body)
@@ -191,6 +196,8 @@ class Run:
             waiting = dict(self._sinks)
             self._sinks.clear()
             self._inputs.clear()
+            sessions = self.sessions.end_all()
+        self._deliver(News(functools.partial(sink.over, error)) for sink in sessions)
         self._deliver(Delivery([item], [sink], error) for item, sink in waiting.items())
 
     # --- submissions
@@ -269,17 +276,33 @@ class Run:
         self._submitted(deliveries)
         return items
 
-    def _number(self, count: int) -> int:
-        """The first of the next item numbers."""
+    @uninterrupted
+    def tell(self, make: Callable[[], ev.Event | None]) -> None:
+        """Have the scheduler hear of what somebody wants of a session.
+
+        :param make: gives the event, or None if there is nothing to hear; called under the run's lock.
+        :raises RunEnded: if the run was stopped.
+        """
+        with self._lock:
+            self._check_running()
+            event = make()
+            deliveries = [] if event is None else self._handle(event)
+        self._submitted(deliveries)
+
+    def _check_running(self) -> None:
         if self._failed is not None:
             raise self._failed
         if self._ended.is_set():
             raise RunEnded("the run was stopped: make calls while its executor is running")
+
+    def _number(self, count: int) -> int:
+        """The first of the next item numbers."""
+        self._check_running()
         first = self._next_item
         self._next_item = first + count
         return first
 
-    def _submitted(self, deliveries: Iterable[Delivery]) -> None:
+    def _submitted(self, deliveries: Iterable[Delivery | News]) -> None:
         if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
         self._deliver(deliveries)
@@ -369,7 +392,7 @@ class Run:
 
     @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
-        deliveries: list[Delivery] = []
+        deliveries: list[Delivery | News] = []
         try:
             with self._lock:
                 for event in events:
@@ -377,16 +400,19 @@ class Run:
         finally:
             self._deliver(deliveries)
 
-    def _handle(self, event: ev.Event) -> list[Delivery]:
+    def _handle(self, event: ev.Event) -> list[Delivery | News]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
+        if isinstance(event, ev.StepFinished):
+            orders = self._scheduler.state.streams.steps.get(event.attempt)
+            event = event if orders is None else self.sessions.opened(event, orders)
         try:
             commands = self._scheduler.handle(event)
         except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
             self._failed = EngineFailed(f"the run cannot go on, for a policy raised {type(error).__name__}: {error}")
             self.engine.wake()
             raise self._failed from error
-        deliveries: list[Delivery] = []
-        orders: list[cmd.Command] = []
+        deliveries: list[Delivery | News] = []
+        commanded: list[cmd.Command] = []
         for command in commands:
             if isinstance(command, cmd.Deliver):
                 deliveries.append(self._delivery(command, event))
@@ -394,11 +420,13 @@ class Run:
                 logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
+            elif isinstance(command, (cmd.DeliverChunk, cmd.EndTurn, cmd.EndSession)):
+                deliveries.append(self._news(command, event))
             else:
-                orders.append(command)
+                commanded.append(command)
         try:
-            if orders:
-                self.engine.execute(orders)
+            if commanded:
+                self.engine.execute(commanded)
         finally:
             if self._log is not None:
                 self._log.add(event, commands)
@@ -420,12 +448,19 @@ class Run:
             del self._inputs[item]
         return Delivery(command.items, self._waiting(command.items), error)
 
+    def _news(self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event) -> News:
+        error = None
+        if isinstance(command, cmd.EndSession) and command.failure is not None:
+            context = self._contexts[command.context].name if command.context is not None else None
+            error = error_of(command.failure, getattr(event, "exception", None), context)
+        return self.sessions.news(command, event, error)
+
     def _waiting(self, items: Sequence[int]) -> list[Sink]:
         pop = self._sinks.pop
         return [pop(item) for item in items]
 
     @staticmethod
-    def _deliver(deliveries: Iterable[Delivery]) -> None:
+    def _deliver(deliveries: Iterable[Delivery | News]) -> None:
         for delivery in deliveries:
             try:
                 delivery.make()
@@ -457,6 +492,21 @@ class Run:
         elif now >= self._say_awaiting_at:
             self._say_awaiting_at = now + _AWAITING_SECONDS
             logger.warning("%s", awaiting_text(self._scheduler.state))
+
+    def session_status(self, number: int) -> SessionStatus | None:
+        """How a session stands; None if it is over."""
+        with self._lock:
+            session = self._scheduler.state.sessions.get(number)
+            if session is None:
+                return None
+            return SessionStatus(
+                session.state,
+                session.worker,
+                session.idle,
+                session.chunks,
+                session.chunk_seconds,
+                session.state_bytes,
+            )
 
     def status(self) -> Status:
         """What is going on, at this moment."""

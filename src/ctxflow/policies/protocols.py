@@ -59,6 +59,67 @@ class AttemptView(Protocol):
         """Since when."""
 
 
+class SessionView(Protocol):
+    """One session: long-lived state on a worker that makes chunks, goes idle, and comes back."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+
+    @property
+    def app(self) -> str:
+        """The app that makes its chunks."""
+
+    @property
+    def context(self) -> str:
+        """The id of the context that it needs."""
+
+    @property
+    def worker(self) -> str | None:
+        """Who carries it, or is about to; None if nobody does."""
+
+    @property
+    def state(self) -> str:
+        """One of "waiting" (for a worker), "placed" (on one), "migrating" (its state is on its way to one),
+        "suspended"."""
+
+    @property
+    def target(self) -> str | None:
+        """The worker that it goes to at its next chunk boundary, if it is to move."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do before it gets a prompt, or before chunks are taken; also while suspended."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is placed, not idle, and in no step: the next step may have its next chunk made."""
+
+    @property
+    def by_user(self) -> bool:
+        """Whether its user suspended it: then nobody else may resume it."""
+
+    @property
+    def chunks(self) -> int:
+        """How many it has delivered."""
+
+    @property
+    def chunk_seconds(self) -> float | None:
+        """What its last chunk took."""
+
+    @property
+    def state_bytes(self) -> int | None:
+        """The size of its state when that was last kept, frozen or carried."""
+
+    @property
+    def opened(self) -> float:
+        """When it was opened."""
+
+    @property
+    def last_chunk_at(self) -> float | None:
+        """When its last chunk was made."""
+
+
 class WorkerView(Protocol):
     """One worker."""
 
@@ -143,6 +204,13 @@ class WorkerView(Protocol):
     def load_seconds(self, context: str) -> float | None:
         """Measured on this worker for this context."""
 
+    @property
+    def sessions(self) -> Mapping[int, SessionView]:
+        """The sessions that it carries, idle ones too, by number."""
+
+    def step_seconds(self, app: str) -> Mapping[int, float]:
+        """Seconds of a step by how many sessions it served, measured on this worker for this app."""
+
 
 class AppView(Protocol):
     """One app with its queue. Apps that differ in context, priority or deadline are different apps."""
@@ -202,6 +270,10 @@ class AppView(Protocol):
     @property
     def order(self) -> int:
         """Its place in the order of declaration."""
+
+    @property
+    def chunk_target(self) -> float | None:
+        """Seconds that a chunk of its sessions may take."""
 
 
 class TierView(Protocol):
@@ -342,6 +414,16 @@ class View(Protocol):
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
 
+    @property
+    def sessions(self) -> Mapping[int, SessionView]:
+        """All sessions that are open, by number, oldest first."""
+
+    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
+        """Whether a worker may carry a session: it stays, and holds the session's context or could load it."""
+
+    def capacity(self, app: AppView, worker: WorkerView) -> int:
+        """K: the most sessions whose chunks a step of the worker makes while it meets the app's chunk target."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assignment:
@@ -463,3 +545,14 @@ class ScalingPolicy(Protocol):
 
     def target(self, view: View) -> Mapping[str, int]:
         """Tier -> workers wanted."""
+
+
+class SessionPolicy(Protocol):
+    """Which worker carries which session."""
+
+    def place(self, view: View) -> Mapping[int, str | None]:
+        """Session -> the worker that is to carry it, None to suspend it. A session that is not named stays as it is.
+
+        One that is elsewhere migrates at its next chunk boundary; one that was suspended resumes, unless its user
+        suspended it. Asked on ticks, and when a session or a worker comes, goes or changes.
+        """

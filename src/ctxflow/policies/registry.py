@@ -22,6 +22,7 @@ _OWN = {
         "round-robin": "ctxflow.policies.routing:RoundRobin",
     },
     "batching": {
+        "coalescing": "ctxflow.policies.batching:Coalescing",
         "fixed": "ctxflow.policies.batching:Fixed",
         "opportunistic": "ctxflow.policies.batching:Opportunistic",
     },
@@ -36,8 +37,13 @@ _OWN = {
         "standard": "ctxflow.policies.preemption:StandardPreemption",
     },
     "scaling": {
+        "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
+    },
+    "sessions": {
+        "least-loaded": "ctxflow.policies.sessions:LeastLoadedSessions",
+        "turboserve": "ctxflow.policies.sessions:TurboServe",
     },
 }
 _METHODS = {
@@ -46,6 +52,7 @@ _METHODS = {
     "placement": ("plan",),
     "preemption": ("victims", "reserves", "patience", "grace", "idle"),
     "scaling": ("target",),
+    "sessions": ("place",),
 }
 FAMILIES = tuple(_OWN)
 DEFAULTS = {
@@ -54,6 +61,7 @@ DEFAULTS = {
     "placement": "everywhere",
     "preemption": "none",
     "scaling": "fixed",
+    "sessions": "least-loaded",
 }
 """The policy of each family where nobody chooses."""
 

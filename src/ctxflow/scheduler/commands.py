@@ -1,7 +1,7 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release; the run
-itself Deliver, Bury and Note.
+Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release;
+the run itself the rest, which tell who waits, or a person.
 """
 
 from __future__ import annotations
@@ -51,6 +51,50 @@ class Run(Command):
     app: str
     context: str
     items: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """What a step does with one session, in this order.
+
+    :ivar thaw: where its state comes from: "" if the library process has it, "anew" if it has none yet, "kept" if it
+        is the one kept beside its worker, "frozen" if it is in the worker's cache.
+    :ivar made: how many chunks that state has made.
+    :ivar chunk: the chunk to make, counted from 0; None for none.
+    :ivar then: "keep": keep the state beside the worker too; "leave": the same, and have the library process forget it;
+        "freeze": write it to the worker's cache, and have the library process forget it; "drop": forget it wherever
+        it is on the worker; "" for nothing.
+    """
+
+    session: int
+    thaw: str = ""
+    made: int = 0
+    chunk: int | None = None
+    then: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step(Run):
+    """Make the next chunks of several sessions in one call, and do what else is to be done with their states."""
+
+    orders: Sequence[Order] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carry(Command):
+    """Bring a session's state from the cache of the worker `source` to that of `worker`.
+
+    Answered with `StateArrived` or `StateLost`, unless one of the two is lost.
+
+    :ivar made: how many chunks it has made.
+    """
+
+    worker: str
+    source: str
+    session: int
+    made: int
+    digest: str
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,6 +174,35 @@ class Deliver(Command):
     attempt: int
     items: Sequence[int]
     positions: Sequence[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeliverChunk(Command):
+    """A session's chunk was made for the first time.
+
+    :ivar position: which of the step's orders made it.
+    """
+
+    session: int
+    chunk: int
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndTurn(Command):
+    """A session that has got so many prompts makes no more chunks before it gets another."""
+
+    session: int
+    prompts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndSession(Command):
+    """A session is over: by itself or by its user, unless there is a failure."""
+
+    session: int
+    failure: Failure | None = None
+    context: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, reservations, residency, tiers
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, tiers
 from ctxflow.scheduler.commands import Abandon, Command, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
@@ -75,6 +75,15 @@ class Scheduler:
             ev.ItemsFinished: self._items_finished,
             ev.BatchEnded: self._batch_ended,
             ev.BatchFailed: self._batch_failed,
+            ev.SessionOpened: lambda e, out: sessions.opened(self.state, e),
+            ev.SessionPrompted: lambda e, out: sessions.prompted(self.state, e.session),
+            ev.ChunksWanted: lambda e, out: sessions.wanted(self.state, e.session, e.wanted),
+            ev.SessionSuspended: lambda e, out: sessions.suspended(self.state, e.session),
+            ev.SessionResumed: lambda e, out: sessions.resumed(self.state, e.session),
+            ev.SessionClosed: lambda e, out: sessions.closed(self.state, e.session, out),
+            ev.StepFinished: self._step_finished,
+            ev.StateArrived: lambda e, out: sessions.arrived(self.state, e),
+            ev.StateLost: lambda e, out: sessions.not_arrived(self.state, e),
             ev.Tick: self._tick,
         }
 
@@ -88,9 +97,12 @@ class Scheduler:
         state = self.state
         state.now = max(state.now, event.time)
         out: list[Command] = []
+        owner = sessions.owner(state, event) if state.sessions else None
         self._handlers[type(event)](event, out)
         if state.reservations.wants:
             self._make_room(out)
+        if state.sessions or state.streams.drops:
+            sessions.serve(state, owner, out)
         if state.ready:
             self._serve(out)
         elif state.free and state.attempts:
@@ -204,6 +216,7 @@ class Scheduler:
 
     def _lose_context(self, worker: Worker, context: str, out: list[Command]) -> None:
         """A library process is gone, and with it what else it ran: none of that is to blame."""
+        sessions.context_gone(self.state, worker, context)
         for attempt in [a for a in worker.running.values() if a.context == context]:
             self._end(attempt, worker)
             items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
@@ -211,6 +224,7 @@ class Scheduler:
 
     def _end(self, attempt: Attempt, worker: Worker) -> None:
         del self.state.attempts[attempt.id], worker.running[attempt.id]
+        self.state.streams.steps.pop(attempt.id, None)
         held = worker.contexts.get(attempt.context)
         if held is not None:
             held.last_used = self.state.now
@@ -283,6 +297,7 @@ class Scheduler:
         tiers.joined(state, worker)
         if worker.pin is not None:
             reservations.joined(state, worker, out)
+        state.streams.unsettled = True
         state.update_free(worker)
         self._plan(out)
         self._scale(out)
@@ -294,6 +309,7 @@ class Scheduler:
             return
         evicted = event.evicted or worker.noticed is not None
         taken = evicted and not worker.draining  # One that was given back was not taken.
+        sessions.worker_lost(state, worker, evicted, out)
         state.counters.lost += 1
         state.counters.evicted += taken
         tiers.gone(state, worker, taken)
@@ -325,6 +341,7 @@ class Scheduler:
         worker = self.state.workers.get(event.worker)
         if worker is not None and worker.noticed is None:
             worker.noticed = self.state.now
+            self.state.streams.unsettled = True
             self.state.update_free(worker)
 
     def _job_changed(self, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:
@@ -353,6 +370,8 @@ class Scheduler:
         worker = self.state.workers.get(event.worker)
         if worker is not None:
             residency.failed(self.state, worker, event.context, event.failure, out)
+            sessions.context_failed(self.state, worker, event.context)
+            self.state.streams.unsettled = True
 
     def _context_unloaded(self, event: ev.ContextUnloaded, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
@@ -399,7 +418,14 @@ class Scheduler:
         residency.used(self.state, worker, attempt.context, out)
         items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
 
+    def _step_finished(self, event: ev.StepFinished, out: list[Command]) -> None:
+        orders = self.state.streams.steps.get(event.attempt, ())
+        found = self._attempt(event.worker, event.attempt)
+        if found is not None:
+            sessions.finished(self.state, *found, orders, event, out)
+
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
+        orders = self.state.streams.steps.get(event.attempt)
         found = self._attempt(event.worker, event.attempt)
         if found is None:
             return
@@ -410,6 +436,9 @@ class Scheduler:
             self._lose_context(worker, attempt.context, out)
         else:
             residency.used(self.state, worker, attempt.context, out)
+        if orders is not None:
+            sessions.failed(self.state, attempt, orders, event.failure, out)
+            return
         left = items.unanswered(self.state, attempt)
         if event.at is None:
             items.failed(self.state, attempt, left, event.failure, out)
@@ -420,6 +449,7 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
+        self.state.streams.unsettled = True
         self._plan(out)
         self._scale(out)
 

@@ -56,6 +56,9 @@ class AppSpec:
     :ivar batch_size: the user's wish for the items of a batch.
     :ivar deadline: when the results are wanted, on the run's clock.
     :ivar retries: how often an item that raises on its own is tried again.
+    :ivar sessions: whether it has no items, but sessions, which make chunks.
+    :ivar chunk_target: seconds that a chunk may take, None if that does not matter.
+    :ivar keep_every: after how many chunks a session's state is kept beside its worker, None for never.
     """
 
     id: str
@@ -68,6 +71,9 @@ class AppSpec:
     retries: int = 0
     max_delay: float | None = None
     max_error: float | None = None
+    sessions: bool = False
+    chunk_target: float | None = None
+    keep_every: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -331,6 +337,90 @@ class BatchFailed(Event):
     lost_context: bool = False
     exception: Any = dataclasses.field(default=None, repr=False, compare=False)
     at: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionOpened(Event):
+    """A session begins, with so many prompts; its number is new. Chunks are wanted up to the `wanted`th."""
+
+    session: int
+    app: str
+    wanted: int
+    prompts: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionPrompted(Event):
+    """A session has got a prompt, for the next chunk that was not begun."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChunksWanted(Event):
+    """Chunks of a session are wanted up to the `wanted`th: who takes them has taken others."""
+
+    session: int
+    wanted: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionSuspended(Event):
+    """A session is to make no chunks and to leave its worker, until it is resumed."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionResumed(Event):
+    """A suspended session is to go on, on whichever worker."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionClosed(Event):
+    """Nobody wants anything of a session any more."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFinished(Event):
+    """A step has ended. `results` is the engine's, as `BatchFinished`'s.
+
+    :ivar seconds: what it took.
+    :ivar outcomes: what came of each of the step's orders, in their order. "made": it made its chunk; "idle" and
+        "last": what the app said with that; "kept": the bytes of its state, which is kept beside its worker now;
+        "frozen": [digest, bytes] of its state, which is in the worker's cache and no longer in the library process;
+        "lost": why the state that it was to go on from cannot be had; "failure": what is wrong with the session
+        itself. Each only where it is so.
+    """
+
+    worker: str
+    attempt: int
+    seconds: float
+    outcomes: Sequence[Mapping[str, Any]]
+    results: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateArrived(Event):
+    """A session's state, with so many chunks made, is in the cache of the worker that it was carried to."""
+
+    worker: str
+    session: int
+    made: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateLost(Event):
+    """A session's state could not be carried to a worker."""
+
+    worker: str
+    session: int
+    made: int
+    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -224,7 +224,8 @@ def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> b
 def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
     left = _victims_left(state, reservation)
     for worker in left:
-        if not worker.running and worker.id not in reservation.released:
+        stays = worker.running or (worker.sessions and state.now < reservation.grace_until)
+        if not stays and worker.id not in reservation.released:
             reservation.released.add(worker.id)
             out.append(Release(worker.id))
     if left:
@@ -269,7 +270,7 @@ def _release_idle(state: RunState, reservation: Reservation, out: list[Command])
     worker = state.workers[reservation.worker or ""]
     if worker.draining:
         return
-    if worker.running or worker.loading or _waiting(state, reservation.context) is not None:
+    if worker.running or worker.loading or worker.sessions or _waiting(state, reservation.context) is not None:
         reservation.idle_since = None
         return
     if reservation.idle_since is None:
@@ -341,14 +342,18 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
             out.append(Drain(worker.id))
     if victims:
         state.wake(grace)
+        state.streams.unsettled = True  # Sessions that they carry go elsewhere.
 
 
 # --- what is the case
 
 
 def _waiting(state: RunState, context: str) -> App | None:
-    """The most urgent app that waits for a context."""
+    """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
     apps = [state.ready[name] for name in state.contexts[context].apps if name in state.ready]
+    for session in state.streams.open.values():
+        if session.context == context and session.state == "waiting" and not session.idle:
+            apps.append(state.apps[session.app])
     return min(apps, key=urgency, default=None)
 
 

@@ -29,12 +29,12 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded on a worker that does not hold it."""
     context = state.contexts[app.context]
-    if app.unclaimed <= 0 or not _able(state, worker, context.spec) or _held_by_enough(state, worker, context):
+    if app.unclaimed <= 0 or not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     if worker.id not in context.suspects:
         return True
     # A suspect worker is asked again only where there is nobody else, and after a pause.
-    if any(w.id not in context.suspects and _able(state, w, context.spec) for w in state.workers.values()):
+    if any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values()):
         return False
     if state.now < context.retry_at:
         state.wake(context.retry_at)
@@ -42,7 +42,7 @@ def admissible(state: RunState, worker: Worker, app: App) -> bool:
     return True
 
 
-def _able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
     if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
         return False
@@ -59,7 +59,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool
         return False
     for other in unload:
         _unload(state, worker, other, out)
-    claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))))
+    claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
     app.claimed += claim.items
     stages = context.spec.files and context.spec.id not in worker.staged
     step, first = (Stage, "staging") if stages else (Load, "loading")
@@ -270,13 +270,14 @@ def _break(state: RunState, context: ContextState, failure: Failure, out: list[C
 
 def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
     """How many workers could build a context, of those that are there and those that were asked for."""
-    able = sum(other is worker or _able(state, other, wanted) for other in state.workers.values())
+    builders = sum(other is worker or able(state, other, wanted) for other in state.workers.values())
     asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
-    return max(able, asked)
+    return max(builders, asked)
 
 
 def _idle(worker: Worker) -> list[str]:
-    """The contexts that are ready and run nothing, least recently used first."""
+    """The contexts that are ready, run nothing and carry no session, least recently used first."""
     busy = {attempt.context for attempt in worker.running.values()}
+    busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
     return [h.context for h in held if h.state == "ready" and h.context not in busy]

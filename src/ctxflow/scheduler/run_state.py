@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, Plan, RegionView, TierView, WorkerView
+from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency
 from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -19,6 +20,7 @@ from ctxflow.scheduler.state import (
     Counters,
     Limits,
     Policies,
+    Session,
     Tier,
     Worker,
 )
@@ -57,6 +59,7 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
+        self.streams = streams.Sessions()
         self.next_attempt = 1
         self.wake_at: float | None = None
         # No call is given before this share of the workers asked for is connected; kept by tiers.py, as is the next.
@@ -71,6 +74,19 @@ class RunState:
     def can_run(self, app: AppView, worker: WorkerView) -> bool:
         """Whether a free worker could run the app now, or load its context for it."""
         return residency.can_run(self, self.workers[worker.id], self.apps[app.id])
+
+    @property
+    def sessions(self) -> Mapping[int, Session]:
+        """All sessions that are open, oldest first."""
+        return self.streams.open
+
+    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
+        """Whether a worker may carry a session."""
+        return streams.can_carry(self, self.streams.open[session.id], self.workers[worker.id])
+
+    def capacity(self, app: AppView, worker: WorkerView) -> int:
+        """K of an app on a worker."""
+        return streams.capacity(self, app, worker)
 
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""

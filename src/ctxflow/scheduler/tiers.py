@@ -51,7 +51,9 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
     if tier.connected <= target:
         return
     held = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not w.draining]
-    idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
+    idle = sorted(
+        (w for w in held if not w.running and not w.loading and not w.sessions), key=lambda w: len(w.contexts)
+    )
     for worker in idle[: max(0, len(held) - target)]:
         worker.draining = True
         state.update_free(worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ctxflow.scheduler import sessions
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
 from ctxflow.scheduler.run_state import RunState
 
@@ -18,6 +19,7 @@ def validate(state: RunState) -> None:
     _check_contexts(state)
     _check_tiers(state)
     _check_reservations(state)
+    sessions.validate(state)
 
 
 def _check_items(state: RunState) -> None:

@@ -128,7 +128,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     salvage = {app.name for app in workload.apps if app.salvage}
     engine = SimulatedEngine(machines, times, staging, seed, workload.evictions.notice_seconds, salvage)
     policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
-    arrivals = sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
+    arrivals = arrivals_of(workload, seed)
     apps = [
         ev.AppSpec(app.name, app.name, workload.context_of(app), app.batch, app.batch_size, app.priority)
         for app in workload.apps
@@ -220,6 +220,11 @@ def _contexts(scenario: Scenario, tiers: Iterable[Tier]) -> Iterator[ev.ContextS
             None if context.gpu_memory_gb is None else int(context.gpu_memory_gb * 1e9),
             context.level or scenario.site.level,
         )
+
+
+def arrivals_of(workload: WorkloadFile, seed: int) -> list[tuple[float, str, int]]:
+    """(time, app, items) of all that comes, in order of time."""
+    return sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
 
 
 def _arrivals(app: AppEntry, seed: int) -> Iterator[tuple[float, str, int]]:

@@ -86,3 +86,4 @@ class Site(pydantic.BaseModel):
         description="Who gives way when a context needs a worker of its own, with several GPUs close together.",
     )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
+    sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")

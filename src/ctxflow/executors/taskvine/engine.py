@@ -21,6 +21,7 @@ from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.reports import events_of, events_of_job
 from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
+from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.worker import Worker, refusal
 from ctxflow.factory.condor_places import pinned
 from ctxflow.factory.exchange import FactoryClient
@@ -95,6 +96,7 @@ class TaskVineEngine:
             self._connection = self._setup.connection(self._port)
             self._calls = Calls(self._link, self._setup.key, self._forged)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
+            self._states = StateTransfers(run, self._calls, self._report)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
             self._acquirer.start()
@@ -164,12 +166,24 @@ class TaskVineEngine:
             frames.append(frame({"do": "unload", "context": command.context}))
         elif isinstance(command, cmd.Drain):
             frames.append(frame({"do": "drain"}))
+        elif isinstance(command, cmd.Carry):
+            self._states.carry(self._workers.get(command.source), worker, command)
         elif isinstance(command, cmd.Release):
             self._release(worker)
 
+    def _report(self, event: ev.Event) -> None:
+        self._events.append(event)
+        self._ring()
+
+    def _release_noticed(self) -> None:
+        """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
+        for worker in self._workers.values():
+            if worker.noticed and not worker.running and not worker.released:
+                self._release(worker)
+
     def _release(self, worker: Worker) -> None:
         """Have a worker end by itself, and its job with it."""
-        worker.leaving = True
+        worker.leaving = worker.released = True
         self._calls.make(worker, frame({"do": "release"}), self._heard)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
@@ -239,6 +253,8 @@ class TaskVineEngine:
         if self._failed is not None:
             raise self._failed
         with self._lock:
+            self._release_noticed()
+            self._link.ring()
             wait = 0.0 if self._events else min(timeout, self._losses.due())
             self._poll.register(self._link.channel.fileno(), self._interest())
         self._poll.poll(max(0.0, wait) * 1000)
@@ -363,8 +379,6 @@ class TaskVineEngine:
     def _call_answered(self, worker: Worker, reports: Reports) -> None:
         worker.running -= 1
         self._heard(worker, reports)
-        if worker.noticed and not worker.running:
-            self._release(worker)
 
     def _heard(self, worker: Worker, reports: Reports) -> None:
         """The events that a host's reports stand for."""
@@ -374,8 +388,6 @@ class TaskVineEngine:
             if kind == "notice":
                 worker.noticed = worker.leaving = True
                 self._events.append(ev.EvictionNotice(now, name))
-                if not worker.running:
-                    self._release(worker)
             elif kind == "refused":
                 logger.warning("the worker on %s: %s", worker.host, head["message"])
                 self._end(worker)
@@ -388,6 +400,7 @@ class TaskVineEngine:
         """A worker is gone: find out whether it was taken back, for a moment, before that is told."""
         self._calls.lost(worker)
         self._stagings.lost(worker)
+        self._states.lost(worker.name)
         if worker.joined:
             self._losses.add(worker)
 

@@ -33,10 +33,12 @@ class Worker:
     tier: str = ""
     job: str | None = None
     place: str = ""
+    cache: str = ""  # Its host's, on its machine.
     transfer_port: int | None = None  # Where it serves files to its peers.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
+    released: bool = False
     running: int = 0
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     functions: set[str] = dataclasses.field(default_factory=set)
@@ -49,6 +51,7 @@ class Worker:
         names = [tier.name for tier in tiers]
         given = hello.get("tier")
         self.tier = given if given in names else names[0]
+        self.cache = hello["transfer"].get("cache", "")
         self.transfer_port = hello["transfer"].get("port")
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{hello['host']}:{hello['transfer']['device']}"

@@ -140,4 +140,5 @@ def _priority(view: View, worker: WorkerView, floor: int) -> int:
     building = {held.context for held in worker.contexts.values() if held.state in ("staging", "loading")}
     doing = [view.apps[attempt.app].priority for attempt in worker.running.values()]
     doing += [app.priority for app in view.apps.values() if app.context in building and app.backlog]
+    doing += [view.apps[session.app].priority for session in worker.sessions.values()]
     return max(doing, default=floor)

@@ -42,7 +42,7 @@ def load(counts: Iterable[int], capacity: int) -> float:
     return max(counts, default=0) / capacity
 
 
-def target_gpus(sessions: int, capacity: int, utilization: float, most: int, least: int = 1) -> int:
+def target_gpus(sessions: float, capacity: int, utilization: float, most: int, least: int = 1) -> int:
     """m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
 
     >>> target_gpus(38, 5, 0.6, most=16)
@@ -69,7 +69,7 @@ def anticipated(sessions: int, before: int, margin: float = 0.0) -> int:
 
 def decide(
     rho: float,
-    sessions: int,
+    sessions: float,
     gpus: int,
     capacity: int,
     parameters: Parameters,
