@@ -163,15 +163,15 @@ def test_the_standard_selection_takes_the_latest_though_they_are_on_two_sockets(
 
 
 def test_somebody_else_takes_the_gpus_first_and_it_is_tried_again(host: Testbed, start: Callable[..., Bench]) -> None:
-    bench = start("exact", 12, "--whole", "--seconds", "1")
+    bench = start("exact", 20, "--whole", "--seconds", "1")
     bench.driver.until(lambda line: line["there"] == 8 and line["done"] > 8)
     bench.go()
     first = bench.noted("give way")
     gpu = first.partition("the GPUs ")[2].partition(",")[0]
     theirs = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1, "require_gpus": f'Id == "{gpu}"'}
-    host.submit(theirs, user="bob")
+    host.submit(theirs, user="bob")  # He goes before alice, whatever she waits for.
+    host.eventually(lambda: host.running("bob") == 1, 20)
     assert "somebody else has taken them" in bench.noted("no worker came to the GPUs")
-    assert host.running("bob") == 1
     second = bench.noted("give way", times=2)
     _, gpus = bench.got()
     host.run("condor_rm", "bob", user="root")

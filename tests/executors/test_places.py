@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.executors import embedded, workers
+from ctxflow.executors import embedded, shares
 from ctxflow.host.devices import Device
 from ctxflow.scheduler.log import replay
 from ctxflow.topology import Gpu, NumaNode, Topology, used_by
@@ -54,7 +54,7 @@ def pretended(monkeypatch):
     """Eight GPUs on two sockets."""
     nodes = tuple(NumaNode(number, number % 2) for number in range(DEVICES))
     machine = Topology("here", (0, 1), nodes, gpus=tuple(Gpu(n, f"GPU-{n}", numa=n) for n in range(DEVICES)))
-    monkeypatch.setattr(workers, "read_machine", lambda: machine)
+    monkeypatch.setattr(shares, "read_machine", lambda: machine)
     monkeypatch.setattr(embedded, "cuda_devices", lambda: [Device(f"GPU-{n}", "pretended") for n in range(DEVICES)])
 
 
@@ -102,13 +102,21 @@ def test_where_nobody_makes_room_it_is_refused(pretended, tmp_path):
 
 
 def test_devices_that_no_driver_knows_are_a_topology_too():
-    found = workers.topology_of([Device("0"), Device("GPU-x")])
+    found = shares.topology_of([Device("0"), Device("GPU-x")])
     assert [(gpu.index, gpu.uuid, gpu.numa) for gpu in found.gpus] == [(0, None, None), (1, "GPU-x", None)]
     used = used_by(found, {"GPU-x": "local-1"})
     assert [gpu.used_by for gpu in used.gpus] == [None, "local-1"]
-    assert workers.topology_of([]).gpus == ()
+    assert shares.topology_of([]).gpus == ()
 
 
 def test_an_app_may_be_more_urgent_than_its_context():
     assert urgent.priority == 10 and urgent.using(priority=3).priority == 3 and low.priority == 0
     assert dataclasses.replace(wide(), priority=5) == wide(), "it is the same recipe"
+
+
+def test_neighbours_are_dealt_out_together(pretended):
+    engine = embedded.EmbeddedEngine(workers=2, gpus_per_worker=4)
+    dealt = [[int(device.id.removeprefix("GPU-")) for device in engine._shares.take()] for _ in range(2)]
+    assert dealt == [list(SOCKETS[0]), list(SOCKETS[1])]
+    assert [tier.machine_gpus for tier in engine.tiers()] == [8]
+    assert embedded.EmbeddedEngine(workers=2, gpus_per_worker=0).tiers()[0].machine_gpus == 0

@@ -25,15 +25,15 @@ from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
-from ctxflow.executors.workers import Worker, share, topology_of
-from ctxflow.host.devices import Device, cuda_devices
+from ctxflow.executors.shares import Share, Shares
+from ctxflow.executors.workers import Worker, share
+from ctxflow.host.devices import cuda_devices
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.sessions import state_path
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.topology import to_graph, used_by
 
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.
@@ -78,8 +78,7 @@ class EmbeddedEngine:
                 f"has {len(self._devices)}: ask for fewer workers or fewer GPUs a worker"
             )
         self.gpus_per_worker = each
-        self._free_devices = [self._devices[n * each : (n + 1) * each] for n in range(self.workers)]
-        self._topology = topology_of([device for each in self._free_devices for device in each])
+        self._shares = Shares(self._devices, self.workers, each)
         self._slots = slots
         self._scratch_parent = scratch
         self._rejoin_seconds = rejoin_seconds
@@ -88,7 +87,6 @@ class EmbeddedEngine:
         self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
         self._target = 0
-        self._pins: dict[int, cmd.AcquireAt] = {}  # Workers that wait for their devices to be free.
         self._spawned = 0
         self._respawn_at: list[float] = []
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
@@ -99,7 +97,7 @@ class EmbeddedEngine:
 
     def tiers(self) -> list[ev.TierSpec]:
         """What this machine offers."""
-        most = self.gpus_per_worker * self.workers
+        most = len(self._shares.devices)
         return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker, machine_gpus=most)]
 
     def start(self, run: RunServices) -> None:
@@ -151,16 +149,16 @@ class EmbeddedEngine:
             for _ in range(self._target - self._ordinary() - len(self._respawn_at)):
                 self._spawn()
         elif isinstance(command, cmd.AcquireAt):
-            self._pins[command.pin] = command
+            self._shares.ask(command.pin, command.devices)
             self._spawn_pinned()
         elif isinstance(command, cmd.Forgo):
-            self._pins.pop(command.pin, None)
+            self._shares.forgo(command.pin)
             for worker in [each for each in self._workers.values() if each.pin == command.pin]:
                 self._release(worker)
         elif isinstance(command, cmd.Survey):
-            machine = socket.gethostname()
-            users = {device.id: worker.name for worker in self._workers.values() for device in worker.devices}
-            found = {machine: to_graph(used_by(self._topology, users))} if self._devices else {}
+            held = [(device, worker) for worker in self._workers.values() for each in worker.shares for device in each]
+            machine = self._shares.machine({device.id: worker.name for device, worker in held})
+            found = {socket.gethostname(): machine} if machine is not None else {}
             self._event(ev.MachinesFound(self._run.clock(), command.tier, found))
 
     def _ordinary(self) -> int:
@@ -413,7 +411,7 @@ class EmbeddedEngine:
             gpu_model=first.model if first else None,
             memory=psutil.virtual_memory().total // self.workers * max(1, len(worker.shares)),
             gpu_memory=first.memory if first else None,
-            topology=to_graph(self._topology) if worker.devices else None,
+            topology=self._shares.machine() if worker.devices else None,
             devices=tuple(device.id for device in worker.devices),
             pin=worker.pin,
         )
@@ -421,21 +419,15 @@ class EmbeddedEngine:
     # --- workers
 
     def _spawn(self) -> None:
-        devices = self._free_devices.pop(0) if self._free_devices else []
+        devices = self._shares.take()
         self._begin(devices, [devices])
 
     def _spawn_pinned(self) -> None:
-        """Start the workers whose devices are free; each takes the whole shares of the machine that they are in."""
-        for pin, command in list(self._pins.items()):
-            wanted = {device.id: device for device in self._devices if device.id in command.devices}
-            shares = [each for each in self._free_devices if any(device.id in wanted for device in each)]
-            if wanted and {device.id for each in shares for device in each}.issuperset(wanted):
-                del self._pins[pin]
-                self._free_devices = [each for each in self._free_devices if each not in shares]
-                # In the order in which they were named: neighbours in the machine's topology beside each other.
-                self._begin([wanted[name] for name in command.devices], shares, pin)
+        """Start the workers that wait for their devices, where those are free now."""
+        for pin, devices, shares in self._shares.granted():
+            self._begin(devices, shares, pin)
 
-    def _begin(self, devices: list[Device], shares: list[list[Device]], pin: int | None = None) -> None:
+    def _begin(self, devices: Share, shares: list[Share], pin: int | None = None) -> None:
         """Start a worker."""
         number = self._spawned
         self._spawned += 1
@@ -447,7 +439,7 @@ class EmbeddedEngine:
         try:
             worker = Worker(name, devices, self._scratch, logs, variables)
         except OSError as error:
-            self._free_devices += shares
+            self._shares.give_back(shares)
             self._not_born(str(error))
             return
         worker.shares, worker.pin = shares, pin
@@ -475,7 +467,7 @@ class EmbeddedEngine:
             self._lines.serve(line)
         self._end(worker)
         del self._workers[worker.name]
-        self._free_devices += worker.shares
+        self._shares.give_back(worker.shares)
         now = self._run.clock()
         if worker in self._noticed:
             self._noticed.remove(worker)

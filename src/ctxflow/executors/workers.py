@@ -6,13 +6,11 @@ What does not live here: which workers there are, and what they are told (embedd
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ctxflow.factory.provider import tail
@@ -20,8 +18,6 @@ from ctxflow.host.devices import Device
 from ctxflow.host.process import python_path
 from ctxflow.host.processes import kill_session, kill_tree
 from ctxflow.host.wire import Channel
-from ctxflow.topology import Topology, of_gpus, position
-from ctxflow.topology.machine import read_machine
 
 if TYPE_CHECKING:
     from ctxflow.executors.lines import Line
@@ -80,20 +76,6 @@ class Worker:
         """How it ended: the last line of its output, or its exit status."""
         status = f"a worker ended with status {self.process.returncode}"
         return (tail(self._log).splitlines() or [status])[-1].strip()
-
-
-def topology_of(devices: Sequence[Device]) -> Topology:
-    """This machine's, with these devices and no others, by their ids; one that no driver knows is near no NUMA node."""
-    names = [device.id for device in devices]
-    try:
-        found = read_machine() if names else Topology("")
-    except ValueError:  # The kernel tells nothing, as in some containers.
-        found = Topology("")
-    known = of_gpus(found, names)
-    chosen = {position(known, name): name for name in names}
-    gpus = [(known.gpus[place], name) for place, name in chosen.items() if place is not None]
-    named = tuple(dataclasses.replace(gpu, uuid=None if name.isdigit() else name) for gpu, name in gpus)
-    return dataclasses.replace(known, gpus=tuple(sorted(named, key=lambda gpu: gpu.index)))
 
 
 def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
