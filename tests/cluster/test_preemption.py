@@ -167,9 +167,10 @@ def test_somebody_else_takes_the_gpus_first_and_it_is_tried_again(host: Testbed,
     bench.driver.until(lambda line: line["there"] == 8 and line["done"] > 8)
     bench.go()
     first = bench.noted("give way")
-    gpu = first.partition("the GPUs ")[2].partition(",")[0]
-    theirs = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1, "require_gpus": f'Id == "{gpu}"'}
-    host.submit(theirs, user="bob")  # He goes before alice, whatever she waits for.
+    gpu = first.partition("the GPUs GPU-")[2].partition(",")[0]
+    theirs = {"executable": "/bin/sleep", "arguments": "600", "request_gpus": 1}
+    one = {"require_gpus": f'regexp("^{gpu}", DeviceUuid)'}
+    host.submit({**theirs, **one}, user="bob")  # He goes before alice, whatever she waits for.
     host.eventually(lambda: host.running("bob") == 1, 20)
     assert "somebody else has taken them" in bench.noted("no worker came to the GPUs")
     second = bench.noted("give way", times=2)

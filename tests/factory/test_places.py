@@ -160,7 +160,7 @@ def test_what_htcondor_is_told(tmp_path: Path) -> None:
     job = worker_job(there, Lead("n0", 9123, str(program), str(program)))
     told = describe(job, str(tmp_path), "run", now=0, lease=600)
     assert told["requirements"] == '(HasX || HasY) && (Machine == "n1.pool")'
-    assert told["require_gpus"].count("Id =?= ") == 2 and '"GPU-ffff0000"' in told["require_gpus"]
+    assert '"GPU-ffff0000-1"' in told["require_gpus"] and '"0a1b2c3d-4e5f"' in told["require_gpus"]
     assert (told["request_gpus"], told["request_cpus"], told["priority"]) == ("2", "4", str(3 + PRIORITY))
     assert "CTXFLOW_PIN=12" in told["environment"] and "N=4" in told["environment"]
     assert "--cores 4 --memory 20000" in told["arguments"]

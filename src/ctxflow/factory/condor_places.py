@@ -22,7 +22,7 @@ def pinned(tier: Tier, pin: int, machine: str, devices: Sequence[str]) -> Tier:
     """A tier whose one worker is on this machine, with these GPUs and as much of the rest as workers of so many have.
 
     :param pin: the number by which the worker says what it was asked for.
-    :param devices: UUIDs, or numbers where there are none.
+    :param devices: UUIDs.
 
     >>> there = pinned(Tier(cores=2, require_gpus="Capability > 7"), 3, "n1.pool", ["GPU-0a1b2c3d-4e", "GPU-5f"])
     >>> there.gpus, there.cores, there.requirements
@@ -58,22 +58,15 @@ def unpinned(tier: Tier) -> Tier:
 
 
 def these_gpus(devices: Sequence[str]) -> str:
-    """The condition on a GPU that it is one of these.
+    """The condition on a GPU that it is one of these, by their UUIDs: with "GPU-" or without, as HTCondor has them.
 
-    HTCondor names a GPU by the first digits of its UUID, or by its number, and has the UUID with or without "GPU-".
+    Its `Id` will not do: the negotiator knows it, but not the startd when it binds devices, which then refuses the job.
 
-    >>> print(these_gpus(["GPU-0a1b2c3d-4e5f", "3"]))
-    Id =?= "GPU-0a1b2c3d" || DeviceUuid =?= "GPU-0a1b2c3d-4e5f" || DeviceUuid =?= "0a1b2c3d-4e5f" || Id =?= "CUDA3"
+    >>> print(these_gpus(["GPU-0a1b2c3d-4e5f"]))
+    DeviceUuid =?= "GPU-0a1b2c3d-4e5f" || DeviceUuid =?= "0a1b2c3d-4e5f"
     """
-    terms = []
-    for device in devices:
-        if device.isdigit():
-            terms.append(f'Id =?= "CUDA{device}"')
-            continue
-        bare = device.removeprefix("GPU-")
-        terms.append(f'Id =?= "GPU-{bare[:8]}"')
-        terms += [f'DeviceUuid =?= "{name}"' for name in (device, bare)]
-    return " || ".join(terms)
+    names = [name for device in devices for name in (device, device.removeprefix("GPU-"))]
+    return " || ".join(f'DeviceUuid =?= "{name}"' for name in names)
 
 
 def _both(one: str | None, other: str) -> str:
@@ -83,7 +76,8 @@ def _both(one: str | None, other: str) -> str:
 def places_of(ads: Sequence[Any], need: Need) -> list[Topology]:
     """The topologies of the machines, of those that slot ads are of, on which such a worker may be at all.
 
-    A machine whose GPUs are in no ad just now (which happens for a moment after a job) has fewer of them.
+    A machine whose GPUs are in no ad just now (which happens for a moment after a job) has fewer of them; GPUs without
+    UUIDs, by which to name them, are left out.
     """
     names = {
         str(machine.now.get("Machine"))
@@ -91,4 +85,5 @@ def places_of(ads: Sequence[Any], need: Need) -> list[Topology]:
         if all(need.holds(each, machine.whole) for each in need.criteria)
     }
     found = from_ads([ad for ad in ads if ad.get("Machine") in names]) if names else []
-    return [dataclasses.replace(each, groups=()) for each in found]
+    named = [tuple(gpu for gpu in each.gpus if gpu.uuid is not None) for each in found]
+    return [dataclasses.replace(each, groups=(), gpus=gpus) for each, gpus in zip(found, named, strict=True)]
