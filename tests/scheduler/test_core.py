@@ -86,7 +86,10 @@ class OnlyOn:
 
 def test_a_plan_says_where_a_context_may_be_and_how_many_workers_there_are():
     bench = Bench(placement=OnlyOn({"model": ["gpu"]}, {"gpu": (1, 2)}))
-    assert bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 10)) == [cmd.Acquire("gpu", 2)]
+    assert bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 10)) == [
+        cmd.Place((("model", ("gpu",)),), (("gpu", 1, 2),), ()),
+        cmd.Acquire("gpu", 2),
+    ]
     assert bench.tell(ev.Tick) == [], "nothing has changed"
     bench.app("verify", "model")
     bench.submit("verify", 1)

@@ -244,6 +244,14 @@ class AppView(Protocol):
         """The largest share of wrong answers that is acceptable."""
 
     @property
+    def error(self) -> float:
+        """The share of wrong answers with its context, 0 where nobody said."""
+
+    @property
+    def alternative_of(self) -> str:
+        """The id of the app whose items it may answer, if the plan says so; "" for one with items of its own."""
+
+    @property
     def backlog(self) -> int:
         """Items queued."""
 
@@ -290,6 +298,14 @@ class TierView(Protocol):
     @property
     def maximum(self) -> int:
         """Never more workers than this."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+
+    @property
+    def machines(self) -> str:
+        """Tiers that have this in common are the same machines, cut into workers differently; "" for none."""
 
     @property
     def price(self) -> float | None:
@@ -409,7 +425,7 @@ class View(Protocol):
         """Whether workers of the tier could run the app at all: they have the GPUs, and the plan allows it."""
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs, whatever the plan."""
+        """Whether workers of the tier have what the app's context needs, whatever the plan; none if it is broken."""
 
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
@@ -441,11 +457,16 @@ class Plan:
     :ivar workers: tier -> (fewest, most) workers; a tier not named keeps the site's bounds.
     :ivar holders: (context, tier) -> the most workers of the tier that hold the context; a pair not named may be held
         by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
+    :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
+        that is not named here has all its items answered by its own context.
+    :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
     tiers: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:
         """Whether the context may be loaded on that tier."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, reservations, residency, sessions, tiers
-from ctxflow.scheduler.commands import Abandon, Command, Run
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, tiers
+from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
@@ -264,13 +264,15 @@ class Scheduler:
         if spec.id not in self.state.apps:
             self.state.contexts[spec.context].apps.append(spec.id)
             self.state.apps[spec.id] = App(spec, order=len(self.state.apps))
+            if spec.alternative_of:
+                self.state.apps[spec.alternative_of].alternatives.append(spec.id)
 
     # --- items
 
     def _items_submitted(self, event: ev.ItemsSubmitted, out: list[Command]) -> None:
         state = self.state
         first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
-        items.submit(state, state.apps[event.app], event.items, out)
+        shares.submit(state, state.apps[event.app], event.items, out)
         if first and state.ready:
             self._scale(out)
 
@@ -455,5 +457,9 @@ class Scheduler:
 
     def _plan(self, out: list[Command]) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""
-        self.state.plan = self.state.policies.placement.plan(self.state)
+        plan = self.state.policies.placement.plan(self.state)
+        if plan != self.state.plan:
+            self.state.plan = plan
+            out.append(Place.of(plan))
+            shares.follow(self.state, out)
         residency.follow(self.state, out)

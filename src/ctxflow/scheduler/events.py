@@ -56,6 +56,9 @@ class AppSpec:
     :ivar batch_size: the user's wish for the items of a batch.
     :ivar deadline: when the results are wanted, on the run's clock.
     :ivar retries: how often an item that raises on its own is tried again.
+    :ivar error: the share of wrong answers with its context.
+    :ivar alternative_of: an app declared before, whose items it may answer with its own context: nothing is submitted
+        to it, the plan divides that app's items.
     :ivar sessions: whether it has no items, but sessions, which make chunks.
     :ivar chunk_target: seconds that a chunk may take, None if that does not matter.
     :ivar keep_every: after how many chunks a session's state is kept beside its worker, None for never.
@@ -71,6 +74,8 @@ class AppSpec:
     retries: int = 0
     max_delay: float | None = None
     max_error: float | None = None
+    error: float = 0.0
+    alternative_of: str = ""
     sessions: bool = False
     chunk_target: float | None = None
     keep_every: int | None = None
@@ -106,6 +111,8 @@ class WorkerSpec:
 class TierSpec:
     """A kind of worker that the site offers.
 
+    :ivar gpu_memory: bytes on each GPU, None if the site does not say.
+    :ivar machines: tiers of one name here are the same machines, cut into workers differently.
     :ivar machine_gpus: the GPUs of one of its machines, where workers can be asked for on a machine of one's choice;
         0 where they cannot.
     """
@@ -116,6 +123,8 @@ class TierSpec:
     gpus: int = 0
     price: float | None = None
     boot_seconds: float | None = None
+    gpu_memory: int | None = None
+    machines: str = ""
     machine_gpus: int = 0
 
 

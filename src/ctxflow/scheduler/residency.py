@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items, reservations
+from ctxflow.scheduler import items, reservations, shares
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
@@ -266,6 +266,7 @@ def _break(state: RunState, context: ContextState, failure: Failure, out: list[C
     context.broken = failure
     for app in context.apps:
         items.bury_backlog(state, state.apps[app], failure, out)
+        shares.stop(state, state.apps[app], out)
 
 
 def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:

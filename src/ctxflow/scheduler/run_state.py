@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency
-from ctxflow.scheduler.reservations import Machine, Reservations
 from ctxflow.scheduler import sessions as streams
+from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -59,6 +60,8 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
+        # Apps whose items the plan divides among contexts -> whose the next item is; kept by shares.py.
+        self.deals: dict[str, Deal] = {}
         self.streams = streams.Sessions()
         self.next_attempt = 1
         self.wake_at: float | None = None
@@ -108,8 +111,15 @@ class RunState:
         return self.able(app, tier) and self.plan.permits(app.context, tier.name)
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs."""
-        return self.contexts[app.context].spec.gpus <= self.tiers[tier.name].spec.gpus
+        """Whether workers of the tier have the GPUs and the memory on each that the app's context declares.
+
+        Not if it is broken. What it took where it was built does not count: some take what there is.
+        """
+        context, offered = self.contexts[app.context], self.tiers[tier.name]
+        if context.broken is not None or context.spec.gpus > offered.gpus:
+            return False
+        needed = context.spec.gpu_memory if context.spec.gpus else None
+        return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.

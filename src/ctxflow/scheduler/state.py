@@ -310,6 +310,7 @@ class App:
     arrived: int = 0
     waiting_since: float | None = None
     held_until: float | None = None
+    alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
     # Read in every decision, so copied out of the specification.
@@ -360,6 +361,16 @@ class App:
         """The largest acceptable share of wrong answers."""
         return self.spec.max_error
 
+    @property
+    def error(self) -> float:
+        """The share of wrong answers with its context."""
+        return self.spec.error
+
+    @property
+    def alternative_of(self) -> str:
+        """The app whose items it may answer."""
+        return self.spec.alternative_of
+
 
 @dataclasses.dataclass(slots=True)
 class ContextState:
@@ -387,6 +398,7 @@ class ContextState:
 class Tier:
     """A tier of the site, and what was measured of it; only tiers.py changes it.
 
+    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
@@ -396,6 +408,7 @@ class Tier:
     """
 
     spec: TierSpec
+    gpu_memory: int | None = None
     asked: int | None = None
     connected: int = 0
     worker_seconds: float = 0.0
@@ -411,6 +424,16 @@ class Tier:
     def name(self) -> str:
         """Its name."""
         return self.spec.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+        return self.spec.gpus
+
+    @property
+    def machines(self) -> str:
+        """What it shares with other tiers."""
+        return self.spec.machines
 
     @property
     def minimum(self) -> int:

@@ -22,7 +22,7 @@ def offered(state: RunState, spec: ev.TierSpec) -> None:
     known = state.tiers.get(spec.name)
     if known is None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
-        state.tiers[spec.name] = Tier(spec, connected=connected)
+        state.tiers[spec.name] = Tier(spec, spec.gpu_memory, connected=connected)
     else:
         known.spec = spec
 
@@ -91,6 +91,8 @@ def joined(state: RunState, worker: Worker) -> None:
     tier = state.tiers.get(worker.tier)
     if tier is not None:
         tier.connected += worker.acquired
+        known = [each for each in (tier.gpu_memory, worker.spec.gpu_memory) if each is not None]
+        tier.gpu_memory = min(known, default=None)
 
 
 def gone(state: RunState, worker: Worker, evicted: bool) -> None:

@@ -28,6 +28,8 @@ def _check_items(state: RunState) -> None:
     queued = Counter(item for items in (*waiting.values(), *groups) for item in items)
     assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
     assert all(times == 1 for times in queued.values()), "an item is queued twice"
+    owners = [(item, app) for app in state.apps.values() for item in waiting[app.id]]
+    assert all(state.open[item] is app for item, app in owners), "an item is queued for an app that it is not noted for"
     assert not queued.keys() & assigned.keys(), "an item is both queued and assigned"
     assert queued.keys() | assigned.keys() == state.open.keys(), "an open item is neither queued nor assigned"
     assert {item: n for item, n in assigned.items() if n > 1} == state.copies, "the copies of items are miscounted"

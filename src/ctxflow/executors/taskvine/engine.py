@@ -73,6 +73,8 @@ class TaskVineEngine:
                 tier.gpus,
                 tier.price,
                 tier.boot_seconds,
+                tier.gpu_memory,
+                tier.machines or "",
                 machine_gpus=tier.machine_gpus if own else 0,
             )
             for tier, maximum in ((first, most), *((other, other.workers) for other in others))
