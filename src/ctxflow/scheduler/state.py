@@ -224,8 +224,23 @@ class Worker:
 
     @property
     def acquired(self) -> bool:
-        """Whether it was asked for, and not started by hand."""
-        return self.spec.acquired
+        """Whether it is one of those that were asked for by number, and neither started by hand nor pinned."""
+        return self.spec.acquired and self.spec.pin is None
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by."""
+        return self.spec.pin
+
+    @property
+    def machine(self) -> str:
+        """What the batch system calls its host."""
+        return self.spec.machine or self.spec.host
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of its GPUs."""
+        return self.spec.devices
 
     @property
     def region(self) -> str:

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import reservations
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.state import Tier, Worker
 
@@ -34,7 +35,7 @@ def scale(state: RunState, out: list[Command]) -> None:
         if tier is None:
             continue
         low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
-        target = max(low, min(high, wanted))
+        target = reservations.bound(state, name, max(low, min(high, wanted)))
         if tier.asked != target:
             tier.asked = target
             out.append(Acquire(name, target))
@@ -114,7 +115,7 @@ def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHe
     if tier is None:
         return
     if isinstance(event, ev.JobStarted):
-        tier.jobs_started += 1
+        tier.jobs_started += event.pin is None
     elif isinstance(event, ev.JobEvicted):
         tier.jobs_evicted += 1
     else:
