@@ -402,6 +402,7 @@ class Tier:
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
+    :ivar emptying: those that are given back when their sessions have left them.
     :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
@@ -411,6 +412,7 @@ class Tier:
     gpu_memory: int | None = None
     asked: int | None = None
     connected: int = 0
+    emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0
     gpu_seconds: float = 0.0
     lifetimes: list[float] | None = None

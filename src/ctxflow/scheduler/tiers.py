@@ -44,19 +44,39 @@ def scale(state: RunState, out: list[Command]) -> None:
 
 
 def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
-    """Give back idle workers beyond the target; busy ones are looked at again on the next tick.
+    """Give back workers beyond the target: idle ones at once, those that carry sessions when these have left them.
 
-    Those that were started by hand are nobody's to give back, and do not count.
+    Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
+    and do not count.
     """
-    if tier.connected <= target:
+    if tier.connected <= target and not tier.emptying:
         return
-    held = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not w.draining]
-    idle = sorted(
-        (w for w in held if not w.running and not w.loading and not w.sessions), key=lambda w: len(w.contexts)
-    )
-    for worker in idle[: max(0, len(held) - target)]:
-        worker.draining = True
-        state.update_free(worker)
+    held = [
+        w
+        for w in state.workers.values()
+        if w.tier == tier.name and w.acquired and (not w.draining or w.id in tier.emptying)
+    ]
+    surplus = max(0, len(held) - target)
+    able = [w for w in held if not w.loading and not any(attempt.items for attempt in w.running.values())]
+    able.sort(key=lambda w: (len(w.sessions), len(w.contexts)))
+    for worker in able[:surplus]:
+        _give_back(state, tier, worker, out)
+    for worker in able[surplus:]:
+        if worker.id in tier.emptying:  # It is wanted again.
+            tier.emptying.remove(worker.id)
+            worker.draining = False
+            state.update_free(worker)
+
+
+def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) -> None:
+    worker.draining = True
+    state.update_free(worker)
+    if worker.sessions or worker.running:
+        if worker.id not in tier.emptying:
+            tier.emptying.add(worker.id)
+            state.streams.unsettled = True
+    else:
+        tier.emptying.discard(worker.id)
         out.append(Release(worker.id))
 
 
@@ -101,6 +121,7 @@ def gone(state: RunState, worker: Worker, evicted: bool) -> None:
     if tier is None:
         return
     tier.connected -= worker.acquired
+    tier.emptying.discard(worker.id)
     tier.worker_seconds += state.now - worker.joined
     tier.gpu_seconds += (state.now - worker.joined) * worker.gpus
     if evicted:
