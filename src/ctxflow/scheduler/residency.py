@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items
+from ctxflow.scheduler import items, reservations, shares
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
@@ -33,12 +33,12 @@ def admissible(state: RunState, worker: Worker, app: App) -> bool:
 
 def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether a context may be loaded on a worker that does not hold it."""
-    if not _able(state, worker, context.spec) or _held_by_enough(state, worker, context):
+    if not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     if worker.id not in context.suspects:
         return True
     # A suspect worker is asked again only where there is nobody else, and after a pause.
-    if any(w.id not in context.suspects and _able(state, w, context.spec) for w in state.workers.values()):
+    if any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values()):
         return False
     if state.now < context.retry_at:
         state.wake(context.retry_at)
@@ -46,11 +46,13 @@ def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
     return True
 
 
-def _able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
     if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
         return False
-    return state.plan.permits(wanted.id, worker.tier)
+    if not reservations.may_hold(state, worker, wanted):
+        return False
+    return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: bool = False) -> bool:
@@ -64,7 +66,11 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
         return False
     for other in unload:
         _unload(state, worker, other, out)
-    claim = None if ahead else Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))))
+    claim = (
+        None
+        if ahead
+        else Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
+    )
     app.claimed += claim.items if claim is not None else 0
     stages = context.spec.files and context.spec.id not in worker.staged
     step, first = (Stage, "staging") if stages else (Load, "loading")
@@ -190,6 +196,8 @@ def follow(state: RunState, out: list[Command]) -> None:
 
 
 def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
+    if worker.pin is not None:  # It is here for this context alone, and no plan counts on it.
+        return False
     most = state.plan.holders.get((context, worker.tier))
     many = most is not None and state.contexts[context].on_tier[worker.tier] > most
     return many or not state.plan.permits(context, worker.tier)
@@ -197,7 +205,7 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether as many workers of the tier hold the context as the plan wants."""
-    most = state.plan.holders.get((context.spec.id, worker.tier))
+    most = None if worker.pin is not None else state.plan.holders.get((context.spec.id, worker.tier))
     return most is not None and context.on_tier[worker.tier] >= most
 
 
@@ -270,17 +278,19 @@ def _break(state: RunState, context: ContextState, failure: Failure, out: list[C
     context.broken = failure
     for app in context.apps:
         items.bury_backlog(state, state.apps[app], failure, out)
+        shares.stop(state, state.apps[app], out)
 
 
 def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
     """How many workers could build a context, of those that are there and those that were asked for."""
-    able = sum(other is worker or _able(state, other, wanted) for other in state.workers.values())
+    builders = sum(other is worker or able(state, other, wanted) for other in state.workers.values())
     asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
-    return max(able, asked)
+    return max(builders, asked)
 
 
 def _idle(worker: Worker) -> list[str]:
-    """The contexts that are ready and run nothing, least recently used first."""
+    """The contexts that are ready, run nothing and carry no session, least recently used first."""
     busy = {attempt.context for attempt in worker.running.values()}
+    busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
     return [h.context for h in held if h.state == "ready" and h.context not in busy]

@@ -35,10 +35,12 @@ class Worker:
     tier: str = ""
     job: str | None = None
     place: str = ""
+    cache: str = ""  # Its host's, on its machine.
     transfer_port: int | None = None  # Where it serves files to its peers.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
+    released: bool = False
     running: int = 0
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     functions: set[str] = dataclasses.field(default_factory=set)
@@ -51,6 +53,7 @@ class Worker:
         names = [tier.name for tier in tiers]
         given = hello.get("tier")
         self.tier = given if given in names else names[0]
+        self.cache = hello["transfer"].get("cache", "")
         self.transfer_port = hello["transfer"].get("port")
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{hello['host']}:{hello['transfer']['device']}"
@@ -58,6 +61,8 @@ class Worker:
     def spec(self, hello: Head, site: Site) -> ev.WorkerSpec:
         """What the scheduler hears of it."""
         tier = next(each for each in site.tiers if each.name == self.tier)
+        pin = hello.get("pin")
+        memory = hello["memory"] if pin is not None else min(tier.memory, hello["memory"])
         return ev.WorkerSpec(
             self.name,
             host=self.host,
@@ -66,9 +71,13 @@ class Worker:
             slots=site.slots,
             gpus=max(tier.gpus, hello["gpus"]),
             gpu_model=hello["gpu_model"],
-            memory=min(tier.memory, hello["memory"]),
+            memory=memory,
             gpu_memory=hello["gpu_memory"],
             acquired=self.job is not None,
+            topology=hello.get("topology"),
+            machine=hello.get("machine") or "",
+            devices=tuple(hello.get("devices") or ()),
+            pin=None if pin is None else int(pin),
         )
 
 

@@ -33,7 +33,7 @@ def warmings(
     if not lacking:
         return
     several = len({app.context for app in view.apps.values() if app.arrived}) > 1
-    idle = [worker for worker in view.free.values() if not worker.running]
+    idle = [worker for worker in view.free.values() if not worker.running and not worker.sessions]
     for context in lacking:
         app = needs[context].app
         assert app is not None

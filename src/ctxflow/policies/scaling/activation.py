@@ -21,7 +21,8 @@ from ctxflow.policies.routing.arrays import amounts
 from ctxflow.policies.routing.macro import region_costs
 from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.policies.scaling.division import divided
-from ctxflow.policies.scaling.outstanding import outstanding
+from ctxflow.policies.scaling.outstanding import active, outstanding, sessions_of_worker
+from ctxflow.policies.scaling.queue_proportional import SESSIONS
 
 
 class Activation:
@@ -30,7 +31,8 @@ class Activation:
     More are asked for at once, from the tiers as `queue-proportional` divides them; with several regions, where power
     and the network are cheapest, as far as its tiers go. Fewer are held only as workers have idled for as long as they
     took to warm up: to boot, and to load. While nobody knows how long items take, each call has a worker. When more
-    items wait than the buffer is made for, there are more: as many again as what waits would fill.
+    items wait than the buffer is made for, there are more: as many again as what waits would fill. Sessions
+    that have something to do get workers besides, by what a worker was measured to serve.
 
     :param slot_seconds: the slot in which the work is to be done.
     :param safety: Eq. 6's sigma, standard deviations of the forecast.
@@ -69,14 +71,17 @@ class Activation:
         self._outlook.look(view)
         works: dict[frozenset[str], _Work] = {}
         forecast = view.forecast or {}
-        calls = outstanding(view, self._batch_size)
+        calls, sessions = outstanding(view, self._batch_size), active(view)
         running = dict.fromkeys(view.apps, 0)
         for attempt in view.attempts.values():
             running[attempt.app] += len(attempt.items)
         for app in view.apps.values():
             group = frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
             expected = float(amounts(forecast.get(app.id, 0.0))) * self._slot_seconds
-            works.setdefault(group, _Work()).add(app, running[app.id], expected, calls[app.id], self._outlook)
+            work = works.setdefault(group, _Work())
+            work.add(app, running[app.id], expected, calls[app.id], self._outlook)
+            if app.id in sessions:
+                work.carriers += len(sessions[app.id]) / sessions_of_worker(view, app, SESSIONS)
         wanted: dict[frozenset[str], float] = {}
         for group, work in works.items():
             for tiers, share in self._shares(view, group, work):
@@ -110,8 +115,10 @@ class Activation:
         if work.tasks * share > 0:
             number = int(target([work.queued * share], [work.expected * share], [capacity], [most], self._safety)[0])
             number += for_buffer(int(work.waiting * share), max(1, int(self._buffer * share)), capacity)
+            number = min(number, math.ceil(work.calls * share))
+        number = min(most, number + math.ceil(work.carriers * share))
         staying = [w for w in view.workers.values() if w.tier in tiers and w.noticed is None and not w.draining]
-        return max(min(number, most, math.ceil(work.calls * share)), len(staying) - self._rested(view, staying, number))
+        return max(number, len(staying) - self._rested(view, staying, number))
 
     def _rested(self, view: View, workers: Sequence[WorkerView], wanted: int) -> int:
         """How many workers beyond those that are wanted may go now."""
@@ -142,6 +149,7 @@ class _Work:
     :ivar queued: those that wait or run; `waiting`: of them, those that nobody has taken.
     :ivar expected: in the next slot.
     :ivar calls: that they make: more workers than calls are of no use.
+    :ivar carriers: workers for the sessions that have something to do.
     """
 
     queued: float = 0.0
@@ -149,6 +157,7 @@ class _Work:
     expected: float = 0.0
     seconds: float = 0.0
     calls: float = 0.0
+    carriers: float = 0.0
     known: bool = True
 
     def add(self, app: AppView, running: int, expected: float, calls: int, outlook: Outlook) -> None:
