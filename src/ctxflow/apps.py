@@ -31,7 +31,7 @@ Deadline = float | datetime.datetime | None
 class Options:
     """What may be said of an app where it is defined, and changed with `using`.
 
-    :ivar priority: higher goes first.
+    :ivar priority: higher goes first; by default its context's, which is 0 by default.
     :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
         Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
     :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
@@ -51,7 +51,7 @@ class Options:
         and brings the files for every call too.
     """
 
-    priority: int = 0
+    priority: int | None = None
     deadline: Deadline = None
     timeout: float | None = None
     retries: int = 0
@@ -126,6 +126,13 @@ class _App:
         self.context = context
         self.options = options
 
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+        if self.options.priority is not None:
+            return self.options.priority
+        return self.context.priority if self.context is not None else 0
+
     def using(self, context: Context | None = None, **options: Any) -> Any:
         """The same app with another context or other options.
 
@@ -193,7 +200,7 @@ class _ContextCall:
             CallOptions(
                 context,
                 context is not None,
-                options.priority,
+                self.app.priority,
                 self.app.deadline_on(calls.run),
                 options.timeout,
                 options.retries,
@@ -329,13 +336,13 @@ class BatchApp(_App):
             raise ValueError(f"the context of {self.__name__} and its alternatives differ: name each recipe once")
         deadline = options.deadline_on(run)
         errors = [error for _, error in contexts]
-        identity = (self.function, dict(constants), names, errors, options.identity, deadline)
+        identity = (self.function, dict(constants), names, errors, options.identity, self.priority, deadline)
         spec = ev.AppSpec(
             f"{self.__name__}-{digest(identity)[:12]}",
             self.__name__,
             context=names[0],
             batch_size=options.batch_size,
-            priority=options.priority,
+            priority=self.priority,
             deadline=deadline,
             retries=options.retries,
             max_delay=options.max_delay,

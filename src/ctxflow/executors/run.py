@@ -33,6 +33,7 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
+from ctxflow.scheduler.refusal import refused
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -215,7 +216,7 @@ class Run:
 
         :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
-        :raises ValueError: if it needs more GPUs than a worker has, or more memory on each.
+        :raises ValueError: if it needs more GPUs than a worker has, or can have, or more memory on each.
         """
         level = level or self._level
         name = _id(context, level)
@@ -223,12 +224,9 @@ class Run:
             return name
         self.prepare_pickling()
         spec = _spec(context, level)
-        most = max((tier.gpus for tier in self._tiers), default=0)
-        if spec.gpus > most:
-            raise ValueError(
-                f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
-                "workers have as many, or a recipe with fewer (gpus=0 for none)"
-            )
+        refusal = refused(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
+        if refusal is not None:
+            raise ValueError(refusal)
         _check_gpu_memory(spec, self._tiers)
         payload = _payload(context, level)
         with self._lock:
@@ -426,6 +424,8 @@ class Run:
         for command in commands:
             if isinstance(command, cmd.Deliver):
                 deliveries.append(self._delivery(command, event, context))
+            elif isinstance(command, cmd.Note):
+                logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
             elif isinstance(command, cmd.Place):
@@ -545,7 +545,7 @@ def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> Non
     """
     if not spec.gpus or spec.gpu_memory is None:
         return
-    found = [tier.gpu_memory for tier in tiers if tier.gpus >= spec.gpus]
+    found = [tier.gpu_memory for tier in tiers if max(tier.gpus, tier.machine_gpus) >= spec.gpus]
     known = [each for each in found if each is not None]
     if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
         raise ValueError(
@@ -585,4 +585,4 @@ def _spec(context: Context | None, level: str) -> ev.ContextSpec:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
     name = _id(context, level)
-    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level)
+    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)

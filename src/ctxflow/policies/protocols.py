@@ -12,6 +12,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from ctxflow.topology import Topology
+
 
 class ContextOnWorkerView(Protocol):
     """One context on one worker."""
@@ -166,6 +168,18 @@ class WorkerView(Protocol):
         """What it runs, by attempt id."""
 
     @property
+    def machine(self) -> str:
+        """What the batch system calls the machine that it is on."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of the GPUs that it was given."""
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by, None for others."""
+
+    @property
     def joined(self) -> float:
         """When it joined."""
 
@@ -314,6 +328,22 @@ class TierView(Protocol):
         """How long its evicted workers lived, None before there was one."""
 
 
+class MachineView(Protocol):
+    """A machine that workers may be on, as the batch system told when it was asked last."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def tier(self) -> str:
+        """The tier whose workers may be on it."""
+
+    @property
+    def topology(self) -> Topology:
+        """What it is made of, and who uses its GPUs, workers of this run among them."""
+
+
 class RegionView(Protocol):
     """A group of workers close to each other."""
 
@@ -364,6 +394,14 @@ class View(Protocol):
     @property
     def tiers(self) -> Mapping[str, TierView]:
         """The site's tiers."""
+
+    @property
+    def machines(self) -> Mapping[str, MachineView]:
+        """The machines on which workers can be asked for, by name; none before somebody wanted one there."""
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The ids of the GPUs that are kept for workers that have not joined yet, by machine."""
 
     @property
     def regions(self) -> Mapping[str, RegionView]:
@@ -470,11 +508,57 @@ class PlacementPolicy(Protocol):
         """The placement from now on; asked for on ticks, and when a tier, a context or a worker is new."""
 
 
-class PreemptionPolicy(Protocol):
-    """Who gives way when an app that waits has no worker."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker.
 
-    def victims(self, view: View, app: AppView) -> Sequence[int]:
-        """The attempts that give up their workers for this app: their items go back at no cost."""
+    :ivar app: the most urgent app that waits for it.
+    :ivar affinity: one of `ctxflow.context.AFFINITIES`, or None.
+    """
+
+    app: str
+    priority: int
+    gpus: int
+    affinity: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """Where a worker of its own goes, and who gives way for it there.
+
+    :ivar devices: the ids of its GPUs as the machine's topology has them, neighbours beside each other.
+    :ivar victims: the workers that give way; none if there is room.
+    :ivar aligned: whether the GPUs are as close together as the machine allows.
+    """
+
+    machine: str
+    tier: str
+    devices: tuple[str, ...]
+    victims: tuple[str, ...] = ()
+    aligned: bool = True
+
+
+class PreemptionPolicy(Protocol):
+    """Who gives way when a context that waits needs a worker of its own."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it ever makes room: where it does not, contexts that need it are refused when they are declared."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the batch system may take to give the GPUs that were made free."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds that victims may take to finish what they run."""
+
+    @property
+    def idle(self) -> float:
+        """Seconds without work after which the worker is given back."""
+
+    def victims(self, view: View, request: PlaceRequest) -> Room | None:
+        """The place and the workers that give way for it, None if it fits nowhere."""
 
 
 class ScalingPolicy(Protocol):

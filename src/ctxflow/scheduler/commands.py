@@ -1,7 +1,7 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Acquire and Release; the run itself the rest, which
-tell who waits, but for Place, which is for the log.
+Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release;
+the run itself the rest, which tell who waits, or a person, but for Place, which is for the log.
 """
 
 from __future__ import annotations
@@ -120,6 +120,49 @@ class Release(Command):
     """Give a worker back."""
 
     worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drain(Command):
+    """A worker gets nothing new: calls that answer their items one by one end after the item in flight."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey(Command):
+    """Find out which machines a tier's workers may be on, and who uses their GPUs: `MachinesFound` answers, always."""
+
+    tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AcquireAt(Command):
+    """Have one worker on this machine with these GPUs, beside those of `Acquire`; it joins with this `pin`.
+
+    :ivar devices: their ids, as the machine's topology has them, in the order in which the worker gets them.
+    """
+
+    pin: int
+    tier: str
+    machine: str
+    devices: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forgo(Command):
+    """The worker of an `AcquireAt` is not wanted any more: what waits is taken back, and nothing starts again."""
+
+    pin: int
+    tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Note(Command):
+    """Tell a person something that was decided, or (`trouble`) that went wrong."""
+
+    text: str
+    trouble: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

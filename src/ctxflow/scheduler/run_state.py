@@ -7,11 +7,12 @@ that it calls).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency
 from ctxflow.scheduler import sessions as streams
+from ctxflow.scheduler.reservations import Machine, Reservations
 from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import (
     App,
@@ -45,6 +46,7 @@ class RunState:
         self.tiers: dict[str, Tier] = {}
         self.regions: Mapping[str, RegionView] = {}
         self.forecast: Mapping[str, float] | None = None
+        self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
@@ -93,6 +95,16 @@ class RunState:
         """How many workers hold or load the context."""
         state = self.contexts.get(context)
         return state.holders if state else 0
+
+    @property
+    def machines(self) -> Mapping[str, Machine]:
+        """The machines on which workers can be asked for."""
+        return self.reservations.machines
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet."""
+        return self.reservations.reserved
 
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""

@@ -224,8 +224,23 @@ class Worker:
 
     @property
     def acquired(self) -> bool:
-        """Whether it was asked for, and not started by hand."""
-        return self.spec.acquired
+        """Whether it is one of those that were asked for by number, and neither started by hand nor pinned."""
+        return self.spec.acquired and self.spec.pin is None
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by."""
+        return self.spec.pin
+
+    @property
+    def machine(self) -> str:
+        """What the batch system calls its host."""
+        return self.spec.machine or self.spec.host
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of its GPUs."""
+        return self.spec.devices
 
     @property
     def region(self) -> str:
@@ -387,6 +402,7 @@ class Tier:
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
+    :ivar emptying: those that are given back when their sessions have left them.
     :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
@@ -396,6 +412,7 @@ class Tier:
     gpu_memory: int | None = None
     asked: int | None = None
     connected: int = 0
+    emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0
     gpu_seconds: float = 0.0
     lifetimes: list[float] | None = None

@@ -58,7 +58,7 @@ def problems(site: Site) -> Iterator[Problem]:
             other = next(f"{tier.name}-{n}" for n in range(2, len(site.tiers) + 2) if f"{tier.name}-{n}" not in seen)
             key = ("tiers", number, "name")
             yield Problem(key, f'two tiers have the name "{tier.name}": write another, such as name = "{other}"')
-        for problem in tier_problems(tier):
+        for problem in (*tier_problems(tier), *_places(tier, site.acquire)):
             yield Problem(("tiers", number, *problem.path), problem.text)
 
 
@@ -220,6 +220,19 @@ def _foreign_keys(tier: Tier) -> Iterator[Problem]:
         instead = "" if tier.provider == "local" else instead
         what = f"write it in {instead}" if instead else "leave it out"
         yield Problem((key,), f'{key} of tier {tier.name} is {only}, and its provider is "{tier.provider}": {what}')
+
+
+def _places(tier: Tier, acquire: str) -> Iterator[Problem]:
+    if not tier.machine_gpus:
+        return
+    key = ("machine_gpus",)
+    what = f"machine_gpus of tier {tier.name}"
+    if tier.provider != "condor":
+        yield Problem(key, f'{what} is HTCondor\'s, and its provider is "{tier.provider}": leave it out')
+    elif acquire == "factory":
+        yield Problem(key, f'{what} needs runs that acquire their workers themselves: write acquire = "run"')
+    elif tier.machine_gpus < tier.gpus:
+        yield Problem(key, f"{what} is less than a worker has: write machine_gpus = {tier.gpus} or more")
 
 
 def _expressions(tier: Tier) -> Iterator[Problem]:

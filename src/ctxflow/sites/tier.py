@@ -34,6 +34,12 @@ class Tier(pydantic.BaseModel):
     memory_gb: float = pydantic.Field(10, gt=0, description="Memory of a worker in GB.")
     disk_gb: float = pydantic.Field(70, gt=0, description="Disk of a worker in GB.")
     gpus: int = pydantic.Field(1, ge=0, description="GPUs of a worker.")
+    machine_gpus: int = pydantic.Field(
+        0,
+        ge=0,
+        description="HTCondor: the most GPUs of one of the machines, where a run may ask for workers on GPUs of its "
+        "choice: contexts with up to as many get a worker of their own, for which the `preemption` policy makes room.",
+    )
     gpu_memory_gb: float | None = pydantic.Field(
         None, gt=0, description="Memory of each GPU in GB, for plans that are made before a worker has joined."
     )
