@@ -327,7 +327,7 @@ def test_what_a_site_can_never_give_is_refused(wanted, tiers, reserves, says):
 
 
 def test_where_no_place_can_be_had_any_worker_with_enough_gpus_will_do():
-    """As in the simulation of a recorded run, whose machines are the workers that it had."""
+    """As in a simulation whose machines are the workers that a run had."""
     bench = Bench(preemption="exact")
     bench.tell(ev.TierOffered, ev.TierSpec("default", gpus=1))
     bench.context("wide", gpus=4, affinity="guaranteed")
