@@ -13,6 +13,7 @@ from ctxflow.context import Context, context, load_variable_from_context, load_v
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
+    from ctxflow.alternatives import Alternative
     from ctxflow.apps import batch_app, context_app
     from ctxflow.errors import (
         CallCrashed,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ctxflow.turns import idle, last
 
 _PLACES = {
+    "Alternative": "alternatives",
     "batch_app": "apps",
     "context_app": "apps",
     "CallCrashed": "errors",
@@ -46,6 +48,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "Alternative",
     "CallCrashed",
     "CallError",
     "CallTimeout",

@@ -216,16 +216,21 @@ class Scaling:
         return {"default": self.wanted}
 
 
-def test_a_worker_that_carries_sessions_is_not_given_back():
+def test_a_worker_is_given_back_when_its_sessions_have_left_it():
     scaling = Scaling()
     bench = SessionBench((), scaling=scaling)
     bench.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
     bench.join("w1")
     bench.finish(step_of(bench.open(1)), s1={"idle": 1})
     scaling.wanted = 0
-    assert only(bench.tell(ev.Tick), cmd.Release) == []
-    bench.finish(step_of(bench.tell(ev.SessionClosed, 1)))
+    commands = bench.tell(ev.Tick)
+    assert only(commands, cmd.Release) == [] and step_of(commands).orders == [cmd.Order(1, "", 1, None, "leave")]
+    bench.finish(step_of(commands))
     assert only(bench.tell(ev.Tick), cmd.Release) == [cmd.Release("w1")]
+    bench.tell(ev.SessionPrompted, 1)
+    bench.lose("w1", evicted=True)
+    scaling.wanted = 1
+    assert step_of(bench.join("w2")).orders == [cmd.Order(1, "kept", 1, 1, "keep")]
 
 
 def test_a_context_with_states_in_it_is_not_unloaded_for_another():

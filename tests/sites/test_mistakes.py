@@ -80,7 +80,7 @@ VALUES = {
     "infinite": (HEAD + "disk_gb = inf", 3, "disk_gb", "such as disk_gb = 10"),
     "a variable without a name": (HEAD + 'variables = {"A=B" = "1"}', 3, "variables", "write another name"),
     "a policy's typing error": ('routing = "least-load"', 1, "routing", "did you mean 'least-loaded'?"),
-    "an unknown policy": ('scaling = "turbo"', 1, "scaling policy 'turbo'", "choose one of fixed"),
+    "an unknown policy": ('scaling = "turbo"', 1, "scaling policy 'turbo'", "choose one of "),
     "a policy without a name": ("[batching]\nsize = 3", 1, "batching", 'write {policy = "...", ...}'),
     "a number for a policy": ("routing = 5", 1, "routing", "write a name (context-affinity"),
 }  # fmt: skip
@@ -110,6 +110,9 @@ TOGETHER = {
     "a size in submit": (HEAD + "submit = {request_memory = 9000}", 3, "request_memory", "write memory_gb ="),
     "an impossible submit key": (HEAD + "submit = {'my key' = 1}", 3, "my key", "write letters"),
     "GPUs wanted and not": (HEAD + "gpus = 0\nrequire_gpus = 'Capability > 8'", 4, "require_gpus", "write gpus = 1"),
+    "places without HTCondor": (SLURM + "machine_gpus = 8", 4, "machine_gpus", "leave it out"),
+    "places through a factory": ('acquire = "factory"\n' + HEAD + "machine_gpus = 8", 4, "machine_gpus", "= \"run\""),
+    "a machine less than a worker": (HEAD + "gpus = 4\nmachine_gpus = 2", 4, "machine_gpus", "= 4 or more"),
     "an open parenthesis": (HEAD + "requirements = '((Cpus > 2) && x'", 3, "requirements", "add a )"),
     "a parenthesis too many": (HEAD + "requirements = 'Cpus > 2)'", 3, "requirements", "leave it out"),
     "an open quote": (HEAD + "requirements = 'Arch == \"X86_64'", 3, "requirements", 'add a "'),

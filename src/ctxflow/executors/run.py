@@ -33,6 +33,7 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
+from ctxflow.scheduler.refusal import refused
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -44,6 +45,7 @@ class App:
     """How an app's calls are made; its place in the queue is its `AppSpec`.
 
     :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
+    :ivar label: what results call its context, where items have several that may answer them.
     """
 
     spec: ev.AppSpec
@@ -51,6 +53,7 @@ class App:
     function: bytes = b""
     insert: bool = False
     timeout: float | None = None
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Run:
         self._origin = time.monotonic()
         self._next_item = 0
         self._apps: dict[str, App] = {}
+        self._said: set[str] = set()
+        self._divided: set[str] = set()  # Apps that name alternatives, and these.
         self._contexts: dict[str, ContextPayload] = {}
         self._functions: dict[str, bytes] = {}
         self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
@@ -211,7 +216,7 @@ class Run:
 
         :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
-        :raises ValueError: if it needs more GPUs than a worker has.
+        :raises ValueError: if it needs more GPUs than a worker has, or can have, or more memory on each.
         """
         level = level or self._level
         name = _id(context, level)
@@ -219,12 +224,10 @@ class Run:
             return name
         self.prepare_pickling()
         spec = _spec(context, level)
-        most = max((tier.gpus for tier in self._tiers), default=0)
-        if spec.gpus > most:
-            raise ValueError(
-                f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
-                "workers have as many, or a recipe with fewer (gpus=0 for none)"
-            )
+        refusal = refused(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
+        if refusal is not None:
+            raise ValueError(refusal)
+        _check_gpu_memory(spec, self._tiers)
         payload = _payload(context, level)
         with self._lock:
             if name not in self._contexts:
@@ -237,6 +240,8 @@ class Run:
         with self._lock:
             if app.spec.id not in self._apps:
                 self._apps[app.spec.id] = app
+                if app.spec.alternative_of:
+                    self._divided |= {app.spec.id, app.spec.alternative_of}
                 if app.function:
                     self._functions[app.spec.id] = app.function
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
@@ -407,6 +412,7 @@ class Run:
         if isinstance(event, ev.StepFinished):
             orders = self._scheduler.state.streams.steps.get(event.attempt)
             event = event if orders is None else self.sessions.opened(event, orders)
+        context = self._answering(event) if self._divided else None
         try:
             commands = self._scheduler.handle(event)
         except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
@@ -417,9 +423,13 @@ class Run:
         commanded: list[cmd.Command] = []
         for command in commands:
             if isinstance(command, cmd.Deliver):
-                deliveries.append(self._delivery(command, event))
+                deliveries.append(self._delivery(command, event, context))
+            elif isinstance(command, cmd.Note):
+                logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
+            elif isinstance(command, cmd.Place):
+                self._say_reasons(command)
             elif isinstance(command, (cmd.DeliverChunk, cmd.EndTurn, cmd.EndSession)):
                 deliveries.append(self._news(command, event))
             else:
@@ -432,14 +442,28 @@ class Run:
                 self._log.add(event, commands)
         return deliveries
 
-    def _delivery(self, command: cmd.Deliver, event: ev.Event) -> Delivery:
+    def _say_reasons(self, plan: cmd.Place) -> None:
+        """Tell a person once what no plan can do."""
+        for reason in plan.reasons:
+            if reason not in self._said:
+                self._said.add(reason)
+                logger.warning("placement: %s", reason)
+
+    def _answering(self, event: ev.Event) -> str | None:
+        """The name of the context that answers now, if it belongs to an app that has several."""
+        attempt = self._scheduler.state.attempts.get(getattr(event, "attempt", -1))
+        if attempt is None or attempt.app not in self._divided:
+            return None
+        return self._apps[attempt.app].label
+
+    def _delivery(self, command: cmd.Deliver, event: ev.Event, context: str | None) -> Delivery:
         results: Any = event.results  # type: ignore[attr-defined]
         inputs = [self._inputs.pop(item) for item in command.items]
         if type(inputs[0]) is ApplyCall:
             results = [results]
         elif command.positions is not None:
             results = [results[n] for n in command.positions]
-        return Delivery(command.items, self._waiting(command.items), results)
+        return Delivery(command.items, self._waiting(command.items), results, context)
 
     def _burial(self, command: cmd.Bury, event: ev.Event) -> Delivery:
         context = self._contexts[command.context].name if command.context is not None else None
@@ -514,6 +538,23 @@ class Run:
             return status_of(self._scheduler.state, self._contexts, self.clock())
 
 
+def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
+    """See that some tier may have the memory on each GPU that a context declares.
+
+    :raises ValueError: if the site says of all of them that they have not.
+    """
+    if not spec.gpus or spec.gpu_memory is None:
+        return
+    found = [tier.gpu_memory for tier in tiers if max(tier.gpus, tier.machine_gpus) >= spec.gpus]
+    known = [each for each in found if each is not None]
+    if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
+        raise ValueError(
+            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its {spec.gpus} GPU(s), "
+            f"and the most here is {max(known, default=0) / 1e9:g} GB (gpu_memory_gb of the site's tiers): give a "
+            "smaller model or precision, more GPUs to share it, or a tier with larger ones"
+        )
+
+
 def _id(context: Context | None, level: str) -> str:
     """What the scheduler knows a context by: apps that have the recipe at different levels do not share it."""
     if context is None:
@@ -544,4 +585,4 @@ def _spec(context: Context | None, level: str) -> ev.ContextSpec:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
     name = _id(context, level)
-    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level)
+    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)

@@ -12,6 +12,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from ctxflow.topology import Topology
+
 
 class ContextOnWorkerView(Protocol):
     """One context on one worker."""
@@ -166,6 +168,18 @@ class WorkerView(Protocol):
         """What it runs, by attempt id."""
 
     @property
+    def machine(self) -> str:
+        """What the batch system calls the machine that it is on."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of the GPUs that it was given."""
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by, None for others."""
+
+    @property
     def joined(self) -> float:
         """When it joined."""
 
@@ -230,6 +244,14 @@ class AppView(Protocol):
         """The largest share of wrong answers that is acceptable."""
 
     @property
+    def error(self) -> float:
+        """The share of wrong answers with its context, 0 where nobody said."""
+
+    @property
+    def alternative_of(self) -> str:
+        """The id of the app whose items it may answer, if the plan says so; "" for one with items of its own."""
+
+    @property
     def backlog(self) -> int:
         """Items queued."""
 
@@ -278,6 +300,14 @@ class TierView(Protocol):
         """Never more workers than this."""
 
     @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+
+    @property
+    def machines(self) -> str:
+        """Tiers that have this in common are the same machines, cut into workers differently; "" for none."""
+
+    @property
     def price(self) -> float | None:
         """Dollars (or GPU-hours) a worker costs an hour."""
 
@@ -296,6 +326,22 @@ class TierView(Protocol):
     @property
     def lifetimes(self) -> Sequence[float] | None:
         """How long its evicted workers lived, None before there was one."""
+
+
+class MachineView(Protocol):
+    """A machine that workers may be on, as the batch system told when it was asked last."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def tier(self) -> str:
+        """The tier whose workers may be on it."""
+
+    @property
+    def topology(self) -> Topology:
+        """What it is made of, and who uses its GPUs, workers of this run among them."""
 
 
 class RegionView(Protocol):
@@ -350,6 +396,14 @@ class View(Protocol):
         """The site's tiers."""
 
     @property
+    def machines(self) -> Mapping[str, MachineView]:
+        """The machines on which workers can be asked for, by name; none before somebody wanted one there."""
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The ids of the GPUs that are kept for workers that have not joined yet, by machine."""
+
+    @property
     def regions(self) -> Mapping[str, RegionView]:
         """The site's regions."""
 
@@ -371,7 +425,7 @@ class View(Protocol):
         """Whether workers of the tier could run the app at all: they have the GPUs, and the plan allows it."""
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs, whatever the plan."""
+        """Whether workers of the tier have what the app's context needs, whatever the plan; none if it is broken."""
 
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
@@ -403,11 +457,16 @@ class Plan:
     :ivar workers: tier -> (fewest, most) workers; a tier not named keeps the site's bounds.
     :ivar holders: (context, tier) -> the most workers of the tier that hold the context; a pair not named may be held
         by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
+    :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
+        that is not named here has all its items answered by its own context.
+    :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
     tiers: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:
         """Whether the context may be loaded on that tier."""
@@ -449,11 +508,57 @@ class PlacementPolicy(Protocol):
         """The placement from now on; asked for on ticks, and when a tier, a context or a worker is new."""
 
 
-class PreemptionPolicy(Protocol):
-    """Who gives way when an app that waits has no worker."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker.
 
-    def victims(self, view: View, app: AppView) -> Sequence[int]:
-        """The attempts that give up their workers for this app: their items go back at no cost."""
+    :ivar app: the most urgent app that waits for it.
+    :ivar affinity: one of `ctxflow.context.AFFINITIES`, or None.
+    """
+
+    app: str
+    priority: int
+    gpus: int
+    affinity: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """Where a worker of its own goes, and who gives way for it there.
+
+    :ivar devices: the ids of its GPUs as the machine's topology has them, neighbours beside each other.
+    :ivar victims: the workers that give way; none if there is room.
+    :ivar aligned: whether the GPUs are as close together as the machine allows.
+    """
+
+    machine: str
+    tier: str
+    devices: tuple[str, ...]
+    victims: tuple[str, ...] = ()
+    aligned: bool = True
+
+
+class PreemptionPolicy(Protocol):
+    """Who gives way when a context that waits needs a worker of its own."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it ever makes room: where it does not, contexts that need it are refused when they are declared."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the batch system may take to give the GPUs that were made free."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds that victims may take to finish what they run."""
+
+    @property
+    def idle(self) -> float:
+        """Seconds without work after which the worker is given back."""
+
+    def victims(self, view: View, request: PlaceRequest) -> Room | None:
+        """The place and the workers that give way for it, None if it fits nowhere."""
 
 
 class ScalingPolicy(Protocol):

@@ -30,7 +30,12 @@ _OWN = {
         "agh": "ctxflow.policies.placement.live:AdaptivePlacement",
         "everywhere": "ctxflow.policies.placement:Everywhere",
     },
-    "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
+    "preemption": {
+        "exact": "ctxflow.policies.preemption:ExactPreemption",
+        "imp": "ctxflow.policies.preemption:IncrementalMinimalPreemption",
+        "none": "ctxflow.policies.preemption:NoPreemption",
+        "standard": "ctxflow.policies.preemption:StandardPreemption",
+    },
     "scaling": {
         "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
@@ -45,7 +50,7 @@ _METHODS = {
     "routing": ("assign",),
     "batching": ("size", "duplicate", "linger"),
     "placement": ("plan",),
-    "preemption": ("victims",),
+    "preemption": ("victims", "reserves", "patience", "grace", "idle"),
     "scaling": ("target",),
     "sessions": ("place",),
 }

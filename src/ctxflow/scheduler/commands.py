@@ -1,7 +1,7 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Acquire and Release; the run itself the rest, which
-tell who waits.
+Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release;
+the run itself the rest, which tell who waits, or a person, but for Place, which is for the log.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler.events import Failure
 
 
@@ -122,6 +123,49 @@ class Release(Command):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Drain(Command):
+    """A worker gets nothing new: calls that answer their items one by one end after the item in flight."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey(Command):
+    """Find out which machines a tier's workers may be on, and who uses their GPUs: `MachinesFound` answers, always."""
+
+    tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AcquireAt(Command):
+    """Have one worker on this machine with these GPUs, beside those of `Acquire`; it joins with this `pin`.
+
+    :ivar devices: their ids, as the machine's topology has them, in the order in which the worker gets them.
+    """
+
+    pin: int
+    tier: str
+    machine: str
+    devices: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forgo(Command):
+    """The worker of an `AcquireAt` is not wanted any more: what waits is taken back, and nothing starts again."""
+
+    pin: int
+    tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Note(Command):
+    """Tell a person something that was decided, or (`trouble`) that went wrong."""
+
+    text: str
+    trouble: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Deliver(Command):
     """These items of an attempt are answered, for the first and only time.
 
@@ -169,3 +213,36 @@ class Bury(Command):
     items: Sequence[int]
     failure: Failure
     context: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place(Command):
+    """This plan holds from now on. Nothing is to be carried out: it is for whoever reads the log, and for its replay.
+
+    :ivar tiers: (context, the tiers on which it may be loaded).
+    :ivar workers: (tier, fewest, most).
+    :ivar holders: (context, tier, the most workers that hold it there).
+    :ivar shares: (app, context, the share of the app's items that it answers).
+    :ivar reasons: what is impossible, and why.
+    """
+
+    tiers: Sequence[tuple[str, Sequence[str]]]
+    workers: Sequence[tuple[str, int, int]]
+    holders: Sequence[tuple[str, str, int]]
+    shares: Sequence[tuple[str, str, float]] = ()
+    reasons: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> Place:
+        """What a plan says, in the order of names.
+
+        >>> Place.of(Plan(workers={"fast": (0, 2)}, holders={("c", "fast"): 2}))
+        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=(), reasons=())
+        """
+        return cls(
+            tuple((context, tuple(sorted(tiers))) for context, tiers in sorted(plan.tiers.items())),
+            tuple((tier, *bounds) for tier, bounds in sorted(plan.workers.items())),
+            tuple((*pair, count) for pair, count in sorted(plan.holders.items())),
+            tuple((*pair, share) for pair, share in sorted(plan.shares.items())),
+            tuple(plan.reasons),
+        )

@@ -12,8 +12,8 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, residency, sessions, steps, tiers
-from ctxflow.scheduler.commands import Abandon, Command, Run
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers
+from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
@@ -66,6 +66,7 @@ class Scheduler:
             ev.JobStarted: self._job_changed,
             ev.JobEvicted: self._job_changed,
             ev.JobHeld: self._job_changed,
+            ev.MachinesFound: self._machines_found,
             ev.ContextStaged: self._context_staged,
             ev.ContextReady: self._context_ready,
             ev.ContextFailed: self._context_failed,
@@ -98,6 +99,8 @@ class Scheduler:
         out: list[Command] = []
         owner = sessions.owner(state, event) if state.sessions else None
         self._handlers[type(event)](event, out)
+        if state.reservations.wants:
+            self._make_room(out)
         if state.sessions or state.streams.drops:
             steps.serve(state, owner, out)
         if state.ready:
@@ -129,8 +132,6 @@ class Scheduler:
             given = [self._give(a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
             if not any(given):
                 break
-        if state.ready and not state.free and not state.awaiting:
-            self._preempt(out)
 
     def _give(self, worker_id: str, app_id: str, out: list[Command]) -> bool:
         """Follow an assignment of the routing policy, if it is possible."""
@@ -194,17 +195,15 @@ class Scheduler:
             state.counters.duplicates += 1
             self._start(worker, state.apps[attempt.app], left, attempt.isolated, out)
 
-    def _preempt(self, out: list[Command]) -> None:
+    def _make_room(self, out: list[Command]) -> None:
+        """Contexts that need a worker of their own: ask for it, and have others give way."""
         state = self.state
-        app = min(state.ready.values(), key=urgency)
-        freed = False
-        for number in state.policies.preemption.victims(state, app):
+        for number in list(reservations.overdue(state)):
             if number in state.attempts:
                 attempt = self._stop(number, out)
                 items.requeue(state, attempt, items.unanswered(state, attempt), out)
-                freed = True
-        if freed:
-            self._serve(out)
+        while reservations.follow(state, out):
+            self._scale(out)
 
     def _stop(self, number: int, out: list[Command]) -> Attempt:
         """End a running attempt by force, which costs its worker the context."""
@@ -257,6 +256,7 @@ class Scheduler:
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
             self.state.contexts[event.context.id] = ContextState(event.context)
+            reservations.declared(self.state, event.context)
             self._plan(out)
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
@@ -264,13 +264,15 @@ class Scheduler:
         if spec.id not in self.state.apps:
             self.state.contexts[spec.context].apps.append(spec.id)
             self.state.apps[spec.id] = App(spec, order=len(self.state.apps))
+            if spec.alternative_of:
+                self.state.apps[spec.alternative_of].alternatives.append(spec.id)
 
     # --- items
 
     def _items_submitted(self, event: ev.ItemsSubmitted, out: list[Command]) -> None:
         state = self.state
         first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
-        items.submit(state, state.apps[event.app], event.items, out)
+        shares.submit(state, state.apps[event.app], event.items, out)
         if first and state.ready:
             self._scale(out)
 
@@ -295,6 +297,8 @@ class Scheduler:
         state.workers[worker.id] = worker
         state.counters.joined += 1
         tiers.joined(state, worker)
+        if worker.pin is not None:
+            reservations.joined(state, worker, out)
         state.streams.unsettled = True
         state.update_free(worker)
         self._plan(out)
@@ -318,6 +322,7 @@ class Scheduler:
             residency.lost(state, worker, out)
         for context_state in state.contexts.values():
             context_state.suspects.pop(worker.id, None)
+        reservations.lost(state, worker, out)
         state.update_free(worker)
         for attempt in list(worker.running.values()):
             self._end(attempt, worker)
@@ -343,6 +348,11 @@ class Scheduler:
 
     def _job_changed(self, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:
         tiers.job_changed(self.state, event)
+        if isinstance(event, ev.JobStarted) and event.pin is not None:
+            reservations.started(self.state, event.pin)
+
+    def _machines_found(self, event: ev.MachinesFound, out: list[Command]) -> None:
+        reservations.surveyed(self.state, event, out)
 
     # --- contexts
 
@@ -447,5 +457,9 @@ class Scheduler:
 
     def _plan(self, out: list[Command]) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""
-        self.state.plan = self.state.policies.placement.plan(self.state)
+        plan = self.state.policies.placement.plan(self.state)
+        if plan != self.state.plan:
+            self.state.plan = plan
+            out.append(Place.of(plan))
+            shares.follow(self.state, out)
         residency.follow(self.state, out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items
+from ctxflow.scheduler import items, reservations, shares
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
@@ -46,7 +46,9 @@ def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
     if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
         return False
-    return state.plan.permits(wanted.id, worker.tier)
+    if not reservations.may_hold(state, worker, wanted):
+        return False
+    return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
@@ -182,6 +184,8 @@ def follow(state: RunState, out: list[Command]) -> None:
 
 
 def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
+    if worker.pin is not None:  # It is here for this context alone, and no plan counts on it.
+        return False
     most = state.plan.holders.get((context, worker.tier))
     many = most is not None and state.contexts[context].on_tier[worker.tier] > most
     return many or not state.plan.permits(context, worker.tier)
@@ -189,7 +193,7 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether as many workers of the tier hold the context as the plan wants."""
-    most = state.plan.holders.get((context.spec.id, worker.tier))
+    most = None if worker.pin is not None else state.plan.holders.get((context.spec.id, worker.tier))
     return most is not None and context.on_tier[worker.tier] >= most
 
 
@@ -262,6 +266,7 @@ def _break(state: RunState, context: ContextState, failure: Failure, out: list[C
     context.broken = failure
     for app in context.apps:
         items.bury_backlog(state, state.apps[app], failure, out)
+        shares.stop(state, state.apps[app], out)
 
 
 def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:

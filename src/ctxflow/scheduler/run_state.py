@@ -7,11 +7,13 @@ that it calls).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
+from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -44,6 +46,7 @@ class RunState:
         self.tiers: dict[str, Tier] = {}
         self.regions: Mapping[str, RegionView] = {}
         self.forecast: Mapping[str, float] | None = None
+        self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
@@ -57,6 +60,8 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
+        # Apps whose items the plan divides among contexts -> whose the next item is; kept by shares.py.
+        self.deals: dict[str, Deal] = {}
         self.streams = streams.Sessions()
         self.next_attempt = 1
         self.wake_at: float | None = None
@@ -91,13 +96,30 @@ class RunState:
         state = self.contexts.get(context)
         return state.holders if state else 0
 
+    @property
+    def machines(self) -> Mapping[str, Machine]:
+        """The machines on which workers can be asked for."""
+        return self.reservations.machines
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet."""
+        return self.reservations.reserved
+
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""
         return self.able(app, tier) and self.plan.permits(app.context, tier.name)
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs."""
-        return self.contexts[app.context].spec.gpus <= self.tiers[tier.name].spec.gpus
+        """Whether workers of the tier have the GPUs and the memory on each that the app's context declares.
+
+        Not if it is broken. What it took where it was built does not count: some take what there is.
+        """
+        context, offered = self.contexts[app.context], self.tiers[tier.name]
+        if context.broken is not None or context.spec.gpus > offered.gpus:
+            return False
+        needed = context.spec.gpu_memory if context.spec.gpus else None
+        return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.

@@ -224,8 +224,23 @@ class Worker:
 
     @property
     def acquired(self) -> bool:
-        """Whether it was asked for, and not started by hand."""
-        return self.spec.acquired
+        """Whether it is one of those that were asked for by number, and neither started by hand nor pinned."""
+        return self.spec.acquired and self.spec.pin is None
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by."""
+        return self.spec.pin
+
+    @property
+    def machine(self) -> str:
+        """What the batch system calls its host."""
+        return self.spec.machine or self.spec.host
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of its GPUs."""
+        return self.spec.devices
 
     @property
     def region(self) -> str:
@@ -295,6 +310,7 @@ class App:
     arrived: int = 0
     waiting_since: float | None = None
     held_until: float | None = None
+    alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
     # Read in every decision, so copied out of the specification.
@@ -345,6 +361,16 @@ class App:
         """The largest acceptable share of wrong answers."""
         return self.spec.max_error
 
+    @property
+    def error(self) -> float:
+        """The share of wrong answers with its context."""
+        return self.spec.error
+
+    @property
+    def alternative_of(self) -> str:
+        """The app whose items it may answer."""
+        return self.spec.alternative_of
+
 
 @dataclasses.dataclass(slots=True)
 class ContextState:
@@ -372,17 +398,21 @@ class ContextState:
 class Tier:
     """A tier of the site, and what was measured of it; only tiers.py changes it.
 
+    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
+    :ivar emptying: those that are given back when their sessions have left them.
     :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
     """
 
     spec: TierSpec
+    gpu_memory: int | None = None
     asked: int | None = None
     connected: int = 0
+    emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0
     gpu_seconds: float = 0.0
     lifetimes: list[float] | None = None
@@ -396,6 +426,16 @@ class Tier:
     def name(self) -> str:
         """Its name."""
         return self.spec.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+        return self.spec.gpus
+
+    @property
+    def machines(self) -> str:
+        """What it shares with other tiers."""
+        return self.spec.machines
 
     @property
     def minimum(self) -> int:

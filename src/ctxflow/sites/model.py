@@ -82,7 +82,8 @@ class Site(pydantic.BaseModel):
     batching: Any = pydantic.Field(DEFAULTS["batching"], description="How many items a batch takes.")
     placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
     preemption: Any = pydantic.Field(
-        DEFAULTS["preemption"], description="Who gives way when an app that waits has no worker."
+        DEFAULTS["preemption"],
+        description="Who gives way when a context needs a worker of its own, with several GPUs close together.",
     )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
     sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")

@@ -38,7 +38,7 @@ class Run:
         worker = types.SimpleNamespace(tier="a", acquired=True, draining=False, noticed=None)
         app = types.SimpleNamespace(id="x", backlog=self.backlog, arrived=self.arrived, batch_size=1)
         return types.SimpleNamespace(
-            now=self.now, tiers={"a": tier}, apps={"x": app}, attempts={},
+            now=self.now, tiers={"a": tier}, apps={"x": app}, attempts={}, sessions={},
             workers=dict.fromkeys(range(self.there), worker),
             batch_size=lambda app, worker: 1, permits=lambda app, tier: True,
         )  # fmt: skip
@@ -147,3 +147,53 @@ def test_it_goes_by_its_name():
 def test_nonsense_is_refused(options):
     with pytest.raises(ValueError, match=r"give|levels"):
         ClosedLoop(**options)
+
+
+# --- sessions
+
+
+@dataclasses.dataclass
+class Streams(Run):
+    """A run of sessions: K is 4 where a worker has made a step."""
+
+    active: int = 0
+    measured: bool = True
+
+    def view(self):
+        view = super().view()
+        names = list(view.workers)
+        for worker in view.workers.values():
+            worker.step_seconds = lambda app: {1: 0.1} if self.measured else {}
+        view.capacity = lambda app, worker: 4
+        view.sessions = {
+            n: types.SimpleNamespace(
+                id=n, app="x", idle=False, by_user=False, worker=names[n % len(names)] if names else None
+            )
+            for n in range(self.active)
+        }
+        return view
+
+
+def test_sessions_are_shared_out_by_what_a_worker_was_measured_to_serve():
+    run, policy = Streams(active=32), steady(0.8, sessions_per_worker=16)
+    assert run.step(policy) == 3
+    assert run.step(policy, 1) == 10
+
+
+def test_growth_is_expected_to_go_on_for_a_boot_time():
+    run, policy = Streams(active=16), steady(0.8)
+    assert run.step(policy) == 5
+    run.active = 24
+    assert run.step(policy, 10) == 10  # As if for 32.
+    run.active = 20
+    assert run.step(policy, BOOT - 1) == 10
+    assert run.step(policy, 1) == 10
+    assert run.step(policy, BOOT) == 7
+
+
+def test_sessions_that_have_nothing_to_do_want_nobody():
+    run, policy = Streams(active=8), steady(0.8)
+    view = run.view()
+    for session in view.sessions.values():
+        session.idle = True
+    assert policy.target(view)["a"] == 0

@@ -147,6 +147,10 @@ class SimulatedEngine:
             cmd.Abandon: self._abandon,
             cmd.Acquire: self._acquire,
             cmd.Release: self._release,
+            cmd.Drain: self._drain,
+            cmd.AcquireAt: self._acquire_at,
+            cmd.Forgo: self._forgo,
+            cmd.Survey: self._survey,
         }
         self._staging.attach(self)
         self._market = Market(machines, times.match, self, self, seed, notice)
@@ -217,13 +221,17 @@ class SimulatedEngine:
         self._workers[worker.id] = self._holders[place] = worker
         self.account.joined += 1
         self.presence.append((self.now, machine, 1))
-        self._out.append(ev.JobStarted(self.now, machine.tier, worker.id, self.now - place.since))
-        self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id)))
+        self._out.append(ev.JobStarted(self.now, machine.tier, worker.id, self.now - place.since, place.pin))
+        self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id, place.pin)))
 
     def noticed(self, place: Place) -> None:
         """A worker's machine will be taken soon."""
         worker = self._holders[place]
         self._out.append(ev.EvictionNotice(self.now, worker.id))
+        self._end_calls(worker)
+
+    def _end_calls(self, worker: _Worker) -> None:
+        """Calls that answer their items one by one end as soon as they can."""
         for attempt, call in worker.calls.items():
             if call.salvaged:
                 # The item in flight is done; a call that has not begun does not begin.
@@ -271,6 +279,24 @@ class SimulatedEngine:
 
     def _acquire(self, command: cmd.Acquire) -> None:
         self._market.ask(command.tier, command.workers)
+
+    def _acquire_at(self, command: cmd.AcquireAt) -> None:
+        self._market.ask_at(command.pin, command.tier, command.machine, command.devices)
+
+    def _forgo(self, command: cmd.Forgo) -> None:
+        self._market.forgo(command.pin)
+
+    def _survey(self, command: cmd.Survey) -> None:
+        def name_of(place: Place) -> str | None:
+            worker = self._holders.get(place)
+            return worker.id if worker is not None else None
+
+        self._out.append(ev.MachinesFound(self.now, command.tier, self._market.survey(command.tier, name_of)))
+
+    def _drain(self, command: cmd.Drain) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is not None:
+            self._end_calls(worker)
 
     def _release(self, command: cmd.Release) -> None:
         worker = self._workers.get(command.worker)

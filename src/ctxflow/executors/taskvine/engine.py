@@ -23,7 +23,10 @@ from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.worker import Worker, refusal
+from ctxflow.factory.condor_places import pinned
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import Provider
+from ctxflow.factory.worker_job import worker_job
 from ctxflow.host.wire import Head, frame
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
@@ -61,8 +64,19 @@ class TaskVineEngine:
         """What the site offers."""
         first, *others = self._site.tiers
         most = first.workers if self._site.workers is None else self._site.workers
+        own = self._site.acquire == "run"  # A factory is told of numbers only.
         return [
-            ev.TierSpec(tier.name, min(tier.minimum, maximum), maximum, tier.gpus, tier.price, tier.boot_seconds)
+            ev.TierSpec(
+                tier.name,
+                min(tier.minimum, maximum),
+                maximum,
+                tier.gpus,
+                tier.price,
+                tier.boot_seconds,
+                tier.gpu_memory,
+                tier.machines or "",
+                machine_gpus=tier.machine_gpus if own else 0,
+            )
             for tier, maximum in ((first, most), *((other, other.workers) for other in others))
         ]
 
@@ -110,8 +124,8 @@ class TaskVineEngine:
                 return
             before: dict[str, list[bytes]] = {}  # What ends at once goes along with what comes after it.
             for command in commands:
-                if isinstance(command, cmd.Acquire):
-                    self._acquirer.hold(command.tier, command.workers)
+                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
+                    self._acquire(command)
                     continue
                 worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None and worker.joined:
@@ -120,6 +134,21 @@ class TaskVineEngine:
                 if frames:
                     self._calls.make(self._workers[name], b"".join(frames), self._heard)
             self._link.ring()
+
+    def _acquire(self, command: cmd.Command) -> None:
+        """Have other workers than there are."""
+        if isinstance(command, cmd.Acquire):
+            self._acquirer.hold(command.tier, command.workers)
+        elif isinstance(self._acquirer, FactoryClient):  # No tier of this run has `machine_gpus`.
+            return
+        elif isinstance(command, cmd.AcquireAt):
+            tier = next(each for each in self._site.tiers if each.name == command.tier)
+            there = pinned(tier, command.pin, command.machine, command.devices)
+            self._acquirer.pin(command.tier, command.pin, worker_job(there, self._setup.lead(self._port)))
+        elif isinstance(command, cmd.Forgo):
+            self._acquirer.forgo(command.tier, command.pin)
+        elif isinstance(command, cmd.Survey):
+            self._acquirer.survey(command.tier)
 
     def _tell(self, worker: Worker, command: cmd.Command, before: dict[str, list[bytes]]) -> None:
         frames = before.setdefault(worker.name, [])
@@ -137,6 +166,8 @@ class TaskVineEngine:
                 frames += self._stagings.forget(worker, self._run.context_payload(command.context))
         elif isinstance(command, cmd.Abandon):
             frames.append(frame({"do": "unload", "context": command.context}))
+        elif isinstance(command, cmd.Drain):
+            frames.append(frame({"do": "drain"}))
         elif isinstance(command, cmd.Carry):
             self._states.carry(self._workers.get(command.source), worker, command)
         elif isinstance(command, cmd.Release):
@@ -253,7 +284,10 @@ class TaskVineEngine:
         self._stagings.serve()
         for tier, change in self._acquirer.take():
             self._losses.heard(tier, change)
-            self._events += events_of_job(self._run.clock(), tier, change)
+            pin = self._acquirer.pin_of(tier, change.job)
+            self._events += events_of_job(self._run.clock(), tier, change, pin)
+        for tier, machines, reason in self._acquirer.surveyed():
+            self._events.append(ev.MachinesFound(self._run.clock(), tier, machines, reason))
         for worker, evicted in self._losses.explained():
             self._lost_for_good(worker, evicted)
         if self._acquirer.failure is not None and not any(w.joined for w in self._workers.values()):

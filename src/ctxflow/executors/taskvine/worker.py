@@ -59,6 +59,8 @@ class Worker:
     def spec(self, hello: Head, tiers: Sequence[Tier], slots: int) -> ev.WorkerSpec:
         """What the scheduler hears of it."""
         tier = next(each for each in tiers if each.name == self.tier)
+        pin = hello.get("pin")
+        memory = hello["memory"] if pin is not None else min(tier.memory, hello["memory"])
         return ev.WorkerSpec(
             self.name,
             host=self.host,
@@ -66,9 +68,13 @@ class Worker:
             slots=slots,
             gpus=max(tier.gpus, hello["gpus"]),
             gpu_model=hello["gpu_model"],
-            memory=min(tier.memory, hello["memory"]),
+            memory=memory,
             gpu_memory=hello["gpu_memory"],
             acquired=self.job is not None,
+            topology=hello.get("topology"),
+            machine=hello.get("machine") or "",
+            devices=tuple(hello.get("devices") or ()),
+            pin=None if pin is None else int(pin),
         )
 
 

@@ -52,7 +52,7 @@ def target_gpus(sessions: float, capacity: int, utilization: float, most: int, l
     return max(least, min(most, wish))
 
 
-def anticipated(sessions: int, before: int, margin: float = 0.0) -> int:
+def anticipated(sessions: float, before: float, margin: float = 0.0) -> float:
     """The sessions to expect a boot from now, if they go on growing as they did since a boot ago. Not the paper's.
 
     A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
@@ -62,9 +62,9 @@ def anticipated(sessions: int, before: int, margin: float = 0.0) -> int:
     :param margin: sessions that may come beyond that by chance.
 
     >>> anticipated(40, 30), anticipated(30, 40), anticipated(30, 40, 2.5)
-    (50, 30, 33)
+    (50.0, 30.0, 32.5)
     """
-    return math.ceil(sessions + max(0, sessions - before) + margin - _TRIFLE)
+    return sessions + max(0.0, sessions - before) + margin
 
 
 def decide(

@@ -1,4 +1,4 @@
-"""Calls that are queued or running, by app.
+"""Calls that are queued or running, and sessions that have something to do, by app.
 
 What does not live here: how many workers they want.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ctxflow.policies.protocols import AppView, View
+from ctxflow.policies.protocols import AppView, SessionView, View
 
 
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
@@ -20,8 +20,26 @@ def outstanding(view: View, batch_size: int) -> dict[str, int]:
         for app in view.apps.values()
     }
     for attempt in view.attempts.values():
-        calls[attempt.app] += 1
+        calls[attempt.app] += bool(attempt.items)  # The steps of sessions have none.
     return calls
+
+
+def active(view: View) -> dict[str, list[SessionView]]:
+    """The sessions of each app that have something to do, wherever they are."""
+    found: dict[str, list[SessionView]] = {}
+    for session in view.sessions.values():
+        if not session.idle and not session.by_user:
+            found.setdefault(session.app, []).append(session)
+    return found
+
+
+def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:
+    """K as it was measured: the most sessions of an app that any worker serves within the app's chunk target.
+
+    :param unmeasured: what it is as long as nothing was measured.
+    """
+    known = [view.capacity(app, worker) for worker in view.workers.values() if worker.step_seconds(app.id)]
+    return max(known, default=unmeasured)
 
 
 def _items_of_call(view: View, app: AppView, batch_size: int) -> int:

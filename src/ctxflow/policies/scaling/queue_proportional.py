@@ -18,11 +18,16 @@ from collections.abc import Mapping
 
 from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.division import Peak, divided
-from ctxflow.policies.scaling.outstanding import outstanding
+from ctxflow.policies.scaling.outstanding import active, outstanding, sessions_of_worker
+
+SESSIONS = 4
+"""Sessions of a worker, as long as nothing was measured."""
 
 
 class QueueProportional:
     """One worker for every so many calls that are queued or running, asked for everywhere at once.
+
+    Sessions that have something to do want a worker for every so many that one was measured to serve.
 
     An opportunistic tier may never give its workers, so every tier that can run the calls is asked for all that is
     not connected yet, and takes its place as soon as it gives: what comes first counts, and the other tiers are
@@ -54,15 +59,18 @@ class QueueProportional:
 
     def target(self, view: View) -> Mapping[str, int]:
         """What each tier is asked for: what is used of its workers, and all that nobody has given yet."""
-        calls = self._lingering(view)
-        return divided(view, {group: number / self._calls_per_worker for group, number in calls.items()})
+        return divided(view, self._lingering(view))
 
     def _lingering(self, view: View) -> dict[frozenset[str], float]:
-        """Calls by the tiers that may run them, at their most over the last `linger` seconds."""
+        """Workers wanted by the tiers that will do, at their most over the last `linger` seconds."""
         now: dict[frozenset[str], float] = {}
+        sessions = active(view)
         for app, calls in outstanding(view, self._batch_size).items():
             group = frozenset(name for name, tier in view.tiers.items() if view.permits(view.apps[app], tier))
-            now[group] = now.get(group, 0) + calls
+            wanted = calls / self._calls_per_worker
+            if app in sessions:
+                wanted += len(sessions[app]) / sessions_of_worker(view, view.apps[app], SESSIONS)
+            now[group] = now.get(group, 0.0) + wanted
         # What other tiers may run since there is another plan is counted there.
         self._peaks = {group: self._peaks.get(group) or Peak() for group in now}
-        return {group: self._peaks[group].over(calls, view.now, self._linger) for group, calls in now.items()}
+        return {group: self._peaks[group].over(wanted, view.now, self._linger) for group, wanted in now.items()}

@@ -234,7 +234,7 @@ class _Run:
         rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), self.cluster.capacity)
         cluster, sessions = self.cluster, len(self.place)
         if self.strategy.anticipates and sessions:
-            expected = anticipated(sessions, self.earlier[0], self._margin())
+            expected = math.ceil(anticipated(sessions, self.earlier[0], self._margin()) - 1e-9)
             rho, sessions = rho * expected / sessions, expected
         wish = decide(rho, sessions, held, cluster.capacity, parameters, cluster.most, cluster.least)
         wish = settled(wish, held, self.now - self.since_out, cluster.boot_seconds)
