@@ -241,7 +241,7 @@ def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
     return (
         context.broken is None
         and residency.able(state, worker, context.spec)
-        and (session.context in worker.contexts or worker.id not in context.suspects)
+        and (session.context in worker.contexts or residency.trusted(state, worker, context))
     )
 
 

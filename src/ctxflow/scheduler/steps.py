@@ -247,11 +247,12 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
             session.doubtful = max(session.doubtful, order.made + 1)
             unload(session)  # The app may have left its state half changed.
             blamed.append(session)
-    _blame(state, blamed, failure, out)
+    _blame(state, blamed, _is_alone(orders), failure, out)
 
 
-def _blame(state: RunState, blamed: list[Session], failure: Failure, out: list[Command]) -> None:
-    if len(blamed) == 1 and _is_over(state, blamed[0], failure):
+def _blame(state: RunState, blamed: list[Session], alone: bool, failure: Failure, out: list[Command]) -> None:
+    """Halve those that may be to blame, so that one stands alone at last, and is over."""
+    if alone and blamed and _is_over(state, blamed[0], failure):
         end(state, blamed[0], failure, out)
         return
     middle = len(blamed) // 2
@@ -274,7 +275,7 @@ def _is_over(state: RunState, session: Session, failure: Failure) -> bool:
 def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Command]) -> None:
     """A worker is gone with all states that were on it."""
     streams = state.streams
-    blamed = []
+    steps = [streams.steps.pop(number) for number in worker.running if number in streams.steps]
     for session in list(streams.open.values()):
         if session.frozen is not None and session.frozen.worker == worker.id:
             session.frozen = None
@@ -282,23 +283,39 @@ def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Comman
                 homeless(state, session)
             else:
                 unload(session)
-        if session.worker != worker.id:
-            if session.target == worker.id:
-                session.target = None
-            continue
-        stepped = session.step is not None
-        homeless(state, session)
-        if stepped and not evicted:
-            session.losses += 1
-            blamed += [session] if session.losses >= state.limits.losses else []
+        if session.target == worker.id:
+            session.target = None
+        if session.worker == worker.id:
+            homeless(state, session)
     for key in [key for key in streams.drops if key[0] == worker.id]:
         del streams.drops[key]
-    for attempt in worker.running:
-        streams.steps.pop(attempt, None)
-    if blamed:
-        message = (
-            f"the workers that made its chunks were lost {state.limits.losses} times running, without notice: its "
-            "state may exhaust the machine's memory"
-        )
-        _blame(state, blamed, Failure("lost", "WorkerLost", message, worker=worker.id), out)
+    for orders in steps if not evicted else ():
+        _blame_loss(state, worker, orders, out)
     streams.unsettled = True
+
+
+def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: list[Command]) -> None:
+    """Count a worker that was lost in a step; one of the sessions in too many such steps running may be to blame."""
+    blamed = []
+    for order, session in _makers(state, orders):
+        session.losses += 1
+        if session.losses >= state.limits.losses:
+            session.doubtful = max(session.doubtful, order.made + 1)
+            blamed.append(session)
+    message = (
+        f"the workers that made its chunks were lost {state.limits.losses} times running, without notice: its state "
+        "may exhaust the machine's memory"
+    )
+    failure = Failure("lost", "WorkerLost", message, worker=worker.id)
+    _blame(state, blamed, _is_alone(orders), failure, out)
+
+
+def _makers(state: RunState, orders: Sequence[Order]) -> list[tuple[Order, Session]]:
+    """The open sessions whose chunks a step was to make."""
+    pairs = [(order, state.streams.open.get(order.session)) for order in orders if order.chunk is not None]
+    return [(order, session) for order, session in pairs if session is not None]
+
+
+def _is_alone(orders: Sequence[Order]) -> bool:
+    """Whether a step was to make one chunk: else it may be another session's fault, even of one that is over since."""
+    return sum(order.chunk is not None for order in orders) == 1
