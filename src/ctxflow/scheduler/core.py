@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, tiers, warming
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers, warming
 from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
@@ -103,7 +103,7 @@ class Scheduler:
         if state.reservations.wants:
             self._make_room(out)
         if state.sessions or state.streams.drops:
-            sessions.serve(state, owner, out)
+            steps.serve(state, owner, out)
         if state.ready:
             self._serve(out)
         elif state.free and state.attempts:
@@ -317,7 +317,7 @@ class Scheduler:
             return
         evicted = event.evicted or worker.noticed is not None
         taken = evicted and not worker.draining  # One that was given back was not taken.
-        sessions.worker_lost(state, worker, evicted, out)
+        steps.worker_lost(state, worker, evicted, out)
         state.counters.lost += 1
         state.counters.evicted += taken
         tiers.gone(state, worker, taken)
@@ -430,7 +430,7 @@ class Scheduler:
         orders = self.state.streams.steps.get(event.attempt, ())
         found = self._attempt(event.worker, event.attempt)
         if found is not None:
-            sessions.finished(self.state, *found, orders, event, out)
+            steps.finished(self.state, *found, orders, event, out)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
         orders = self.state.streams.steps.get(event.attempt)
@@ -445,7 +445,7 @@ class Scheduler:
         else:
             residency.used(self.state, worker, attempt.context, out)
         if orders is not None:
-            sessions.failed(self.state, attempt, orders, event.failure, out)
+            steps.failed(self.state, attempt, orders, event.failure, out)
             return
         left = items.unanswered(self.state, attempt)
         if event.at is None:

@@ -35,9 +35,13 @@ def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether a context may be loaded on a worker that does not hold it."""
     if not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
+    return trusted(state, worker, context)
+
+
+def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
+    """Whether a worker may be asked to build a context: a suspect one where there is nobody else, after a pause."""
     if worker.id not in context.suspects:
         return True
-    # A suspect worker is asked again only where there is nobody else, and after a pause.
     if any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values()):
         return False
     if state.now < context.retry_at:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
-from ctxflow.scheduler import residency
+from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.arrivals import Arrivals
 from ctxflow.scheduler.reservations import Machine, Reservations
@@ -97,7 +97,7 @@ class RunState:
 
     def capacity(self, app: AppView, worker: WorkerView) -> int:
         """K of an app on a worker."""
-        return streams.capacity(self, app, worker)
+        return steps.capacity(self, app, worker)
 
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
