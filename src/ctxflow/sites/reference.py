@@ -96,9 +96,9 @@ bandwidth_mbit = {campus = 200}
 power_price = 0.09
 ```
 
-A worker may tell its region itself, in the variable `CTXFLOW_REGION`, which a tier can set; HTCondor fills in an
-attribute of the machine: `variables = {CTXFLOW_REGION = "$$(Rack:campus)"}`. That goes before patterns of names, and
-these before tiers; what no region claims is in this machine's.
+Machines that an attribute tells apart are a tier each: `requirements = 'Rack == "north"'`. A worker may tell its region
+itself, in the variable `CTXFLOW_REGION` of its environment, which machines or a tier (`variables`) can set. That goes
+before patterns of names, and these before tiers; what no region claims is in this machine's.
 """
 _POLICIES = f"""
 ## Policies
