@@ -397,7 +397,10 @@ class View(Protocol):
 
     @property
     def machines(self) -> Mapping[str, MachineView]:
-        """The machines on which workers can be asked for, by name; none before somebody wanted one there."""
+        """The machines on which workers can be asked for, by tier and name; none before somebody wanted one there.
+
+        A machine has, for each tier that its workers may be of, the GPUs that will do for these.
+        """
 
     @property
     def reserved(self) -> Mapping[str, Sequence[str]]:
