@@ -80,8 +80,8 @@ def main() -> None:
     if given.rounds < 1:
         parser.error("give 1 round or more")
     rounds = 4 if given.quick else given.rounds
-    figures = sessions_live.coalescing(1 if given.quick else 5, 2.0 if given.quick else 5.0)
-    figures |= sessions_live.migrations(6 if given.quick else 40)
+    figures = sessions_live.coalescing(1 if given.quick else 3, 2.0 if given.quick else 5.0)
+    figures |= sessions_live.migrations(6 if given.quick else 30)
     for gpus in () if given.live else SIZES:
         samples = [1000 * seconds(gpus, number) for number in range(rounds)]
         figures[f"rebalance_ms_{gpus}"] = common.figure(samples, "ms", "lower")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, tiers
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers, warming
 from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
@@ -55,6 +55,7 @@ class Scheduler:
     ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
+            ev.RegionOffered: self._region_offered,
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
             ev.AppDeclared: self._app_declared,
@@ -102,11 +103,13 @@ class Scheduler:
         if state.reservations.wants:
             self._make_room(out)
         if state.sessions or state.streams.drops:
-            sessions.serve(state, owner, out)
+            steps.serve(state, owner, out)
         if state.ready:
             self._serve(out)
         elif state.free and state.attempts:
             self._duplicate(event, out)
+        if type(event) is ev.Tick and state.free:
+            warming.warm(state, out)
         return out
 
     def validate(self) -> None:
@@ -248,6 +251,9 @@ class Scheduler:
 
     # --- declarations
 
+    def _region_offered(self, event: ev.RegionOffered, out: list[Command]) -> None:
+        self.state.regions[event.region.name] = event.region
+
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
         self._plan(out)
@@ -311,7 +317,7 @@ class Scheduler:
             return
         evicted = event.evicted or worker.noticed is not None
         taken = evicted and not worker.draining  # One that was given back was not taken.
-        sessions.worker_lost(state, worker, evicted, out)
+        steps.worker_lost(state, worker, evicted, out)
         state.counters.lost += 1
         state.counters.evicted += taken
         tiers.gone(state, worker, taken)
@@ -424,7 +430,7 @@ class Scheduler:
         orders = self.state.streams.steps.get(event.attempt, ())
         found = self._attempt(event.worker, event.attempt)
         if found is not None:
-            sessions.finished(self.state, *found, orders, event, out)
+            steps.finished(self.state, *found, orders, event, out)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
         orders = self.state.streams.steps.get(event.attempt)
@@ -439,7 +445,7 @@ class Scheduler:
         else:
             residency.used(self.state, worker, attempt.context, out)
         if orders is not None:
-            sessions.failed(self.state, attempt, orders, event.failure, out)
+            steps.failed(self.state, attempt, orders, event.failure, out)
             return
         left = items.unanswered(self.state, attempt)
         if event.at is None:
@@ -451,6 +457,7 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
+        self.state.arrivals.note(self.state.now, self.state.apps.values())
         self.state.streams.unsettled = True
         self._plan(out)
         self._scale(out)

@@ -61,14 +61,14 @@ class TurboServe:
         return placed
 
     def _assigned(self, view: View, app: str, sessions: list[SessionView]) -> dict[int, str | None]:
-        """First to workers that have the context; those that must build it are for whom these have no room.
+        """Where K is known, first to workers that have the context; those that must build it take whom these cannot.
 
         A rebalancing uses them as well, and has the context built before a session moves.
         """
         able = [worker for name in loads(view) if view.can_carry(sessions[0], worker := view.workers[name])]
         ready = [worker for worker in able if _is_ready(worker, sessions[0].context)]
         placed: dict[int, str | None] = {}
-        for workers in (ready, able):
+        for workers in (ready if _capacity(view, app, ready) is not None else [], able):
             left = [session.id for session in sessions if session.id not in placed]
             if workers and left:
                 residents = _residents(view, app, workers)
