@@ -193,7 +193,10 @@ class WorkerView(Protocol):
 
     @property
     def acquired(self) -> bool:
-        """Whether it was asked for: one that was started by hand is not given back, and not asked for."""
+        """Whether it is one of so many that its tier was asked for.
+
+        One that was started by hand is not given back, and one with a place of its own (`pin`) goes with that.
+        """
 
     def seconds_per_item(self, app: str) -> float | None:
         """Measured on this worker for this app."""
