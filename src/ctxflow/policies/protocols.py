@@ -189,7 +189,7 @@ class WorkerView(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether it was given back, and is about to go."""
+        """Whether it takes nothing new, since it was given back or is about to be."""
 
     @property
     def acquired(self) -> bool:
