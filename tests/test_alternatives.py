@@ -81,14 +81,19 @@ def test_a_batch_writes_who_answered(tmp_path, monkeypatch):
         ({"max_delay": 0}, ValueError, "max_delay"),
         ({"error": 0.3, "max_error": 0.2}, ValueError, "an alternative"),
         ({"alternatives": [SMALL]}, TypeError, "Alternative"),
-        ({"alternatives": [Alternative(LARGE)]}, ValueError, "differ"),
-        ({"alternatives": [Alternative(SMALL), Alternative(SMALL)]}, ValueError, "differ"),
     ],
     ids=str,
 )
 def test_what_makes_no_sense(options, error, text):
     with pytest.raises(error, match=text):
         batch_app(LARGE, **options)(lambda model, items: items)
+
+
+@pytest.mark.parametrize("alternatives", [[Alternative(LARGE)], [Alternative(SMALL), Alternative(SMALL)]])
+def test_a_context_that_is_there_twice(alternatives):
+    twice = batch_app(LARGE, alternatives=alternatives)(lambda model, items: items)
+    with ContextExecutor(workers=1), pytest.raises(ValueError, match="differ"):
+        twice.map([1])
 
 
 def test_alternatives_of_what_they_cannot_be():

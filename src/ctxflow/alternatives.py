@@ -54,7 +54,7 @@ def check_alternatives(
     Where no plan divides its items, all go to the app's own context: so that has to keep the limit by itself.
 
     :raises TypeError: for something that is no `Alternative`, or without a context of the app's own.
-    :raises ValueError: for a context that is there twice, and if the own context answers too much wrong.
+    :raises ValueError: if the own context answers too much wrong.
     """
     for each in alternatives:
         if not isinstance(each, Alternative):
@@ -66,9 +66,6 @@ def check_alternatives(
         )
     if alternatives and own is None:
         raise TypeError("alternatives= stand in for an app's context: give the app one")
-    contexts = [own, *(each.context for each in alternatives)]
-    if len({each.id for each in contexts if each is not None}) < len(contexts) - (own is None):
-        raise ValueError("an app's context and its alternatives differ: name each recipe once")
 
 
 def names(own: Context, alternatives: Sequence[Alternative]) -> list[str]:

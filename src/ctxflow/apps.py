@@ -332,8 +332,11 @@ class BatchApp(_App):
         options = self.options
         contexts = [(self.context, options.error), *((each.context, each.error) for each in options.alternatives)]
         names = [run.declare_context(context, options.level) for context, _ in contexts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the context of {self.__name__} and its alternatives differ: name each recipe once")
         deadline = options.deadline_on(run)
-        identity = (self.function, dict(constants), names, options.identity, self.priority, deadline)
+        errors = [error for _, error in contexts]
+        identity = (self.function, dict(constants), names, errors, options.identity, self.priority, deadline)
         spec = ev.AppSpec(
             f"{self.__name__}-{digest(identity)[:12]}",
             self.__name__,
@@ -347,9 +350,8 @@ class BatchApp(_App):
             error=options.error,
         )
         specs = [spec] + [
-            dataclasses.replace(spec, id=f"{spec.id}-{n}", context=name, error=error, alternative_of=spec.id)
-            for n, (name, (_, error)) in enumerate(zip(names, contexts, strict=True))
-            if n
+            dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)
+            for n in range(1, len(names))
         ]
         body = dumps(function, f"the app {self.__name__}")
         labels = names_of(self.context, options.alternatives) if self.context is not None else [""]

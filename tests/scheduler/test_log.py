@@ -16,6 +16,7 @@ from ctxflow.testing import Evictions
 FAILURE = ev.Failure("exception", "ValueError", 'quotes " and \n and ü', traceback="t", output="o", worker="w")
 EVENTS = [
     ev.TierOffered(0.0, ev.TierSpec("local", 0, 4, price=0.5)),
+    ev.RegionOffered(0.0, ev.RegionSpec("north", {"south": 0.04}, {"south": 2e6}, 0.1, ["local"], home=True)),
     ev.ContextDeclared(0.0, ev.ContextSpec("c", "model", files=True, gpus=1, memory=10)),
     ev.AppDeclared(0.1, ev.AppSpec("a", "verify", context="c", deadline=5.0, priority=2)),
     ev.ItemsSubmitted(0.2, "a", range(5)),

@@ -324,3 +324,13 @@ def spec(gpus, affinity=None):
 def test_what_a_site_can_never_give_is_refused(wanted, tiers, reserves, says):
     told = refused(wanted, tiers, reserves)
     assert told is None if says is None else says in told
+
+
+def test_where_no_place_can_be_had_any_worker_with_enough_gpus_will_do():
+    """As in a simulation whose machines are the workers that a run had."""
+    bench = Bench(preemption="exact")
+    bench.tell(ev.TierOffered, ev.TierSpec("default", gpus=1))
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.app("urgent", "wide")
+    bench.submit("urgent", 1)
+    assert bench.join("w1", gpus=4) == [cmd.Load("w1", "wide")]

@@ -54,7 +54,7 @@ class FakeWorker:
 
 class Pool(RuleBasedStateMachine):
     @initialize(
-        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin"]),
+        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin", "skylb", "sdib"]),
         size=st.integers(1, 7),
         seed=st.integers(0, 9),
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
@@ -66,7 +66,7 @@ class Pool(RuleBasedStateMachine):
         chosen = preemption if preemption == "none" else {"policy": preemption, "patience": 5, "grace": 3, "idle": 2}
         self.contexts = [each for each in CONTEXTS if each not in WIDE or preemption != "none"]
         policies = Policies(
-            make("routing", routing),
+            self.routing(routing),
             Duplicating(size),
             make("placement", "everywhere"),
             make("preemption", chosen),
@@ -84,6 +84,8 @@ class Pool(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.next_item = 0
         self.stale: list[ev.Event] = []
+        for region in ("default", "north"):
+            self.tell(ev.RegionOffered, ev.RegionSpec(region, {"south": 0.1}, power_price=0.1, home=region == "north"))
         self.surveys: list[str] = []
         self.pins: dict[int, cmd.AcquireAt] = {}
         self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8, gpus=1, machine_gpus=GPUS))
@@ -102,6 +104,9 @@ class Pool(RuleBasedStateMachine):
                 self.tell(ev.AppDeclared, app)
         for _ in range(4 if preemption != "none" else 0):
             self.join(slots=1, gpus=1)
+
+    def routing(self, name):
+        return make("routing", name)
 
     # --- the two sides
 
@@ -197,11 +202,11 @@ class Pool(RuleBasedStateMachine):
         self.tell(ev.ItemsSubmitted, f"{context}/{priority}", items)
 
     @precondition(lambda self: len(self.workers) < 8)
-    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1))
-    def some_join(self, slots, gpus):
-        self.join(slots, gpus)
+    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1), region=st.sampled_from(["default", "north"]))
+    def some_join(self, slots, gpus, region):
+        self.join(slots, gpus, region)
 
-    def join(self, slots, gpus):
+    def join(self, slots, gpus, region="default"):
         self.spawned += 1
         name = f"w{self.spawned}"
         free = [(machine, n) for machine in MACHINES for n in range(GPUS) if not self.taken(device(machine, n))]
@@ -210,7 +215,7 @@ class Pool(RuleBasedStateMachine):
         self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0, devices=devices)
         self.tell(
             ev.WorkerJoined,
-            ev.WorkerSpec(name, host=machine, slots=slots, gpus=gpus, memory=100, devices=devices),
+            ev.WorkerSpec(name, host=machine, slots=slots, gpus=gpus, memory=100, devices=devices, region=region),
         )
 
     def taken(self, gpu):

@@ -30,6 +30,7 @@ from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
+from ctxflow.sites.region import region_specs
 
 _active: list[ContextExecutor] = []
 
@@ -141,6 +142,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             self.log_events,
             self.resolved_site.level,
             self.resolved_site.start_when,
+            region_specs(self.resolved_site.regions, self.resolved_site.home),
         )
         self._calls = Calls(self.run)
         self.run.start()

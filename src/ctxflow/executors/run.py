@@ -72,6 +72,7 @@ class Run:
     :param log_events: whether to keep the event log, `events.jsonl`.
     :param level: how much of a context workers keep from call to call, where an app does not say.
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
+    :param regions: the site's, if it has any.
     :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
     """
 
@@ -85,11 +86,13 @@ class Run:
         log_events: bool = True,
         level: str = ev.PERVASIVE,
         start_when: float = 0.0,
+        regions: Iterable[ev.RegionSpec] = (),
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.directory = os.path.abspath(directory)
         self.engine = engine
         self._tiers = list(tiers)
+        self._regions = list(regions)
         self._scheduler = Scheduler(policies, limits, start_when=start_when)
         self._say_awaiting_at: float | None = None
         self._lock = threading.Lock()
@@ -166,6 +169,7 @@ class Run:
                 self._log.close()
             raise
         self.declare_context(None)
+        self._feed(*(ev.RegionOffered(self.clock(), region) for region in self._regions))
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
         self._status_file = RunStatusFile(self.directory)
         self._write_status()

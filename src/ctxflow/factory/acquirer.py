@@ -264,7 +264,7 @@ class Acquirer:
                 before = held.jobs.changed(change, now)
             waited = now - before.asked if before is not None and change.state == "running" else None
             news.append((name, dataclasses.replace(change, waited=waited)))
-            if before is None:  # It was removed.
+            if before is None:  # It was removed, or is beside those that are held.
                 continue
             if change.state == "evicted":
                 held.totals["evictions"] += 1

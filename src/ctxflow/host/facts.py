@@ -57,6 +57,7 @@ def facts(worker: int, cores: int, cache: str) -> Head:
         "transfer": {"cache": cache, "device": place, "port": _transfer_port(worker)},
         "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
         "tier": os.environ.get("CTXFLOW_TIER"),
+        "region": os.environ.get("CTXFLOW_REGION"),
         "environment_job": os.environ.get("CTXFLOW_JOB"),
         "machine": _machine(),
         "devices": [device.id for device in devices],

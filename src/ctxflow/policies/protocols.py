@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ctxflow.topology import Topology
 
@@ -204,6 +204,9 @@ class WorkerView(Protocol):
     def load_seconds(self, context: str) -> float | None:
         """Measured on this worker for this context."""
 
+    def stage_seconds(self, context: str) -> float | None:
+        """How long its files took to come to this worker, measured."""
+
     @property
     def sessions(self) -> Mapping[int, SessionView]:
         """The sessions that it carries, idle ones too, by number."""
@@ -363,6 +366,14 @@ class RegionView(Protocol):
     def power_price(self) -> float | None:
         """Dollars per kWh."""
 
+    @property
+    def tiers(self) -> Sequence[str]:
+        """The tiers whose workers are in it, as far as the site's tiers say it."""
+
+    @property
+    def home(self) -> bool:
+        """Whether items and staged files come from there."""
+
 
 class View(Protocol):
     """What a policy may know of the run, read-only."""
@@ -430,6 +441,9 @@ class View(Protocol):
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
 
+    def free_holders(self, context: str) -> Iterable[WorkerView]:
+        """The free workers that hold the context ready, found without a look at all the others."""
+
     @property
     def sessions(self) -> Mapping[int, SessionView]:
         """All sessions that are open, by number, oldest first."""
@@ -478,6 +492,19 @@ class RoutingPolicy(Protocol):
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; called with at least one free worker and one app with a backlog."""
+
+
+@runtime_checkable
+class WarmingPolicy(Protocol):
+    """A routing policy that also has idle workers load contexts ahead of demand."""
+
+    def warm(self, view: View) -> Iterable[Assignment]:
+        """Workers that load an app's context now, without work for it; asked on ticks, while workers are free.
+
+        Taken one by one, so that what an assignment led to can be seen in the view before the next; one that is not
+        possible has no effect. Such a load claims no items, and what it loads is unloaded like any idle context when
+        another needs the room.
+        """
 
 
 class BatchingPolicy(Protocol):

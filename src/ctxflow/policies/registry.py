@@ -20,6 +20,9 @@ _OWN = {
         "context-affinity": "ctxflow.policies.routing:ContextAffinity",
         "least-loaded": "ctxflow.policies.routing:LeastLoaded",
         "round-robin": "ctxflow.policies.routing:RoundRobin",
+        "sdib": "ctxflow.policies.routing.reactive:Sdib",
+        "skylb": "ctxflow.policies.routing.reactive:SkyLB",
+        "torta": "ctxflow.policies.routing.torta:Torta",
     },
     "batching": {
         "coalescing": "ctxflow.policies.batching:Coalescing",
@@ -37,6 +40,7 @@ _OWN = {
         "standard": "ctxflow.policies.preemption:StandardPreemption",
     },
     "scaling": {
+        "activation": "ctxflow.policies.scaling.activation:Activation",
         "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers, warming
 from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
@@ -55,6 +55,7 @@ class Scheduler:
     ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
+            ev.RegionOffered: self._region_offered,
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
             ev.AppDeclared: self._app_declared,
@@ -107,6 +108,8 @@ class Scheduler:
             self._serve(out)
         elif state.free and state.attempts:
             self._duplicate(event, out)
+        if type(event) is ev.Tick and state.free:
+            warming.warm(state, out)
         return out
 
     def validate(self) -> None:
@@ -247,6 +250,9 @@ class Scheduler:
                 self._give(worker.id, min(apps, key=urgency).id, out)
 
     # --- declarations
+
+    def _region_offered(self, event: ev.RegionOffered, out: list[Command]) -> None:
+        self.state.regions[event.region.name] = event.region
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
@@ -451,6 +457,7 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
+        self.state.arrivals.note(self.state.now, self.state.apps.values())
         self.state.streams.unsettled = True
         self._plan(out)
         self._scale(out)

@@ -129,6 +129,22 @@ class TierSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RegionSpec:
+    """A group of workers close to each other. Seconds and bytes a second to others, by name; dollars a kWh.
+
+    :ivar tiers: the tiers whose workers are in it, as far as tiers say it.
+    :ivar home: whether items and staged files come from there.
+    """
+
+    name: str
+    latency: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    bandwidth: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    power_price: float | None = None
+    tiers: Sequence[str] = ()
+    home: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
     """Why something failed, as data.
 
@@ -159,6 +175,13 @@ class TierOffered(Event):
     """The site offers a tier (or changes its bounds)."""
 
     tier: TierSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionOffered(Event):
+    """The site has a region; it is told before the tiers are."""
+
+    region: RegionSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -129,11 +129,14 @@ def bound(state: RunState, tier: str, target: int) -> int:
 
 
 def may_hold(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> bool:
-    """Whether a worker may hold a context: one with a place of its own, that for which it was made."""
+    """Whether a worker may hold a context: one with a place of its own, that for which it was made.
+
+    GPUs that must be close together are those of such a place, where places can be had.
+    """
     if worker.pin is not None:
         reservation = state.reservations.all.get(worker.pin)
         return reservation is not None and reservation.context == wanted.id
-    return wanted.affinity != "guaranteed" or wanted.id not in state.reservations.wants
+    return wanted.affinity != "guaranteed" or wanted.id not in state.reservations.wants or not _tiers(state, wanted)
 
 
 # --- what happens
@@ -293,7 +296,7 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
     if app is None:
         return False
     spec = state.contexts[context].spec
-    tiers = [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
+    tiers = _tiers(state, spec)
     if not tiers or not _needed(state, spec):
         _pause(state, context, LOOK_SECONDS)
         return False
@@ -355,6 +358,11 @@ def _waiting(state: RunState, context: str) -> App | None:
         if session.context == context and session.state == "waiting" and not session.idle:
             apps.append(state.apps[session.app])
     return min(apps, key=urgency, default=None)
+
+
+def _tiers(state: RunState, spec: ev.ContextSpec) -> list[str]:
+    """The tiers whose machines have as many GPUs as a context needs."""
+    return [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
 
 
 def _needed(state: RunState, spec: ev.ContextSpec) -> bool:

@@ -27,9 +27,13 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
-    """Whether the app's context may be loaded on a worker that does not hold it."""
-    context = state.contexts[app.context]
-    if app.unclaimed <= 0 or not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
+    """Whether the app's context may be loaded for its queue on a worker that does not hold it."""
+    return app.unclaimed > 0 and loadable(state, worker, state.contexts[app.context])
+
+
+def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
+    """Whether a context may be loaded on a worker that does not hold it."""
+    if not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     return trusted(state, worker, context)
 
@@ -55,16 +59,23 @@ def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 
 
-def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
-    """Stage or load the app's context on a worker, unloading the least recently used ones that are in its way."""
+def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: bool = False) -> bool:
+    """Stage or load the app's context on a worker, unloading the least recently used ones that are in its way.
+
+    :param ahead: of demand: nothing that is queued counts on it.
+    """
     context = state.contexts[app.context]
     unload = _in_the_way(state, worker, context.spec)
     if unload is None:
         return False
     for other in unload:
         _unload(state, worker, other, out)
-    claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
-    app.claimed += claim.items
+    claim = (
+        None
+        if ahead
+        else Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
+    )
+    app.claimed += claim.items if claim is not None else 0
     stages = context.spec.files and context.spec.id not in worker.staged
     step, first = (Stage, "staging") if stages else (Load, "loading")
     worker.contexts[context.spec.id] = OnWorker(context.spec.id, first, state.now, state.now, claim=claim)
@@ -116,6 +127,7 @@ def staged(state: RunState, worker: Worker, context: str, out: list[Command]) ->
     """The files are there: build."""
     held = worker.contexts.get(context)
     if held is not None and held.state == "staging":
+        worker.staging_seconds[context] = state.now - held.since
         held.state, held.since = "loading", state.now
         if state.contexts[context].spec.level == PARTIAL:
             worker.staged.add(context)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
+from ctxflow.scheduler.arrivals import Arrivals
 from ctxflow.scheduler.reservations import Machine, Reservations
 from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import (
@@ -44,12 +45,14 @@ class RunState:
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
         self.tiers: dict[str, Tier] = {}
-        self.regions: Mapping[str, RegionView] = {}
-        self.forecast: Mapping[str, float] | None = None
+        self.regions: dict[str, RegionView] = {}
+        self.arrivals = Arrivals()  # Kept by core.py, on ticks.
         self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
+        # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
+        self._holders_free: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready: dict[str, App] = {}
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
@@ -69,6 +72,11 @@ class RunState:
         self.start_when = start_when
         self.awaiting = start_when > 0
         self.scaled_at = 0.0
+
+    @property
+    def forecast(self) -> Mapping[str, float] | None:
+        """Items expected per second by app; worked out when somebody asks."""
+        return self.arrivals.forecast()
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """What the batching policy would give this worker's next batch of the app."""
@@ -95,6 +103,20 @@ class RunState:
         """How many workers hold or load the context."""
         state = self.contexts.get(context)
         return state.holders if state else 0
+
+    def free_holders(self, context: str) -> list[Worker]:
+        """The free workers that hold the context ready, longest known as such first."""
+        known = self._holders_free.get(context)
+        if not known:
+            return []
+        found = []
+        for worker in list(known.values()):
+            held = worker.contexts.get(context)
+            if held is None or worker.id not in self.free:
+                del known[worker.id]
+            elif held.state == "ready":
+                found.append(worker)
+        return found
 
     @property
     def machines(self) -> Mapping[str, Machine]:
@@ -134,6 +156,8 @@ class RunState:
         """Put a worker where it belongs after its slots changed."""
         if self.usable(worker) and worker.id in self.workers:
             self.free.setdefault(worker.id, worker)
+            for context in worker.contexts:
+                self._holders_free.setdefault(context, {})[worker.id] = worker
         else:
             self.free.pop(worker.id, None)
 

@@ -33,6 +33,7 @@ class Deal:
     """
 
     def __init__(self, shares: dict[str, float]) -> None:
+        self.shares = shares
         self._apps = list(shares)
         self._bounds = [*itertools.accumulate(shares.values())]
         self._bounds[-1] = 1.0
@@ -61,10 +62,12 @@ def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) ->
 
 
 def follow(state: RunState, out: list[Command]) -> None:
-    """There is a new plan: deal what is queued by its shares."""
+    """There is a new plan: where it has other shares, deal what is queued by them."""
     for app in state.apps.values():
         if app.alternatives:
-            _deal_anew(state, app, _shares(state, app), out)
+            shares, deal = _shares(state, app), state.deals.get(app.id)
+            if shares != (deal.shares if deal is not None else {}):
+                _deal_anew(state, app, shares, out)
 
 
 def stop(state: RunState, app: App, out: list[Command]) -> None:

@@ -197,6 +197,7 @@ class Worker:
     draining: bool = False
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
     staged: set[str] = dataclasses.field(default_factory=set)
     sessions: dict[int, Session] = dataclasses.field(default_factory=dict)  # That it owns; kept by sessions.py.
@@ -280,6 +281,10 @@ class Worker:
     def load_seconds(self, context: str) -> float | None:
         """The last load's."""
         return self.context_seconds.get(context)
+
+    def stage_seconds(self, context: str) -> float | None:
+        """The last staging's."""
+        return self.staging_seconds.get(context)
 
     def step_seconds(self, app: str) -> Mapping[int, float]:
         """Moving averages by the number of sessions."""

@@ -46,6 +46,11 @@ def hints(site: Site, environment: bool = True) -> Iterator[str]:
         yield "preemption makes room on machines for workers with several GPUs: write machine_gpus in a tier"
     for tier in site.tiers:
         yield from _of_tier(tier)
+    if site.regions and not any(region.hosts for region in site.regions):
+        claimed = {name for region in site.regions for name in region.tiers}
+        for tier in site.tiers:
+            if tier.name not in claimed and "CTXFLOW_REGION" not in tier.variables:
+                yield f"tier {tier.name} is in no region, so its workers count as in {site.home}: name it in one"
 
 
 def _of_tier(tier: Tier) -> Iterator[str]:

@@ -19,6 +19,7 @@ from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS, TIER_KEYS
 from ctxflow.sites.model import Site
 from ctxflow.sites.parsl_options import option_problems
 from ctxflow.sites.problem import Problem, shown, suggestion
+from ctxflow.sites.region_rules import region_problems
 from ctxflow.sites.tier import Tier
 
 PROVIDERS = ("condor", "slurm", "pbs", "grid-engine", "kubernetes", "local")
@@ -60,6 +61,7 @@ def problems(site: Site) -> Iterator[Problem]:
             yield Problem(key, f'two tiers have the name "{tier.name}": write another, such as name = "{other}"')
         for problem in (*tier_problems(tier), *_places(tier, site.acquire)):
             yield Problem(("tiers", number, *problem.path), problem.text)
+    yield from region_problems(site)
 
 
 def _engine(site: Site) -> Iterator[Problem]:

@@ -352,7 +352,7 @@ class TaskVineEngine:
         if worker.job is not None:
             self._acquirer.joined(worker.tier, worker.job)
         self._stagings.joined(worker)
-        spec = worker.spec(hello, self._site.tiers, self._site.slots)
+        spec = worker.spec(hello, self._site)
         self._events.append(ev.WorkerJoined(self._run.clock(), spec))
 
     def _refuse(self, worker: Worker, reason: str) -> None:

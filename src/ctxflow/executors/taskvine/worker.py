@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import events as ev
+from ctxflow.sites.model import Site
+from ctxflow.sites.region import region_of
 from ctxflow.sites.tier import Tier
 from ctxflow.version import __version__
 
@@ -56,16 +58,17 @@ class Worker:
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{hello['host']}:{hello['transfer']['device']}"
 
-    def spec(self, hello: Head, tiers: Sequence[Tier], slots: int) -> ev.WorkerSpec:
+    def spec(self, hello: Head, site: Site) -> ev.WorkerSpec:
         """What the scheduler hears of it."""
-        tier = next(each for each in tiers if each.name == self.tier)
+        tier = next(each for each in site.tiers if each.name == self.tier)
         pin = hello.get("pin")
         memory = hello["memory"] if pin is not None else min(tier.memory, hello["memory"])
         return ev.WorkerSpec(
             self.name,
             host=self.host,
             tier=self.tier,
-            slots=slots,
+            region=region_of(site.regions, site.home, self.tier, self.host, hello.get("region")),
+            slots=site.slots,
             gpus=max(tier.gpus, hello["gpus"]),
             gpu_model=hello["gpu_model"],
             memory=memory,

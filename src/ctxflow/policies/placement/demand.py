@@ -104,8 +104,9 @@ class Demand:
             rate = self._rate(family, sum(app.backlog + running[app.id] for app in family), view.now)
             if rate <= 0:
                 continue
-            able = tuple(each for app in family if (each := self._candidate(view, app, pace)).seconds)
-            if able:
+            own, *others = [self._candidate(view, app, pace) for app in family]
+            if own.seconds:
+                able = (own, *(each for each in others if each.seconds))
                 found.append(Wanted(name, rate, able, family[0].max_delay, family[0].max_error))
             else:
                 self.unable.append(name)

@@ -1,5 +1,7 @@
 """What of the demand no plan can meet, which constraint makes it so, and what is planned for instead.
 
+Sentences have no measured figures in them: what is said again is the same, and is not told twice.
+
 What does not live here: plans. (The reasons of a problem given as data are in `reasons`.)
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ctxflow.policies.placement.asked import SERVED, Asked
+from ctxflow.policies.placement.asked import SERVED
 from ctxflow.policies.placement.demand import Wanted
 
 
@@ -18,7 +20,7 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
     >>> from ctxflow.policies.placement.demand import Candidate
     >>> left, reasons = without_impossible([Wanted("ask", 9.0, (Candidate("large", {"a10": 4.0}, 10.0),), 2.0, None)])
     >>> left[0].max_delay, reasons
-    (None, ['ask: (5i) an item takes 4 s at best, above max_delay = 2: it is planned for without the limit'])
+    (None, ['ask: (5i) no tier answers an item within max_delay = 2 s: it is planned for without the limit'])
     """
     found, reasons = [], []
     for each in wanted:
@@ -27,22 +29,18 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
             found.append(each)
             continue
         found.append(dataclasses.replace(each, max_delay=None))
-        limit = f"an item takes {best:.3g} s at best, above max_delay = {each.max_delay:g}"
-        reasons.append(f"{each.app}: (5i) {limit}: it is planned for without the limit")
+        limit = f"max_delay = {each.max_delay:g} s"
+        reasons.append(f"{each.app}: (5i) no tier answers an item within {limit}: it is planned for without the limit")
     return found, reasons
 
 
-def too_much(asked: Asked, unserved: Sequence[float]) -> list[str]:
+def too_much(unserved: Sequence[float]) -> list[str]:
     """That there are not workers enough, if so.
 
-    :param unserved: of each task, a share.
+    :param unserved: of each query type, a share.
     """
-    rates = [task.per_hour for task in asked.tasks]
-    left = sum(share * rate for share, rate in zip(unserved, rates, strict=True)) / sum(rates)
-    if max(unserved) <= SERVED:
-        return []
-    workers = sum(offer.workers for offer in asked.offers)
-    return [f"(5g) {workers} workers do not answer in time all that waits, {left:.0%} of it late: all of them are used"]
+    late = "(5g) all workers together do not answer in time all that waits: all of them are used"
+    return [late] if max(unserved) > SERVED else []
 
 
 def unable(apps: Sequence[str]) -> list[str]:

@@ -103,7 +103,7 @@ class AdaptivePlacement:
         previous, allocation = self._state or (None, None)
         problem = asked.problem(share)
         revision = plan_rolling(problem, allocation, before=previous, switching=self._switching)
-        reasons += unable(self._demand.unable) + too_much(asked, revision.allocation.unserved)
+        reasons += unable(self._demand.unable) + too_much(revision.allocation.unserved)
         if max(revision.allocation.unserved) > SERVED:
             problem = asked.fitting(share)
             revision = plan_rolling(problem, allocation, before=previous, switching=self._switching)
@@ -164,11 +164,7 @@ def _given_back(connected: Mapping[str, int], plan: Plan) -> int:
     return sum(max(0, there - plan.workers.get(tier, (0, there))[1]) for tier, there in connected.items())
 
 
-def _as_plan(
-    counts: Mapping[tuple[str, str], int],
-    tiers: Mapping[str, TierView],
-    gives: Mapping[str, int],
-) -> Plan:
+def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, TierView], gives: Mapping[str, int]) -> Plan:
     places: dict[str, set[str]] = {}
     needed = Counter(dict.fromkeys(tiers, 0))
     for (context, tier), workers in counts.items():

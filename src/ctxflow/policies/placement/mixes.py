@@ -20,7 +20,7 @@ from ctxflow.policies.placement.workers import Offer
 
 
 def mixes(wanted: Wanted) -> list[dict[str, float]]:
-    """The mixes of an app's contexts that may be the cheapest, the app's own context alone first.
+    """The mixes of an app's contexts that may be the cheapest, first its own context alone, which keeps the limit.
 
     >>> from ctxflow.policies.placement.demand import Candidate
     >>> large, small = Candidate("large", {"a10": 4.0}, 10.0, 0.05), Candidate("small", {"a10": 0.5}, 2.0, 0.3)
@@ -29,8 +29,7 @@ def mixes(wanted: Wanted) -> list[dict[str, float]]:
     >>> mixes(Wanted("ask", 9.0, (large, small), None, 0.3))
     [{'large': 1.0}, {'small': 1.0}]
     """
-    own = wanted.candidates[0]
-    limit = max(own.error, 1.0 if wanted.max_error is None else wanted.max_error)
+    limit = max(wanted.candidates[0].error, 1.0 if wanted.max_error is None else wanted.max_error)
     errors = {each.context: each.error for each in wanted.candidates}
     found = [{context: 1.0} for context, error in errors.items() if error <= limit]
     for first, second in itertools.combinations(errors, 2):
@@ -56,13 +55,10 @@ def cheapest(
         possible = mixes(each)
         if len(possible) < 2:
             continue
-        kept = chosen[each.app]
         costs = [cost(wanted, {**chosen, each.app: mix}, offers) for mix in possible]
         best = min(range(len(possible)), key=costs.__getitem__)
-        now = cost(wanted, chosen, offers)
-        if costs[best] < (1 - least_gain) * now:
-            kept = possible[best]
-        chosen[each.app] = kept
+        if costs[best] < (1 - least_gain) * costs[possible.index(dict(chosen[each.app]))]:
+            chosen[each.app] = possible[best]
     return chosen
 
 
