@@ -16,8 +16,8 @@ PARTS = (
 - useful: calls whose answers were taken, as long as they ran on the worker (of others, until their last answer);
 - evicted: calls that an eviction of their worker ended; lost: calls that any other loss of their worker ended;
 - failed: calls that failed;
-- unneeded: calls that were stopped, or that others had answered first, or whose items were cancelled; chunks of sessions
-  that were made again;
+- unneeded: calls that were stopped, or that others had answered first, or whose items were cancelled; and chunks of
+  sessions that were made again;
 - unfinished: calls that ran when the log ended;
 - sending: calls on their way to the worker, and their answers on the way back (for workers of one slot);
 - loading: contexts being built while no call runs; staging: files being brought while nothing is built or runs;
