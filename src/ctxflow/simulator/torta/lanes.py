@@ -77,6 +77,8 @@ class Step:
     used: Floats
     free: Floats
     compute: Floats
+    watts: Floats
+    switch: Floats
     turn: Ints
 
 
@@ -147,6 +149,8 @@ class Lanes:
             view.used[model, rows],
             free,
             view.compute[:n],
+            view.watts[:n],
+            view.switch[model, rows],
             view.turn,
         )
         server = rule(step)
@@ -200,6 +204,8 @@ class _Sorted:
         self.gpu, self.free, self.turn = lanes.gpu[order], lanes.free[order], lanes.turn[order]
         self.used, self.ready = lanes.used[:, order], lanes.ready[order]
         self.suits, self.compute = lanes.suits[order], COMPUTE[lanes.gpu[order]]
+        self.switch = SWITCH.T[:, self.gpu]
+        self.watts = WATTS[lanes.gpu[order]] / WATTS.max()
         self.allowed = lanes.fits[:, order] & (lanes.on & lanes.there)[order]
 
     def open_to(self, kind: Ints, rows: Ints, now: Floats) -> Bools:

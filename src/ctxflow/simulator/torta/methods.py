@@ -13,8 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from ctxflow.policies.routing import lookahead as looking
+from ctxflow.policies.routing.allocation import Seen, allocate
 from ctxflow.policies.routing.arrays import Floats, Ints
 from ctxflow.policies.routing.forecast import forecast
+from ctxflow.policies.routing.networks import Networks
 from ctxflow.policies.routing.skylb import forward
 from ctxflow.policies.routing.transport import capped, costs, whole
 from ctxflow.simulator.torta.lanes import Rule
@@ -83,6 +85,7 @@ class Activation:
     :ivar safety: sigma. :ivar utilisation: the share of a server's capacity that is counted on.
     :ivar hold: slots that a target stays at least. :ivar always: all servers are active all the time.
     :ivar preheats: a server that starts loads the model that its region lacks the most.
+    :ivar thrifty: of servers that suit the same, those of the least power are started first and stopped last.
     """
 
     safety: float = 1.0
@@ -90,6 +93,7 @@ class Activation:
     hold: int = 4
     always: bool = False
     preheats: bool = False
+    thrifty: bool = False
 
 
 class Method(Protocol):
@@ -106,17 +110,17 @@ class Method(Protocol):
 
 
 class Forecaster(Protocol):
-    """(B, H, R, K) tasks expected in the next slots."""
+    """(B, H, R, K) the tasks of this slot, which have come (Algorithm 1's N_t), and those expected in the next ones."""
 
     def __call__(self, state: State, horizon: int) -> Floats: ...
 
 
 def plain(state: State, horizon: int) -> Floats:
-    """`forecast.forecast` on the last slots; before the first slot nothing is known."""
+    """`forecast.forecast` from the last slots, this one among them."""
     runs, regions, kinds = state.counts.shape
-    history = state.arrived[-HISTORY:].reshape(-1, runs, regions * kinds)
-    found = [forecast(history[:, run], horizon) for run in range(runs)]
-    return np.stack(found).reshape(runs, horizon, regions, kinds)
+    seen = np.concatenate([state.arrived[1 - HISTORY :], state.counts[None]]).reshape(-1, runs, regions * kinds)
+    found = np.stack([forecast(seen[:, run], horizon - 1) for run in range(runs)])
+    return np.concatenate([state.counts[:, None], found.reshape(runs, horizon - 1, regions, kinds)], axis=1)
 
 
 @dataclasses.dataclass
@@ -205,6 +209,62 @@ class Transport:
 
 
 @dataclasses.dataclass
+class Torta:
+    """The paper's: the trained policy's A_t, which keeps near to transport and near to A_{t-1}.
+
+    :ivar networks: None for the transport form: P*_t as it is.
+    :ivar most, margin: what a plan may use of a region's capacity (`rooms`). :ivar before: A_{t-1}.
+    """
+
+    networks: Networks | None = None
+    most: float = MOST_OF_REGION
+    margin: float = 0.0
+    rule: Rule = dataclasses.field(default_factory=Scored)
+    activation: Activation = Activation(preheats=True, thrifty=True)
+    forecaster: Forecaster = plain
+    horizon: int = HORIZON
+    before: Floats | None = None
+
+    def reset(self) -> None:
+        """Forget the last allocation."""
+        self.before = None
+
+    def seen(self, state: State, ahead: Floats, before: Floats | None) -> Seen:
+        """What the policy sees, of n = B K decisions; before the first slot A_{t-1} is P*.
+
+        P* is of the mean of what has come and what is expected: one slot's counts are a noisy sample of mu_t.
+        """
+        shares = transported(state, ahead.mean(axis=1), self.most, self.margin)
+        regions = shares.shape[-1]
+        transport = shares.reshape(-1, regions, regions)
+
+        def rows(values: Floats | Ints) -> Floats:
+            return np.asarray(np.moveaxis(values, -1, 1).reshape(-1, regions), dtype=np.float64)
+
+        later = np.moveaxis(ahead[:, 1:], -1, 1).reshape(len(transport), -1, regions)
+        return Seen(
+            rows(ahead[:, 0]),
+            later,
+            rows(state.servers) * TASKS_PER_SLOT,
+            rows(rooms(state, self.most, self.margin)),
+            rows(state.waiting),
+            rows(state.active) * TASKS_PER_SLOT,
+            np.tile(state.price, (len(transport), 1)),
+            transport,
+            transport if before is None else before,
+        )
+
+    def plan(self, state: State) -> Plan:
+        """By type and run."""
+        ahead = self.forecaster(state, self.horizon)
+        seen = self.seen(state, ahead, self.before)
+        shares = seen.transport if self.networks is None else allocate(self.networks, seen)
+        self.before = shares
+        runs, regions, kinds = state.counts.shape
+        return planned(shares.reshape(runs, kinds, regions, regions), ahead, state)
+
+
+@dataclasses.dataclass
 class Lookahead:
     """The linear program over the slots of a forecast, with a price on switching.
 
@@ -225,7 +285,7 @@ class Lookahead:
 
     def plan(self, state: State) -> Plan:
         """By type and run."""
-        ahead = self.forecaster(state, self.horizon) if state.slot else known(state, self.horizon)
+        ahead = self.forecaster(state, self.horizon)
         if self._shares is not None and state.slot % self.every:
             return planned(self._shares, ahead, state)
         runs, regions, kinds = state.counts.shape
@@ -245,27 +305,26 @@ def planned(shares: Floats, ahead: Floats, state: State) -> Plan:
     return Plan(_whole(shares, state.counts), inflow.max(axis=1), shares)
 
 
-def known(state: State, horizon: int) -> Floats:
-    """Before the first slot there is no history: what comes in it is taken for what will come."""
-    return np.repeat(state.counts[:, None].astype(np.float64), horizon, axis=1)
-
-
 def region_costs(state: State) -> Floats:
     """(R, R) C_ij, with the paper's w1 and w2."""
     away = state.world.transfer * (1 - np.eye(state.world.regions))
     return costs(state.price, state.world.latency, away, POWER_WEIGHT, NETWORK_WEIGHT)
 
 
-def rooms(state: State) -> Floats:
-    """(B, R, K) tasks of a slot that regions may plan with: a share of their capacity, less their backlog."""
-    room = state.servers * TASKS_PER_SLOT * MOST_OF_REGION - state.waiting
+def rooms(state: State, most: float = MOST_OF_REGION, margin: float = 0.0) -> Floats:
+    """(B, R, K) tasks of a slot that regions may plan with: a share of their capacity, less their backlog.
+
+    :param margin: what is left free beside it, in square roots of the capacity: small groups queue sooner.
+    """
+    capacity = state.servers * TASKS_PER_SLOT
+    room = capacity * most - margin * np.sqrt(capacity) - state.waiting
     return np.maximum(room, 1e-3 * (state.servers > 0))
 
 
-def transported(state: State, demand: Floats | Ints) -> Floats:
+def transported(state: State, demand: Floats | Ints, most: float = MOST_OF_REGION, margin: float = 0.0) -> Floats:
     """(B, K, R, R) P*, the shares of Eq. 2 within capacity, of a demand (B, R, K)."""
     runs, regions, kinds = demand.shape
-    cost, room = region_costs(state), rooms(state)
+    cost, room = region_costs(state), rooms(state, most, margin)
     shares = np.empty((runs, kinds, regions, regions))
     for run, kind in np.ndindex(runs, kinds):
         shares[run, kind] = capped(demand[run, :, kind], room[run, :, kind], cost)

@@ -13,7 +13,7 @@ import numpy as np
 from ctxflow.policies.routing.arrays import Bools, Floats, Ints
 from ctxflow.policies.routing.scores import MISMATCH, Weights
 from ctxflow.simulator.torta.lanes import Step
-from ctxflow.simulator.torta.settings import SECONDS
+from ctxflow.simulator.torta.settings import SECONDS, SLOT, UNSUITED
 from ctxflow.simulator.torta.world import TASKS_PER_SLOT
 
 MEAN = sum(SECONDS) / 2
@@ -25,21 +25,52 @@ class Scored:
     """TORTA's Eq. 7: hardware, load and locality; recent is each model's last task on a server that still has it.
 
     A server with so much work takes nothing ("sufficient remaining capacity") unless all have: then the least loaded.
+
+    :ivar power: what the board's power counts, over the most of any: Eq. 1 has it, Eq. 7 not.
     """
 
     weights: Weights = Weights()
     limit: float = 1.0
+    power: float = 0.0
 
     def __call__(self, step: Step) -> Ints:
         """The server of the highest score."""
         weights = self.weights
         score = np.minimum(step.compute / step.tflops[:, None], 1.0)
         score *= np.where(step.suited, weights.hardware, weights.hardware * MISMATCH)
-        score += weights.load * np.exp(step.backlog * (-1.0 / (MEAN * TASKS_PER_SLOT)))
-        age = np.maximum(step.now[:, None] - step.used, 0.0)
-        score += weights.locality * weights.same_model * np.exp(-weights.forgetting * age)
+        rested = np.exp(np.minimum(step.free - step.now[:, None], 0.0) / SLOT)
+        held = step.backlog / MEAN + rested * (step.backlog <= 0)
+        score += weights.load * np.exp(held / -TASKS_PER_SLOT)
+        here = step.used > -np.inf
+        age = np.maximum(step.now[:, None] - step.used, 0.0, where=here, out=np.zeros_like(step.used))
+        score += weights.locality * weights.same_model * np.where(here, np.exp(-weights.forgetting * age), 0.0)
+        if self.power:
+            score -= self.power * step.watts
         score = np.where(step.backlog < self.limit * MEAN, score, -1.0 - step.backlog)
         return _largest(score, step.allowed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Soonest:
+    """What Eq. 7's terms stand for, in seconds: where the task ends the soonest, what it costs others considered.
+
+    Hardware is how long the task takes there, load the work before it, locality the switch that it saves.
+
+    :ivar reluctance: what a second of a switch counts. :ivar power: seconds that a board's power counts, over the most of
+        any. :ivar even: seconds that a server counts more which has just been at work, so that all take turns.
+    """
+
+    reluctance: float = 1.0
+    power: float = 0.0
+    even: float = 1.0
+
+    def __call__(self, step: Step) -> Ints:
+        """The server of the least cost."""
+        slower = np.maximum(step.tflops[:, None] / step.compute, 1.0) * np.where(step.suited, 1.0, UNSUITED)
+        cost = step.backlog + step.seconds[:, None] * slower + self.power * step.watts
+        cost += np.where(step.used > -np.inf, 0.0, self.reluctance * step.switch)
+        cost += self.even * np.exp(np.minimum(step.free - step.now[:, None], 0.0) / SLOT)
+        return _largest(-cost, step.allowed)
 
 
 @dataclasses.dataclass(frozen=True)

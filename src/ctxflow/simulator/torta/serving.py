@@ -101,6 +101,7 @@ class Simulation:
         )
         self.lane_of = np.full(len(self.time), -1)
         self.again = np.zeros(0, dtype=np.int64)
+        self.resent = np.zeros(len(self.time), dtype=bool)
 
     def _merge(self, tasks: Sequence[Tasks]) -> None:
         """All runs' tasks, by slot and then by run."""
@@ -188,6 +189,11 @@ class Simulation:
         if active.always:
             return np.zeros(lanes.gpu.shape)
         wanted = target(state.waiting, plan.expected, TASKS_PER_SLOT * active.utilisation, self.servers, active.safety)
+        idle = plan.expected + state.waiting <= 0
+        idle[..., 0] &= ~idle.all(axis=-1)  # Eq. 6 has one server of a region active at least, whatever it suits.
+        wanted = np.where(idle, 0, wanted)
+        if len(self.targets) < active.hold:  # At the start all are active, and nothing says yet how few would do.
+            wanted = np.maximum(wanted, self.servers)
         self.targets = [*self.targets[-active.hold :], wanted]
         wanted = np.maximum.reduce(self.targets).reshape(-1, len(KINDS))
         start = np.zeros(lanes.gpu.shape, dtype=bool)
@@ -197,8 +203,9 @@ class Simulation:
             mine = lanes.there & (lanes.suits == kind)
             on = mine & lanes.on
             change = wanted[:, kind] - on.sum(axis=1)
-            start |= first(change, mine & ~lanes.on, START[lanes.gpu])
-            stop |= first(-change, on & (resting >= 0), -resting)
+            dear = 1e6 * WATTS[lanes.gpu] if active.thrifty else 0.0
+            start |= first(change, mine & ~lanes.on, START[lanes.gpu] + dear)
+            stop |= first(-change, on & (resting >= 0), -resting - dear)
         preheated = self._missing(lanes.on & ~stop) if active.preheats else None
         return lanes.stop(stop) + lanes.start(start, now, preheated)
 
@@ -268,7 +275,7 @@ class Simulation:
             end = self.time + self.served.waiting + self.served.loading + self.served.inference
             lost = (self.lane_of >= 0) & (end > now)
             lost &= np.isin(self.lane_of, np.flatnonzero(mine))
-            self.again = np.flatnonzero(lost)
+            self.again, self.resent = np.flatnonzero(lost), lost
             self.served.done[lost] = False
         elif self.slot == failure.ends:
             lanes.there[mine] = np.tile(self.world.there, (self.runs, 1))[mine]
