@@ -39,9 +39,9 @@ from ctxflow.simulator.torta.world import World, world
 
 BASELINES = ("round_robin", "skylb", "sdib")
 METRICS = ("response", "network", "waiting", "loading", "inference", "power", "overhead", "balance", "active", "moved")
-RULE = Soonest(reluctance=2.0, power=3.0, even=3.0)
-ACTIVATION = Activation(safety=3.0, utilisation=0.7, hold=40, preheats=True, thrifty=True)
-MOST, MARGIN = 0.5, 0.0
+RULE = Soonest(reluctance=1.5, power=8.0, even=6.0)
+ACTIVATION = Activation(safety=4.0, utilisation=0.6, hold=80, preheats=True, thrifty=True)
+MOST, MARGIN = 0.6, 0.6
 
 
 def trained() -> Networks | None:

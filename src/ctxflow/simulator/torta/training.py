@@ -18,10 +18,13 @@ import torch
 
 from ctxflow.policies.routing.allocation import FEATURES, LEAST, MOST_PULL
 from ctxflow.policies.routing.networks import Layers, Networks
+from ctxflow.policies.routing.transport import capped, costs
 from ctxflow.simulator.torta import prediction
+from ctxflow.simulator.torta.demand import tasks_of
 from ctxflow.simulator.torta.environment import Allocations
 from ctxflow.simulator.torta.methods import Torta
-from ctxflow.simulator.torta.settings import LOADS
+from ctxflow.simulator.torta.settings import LOADS, MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT, START_HOUR
+from ctxflow.simulator.torta.world import TASKS_PER_SLOT, world
 
 EPS, S = 0.15, 2.5
 """The targets of Algorithm 2."""
@@ -118,7 +121,7 @@ class Trainer:
         self.environments = [Allocations(name, range(RUNS), LOADS, slots, dataclasses.replace(method)) for name in topologies]
         self.gamma, self.delta, self.episodes, self.seed = GAMMA_0, DELTA_0, 0, seed
         self.eps, self.s, self.reward = math.nan, math.nan, math.nan
-        self.reactive: dict[int, float] = {}
+        self.reactive = [reactive_switching(name, TRAINING_SEEDS + seed) for name in topologies]
 
     def episode(self, until: float) -> None:
         """An episode of the next environment, an update after each rollout."""
@@ -163,8 +166,6 @@ class Trainer:
             following = batch.value[slot]
         target = (advantage + batch.value).flatten()
         advantage = ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).flatten()
-        changes = ((batch.transport[1:] - batch.transport[:-1]) ** 2).sum(dim=(2, 3)).mean().item()
-        self.reactive[number] = 0.9 * self.reactive.get(number, changes) + 0.1 * changes  # K_0
         flat = [each.flatten(0, 1) for each in (batch.features, batch.transport, batch.before, batch.action, batch.chance)]
         for _ in range(EPOCHS):
             for rows in torch.randperm(len(target)).chunk(MINIBATCHES):
@@ -223,6 +224,21 @@ def constraints(
     return eps, reactive / (((shares - before) ** 2).sum(dim=(1, 2)).mean() + 1e-6)
 
 
+def reactive_switching(topology: str, seed: int, slots: int = 60) -> float:
+    """K_0: the mean of |P_t - P_{t-1}|^2 of single-slot transport on each slot's counts, with all capacity free."""
+    place = world(topology)
+    changes = []
+    for load in LOADS:
+        counts = tasks_of(place, load, seed, slots).counts(place.regions)
+        for kind in range(counts.shape[2]):
+            room = place.servers[:, kind] * TASKS_PER_SLOT * MOST_OF_REGION
+            price = place.price[START_HOUR]
+            cost = costs(price, place.latency, place.transfer, POWER_WEIGHT, NETWORK_WEIGHT)
+            plans = np.stack([capped(each, room, cost) for each in counts[:, :, kind]])
+            changes.append(((plans[1:] - plans[:-1]) ** 2).sum(axis=(1, 2)).mean())
+    return float(np.mean(changes))
+
+
 def _grown(weight: float, missed: float, start: float) -> float:
     return min(max(weight * GROWTH if weight < start * math.exp(missed) or missed > 0 else weight / GROWTH, start), MOST_WEIGHT)
 
@@ -239,7 +255,7 @@ def train(
     minutes: float,
     seed: int = 0,
     method: Torta | None = None,
-    slots: int = 480,
+    slots: int = 160,
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Networks:
     """Train predictor and policy for so many minutes; an interrupt (Ctrl-C) ends it early with the best so far.
