@@ -123,15 +123,21 @@ def above_best(found: Mapping[str, Compared], name: str = "torta") -> Floats:
     return np.asarray((ours - np.stack(best)).mean(axis=0))
 
 
-SURGE_BEGINS, SURGE_RISES, SURGE_LASTS = 80, 4, 60
-"""Slots: 9:00 in Fig. 2."""
+SURGE_RISES = 4
+"""Slots."""
+
+
+def surge_begins(slots: int) -> int:
+    """The slot of the surge: with 200 slots from 8:00 on it is 9:00, as in Fig. 2."""
+    return 2 * slots // 5
 
 
 def surge(place: World, chance: np.random.Generator, slots: int) -> Floats:
     """Fig. 2a: a third of the demand, until it triples within three minutes; it stays, and falls as it rose."""
     del chance
-    points = [0, SURGE_BEGINS, SURGE_BEGINS + SURGE_RISES, SURGE_BEGINS + SURGE_LASTS]
-    level = np.interp(np.arange(slots), [*points, points[-1] + SURGE_RISES], [1.0, 1.0, 3.0, 3.0, 1.0])
+    begins = surge_begins(slots)
+    points = [begins, begins + SURGE_RISES, 7 * slots // 10, 7 * slots // 10 + SURGE_RISES]
+    level = np.interp(np.arange(slots), points, [1.0, 3.0, 3.0, 1.0])
     return np.asarray(level[:, None] * place.demand)
 
 
@@ -161,37 +167,34 @@ def surges(networks: Networks | None, seed: int, slots: int = 200) -> dict[str, 
         slot = np.minimum((served.arrival / SLOT).astype(np.int64), slots - 1)
         count = np.maximum(np.bincount(slot, minlength=slots), 1)
         waiting = served.waiting + served.loading
-        window = (slot >= SURGE_BEGINS) & (slot < SURGE_BEGINS + 14)
+        window = (slot >= surge_begins(slots)) & (slot < surge_begins(slots) + 14)
         found[name] = Course(np.bincount(slot, waiting, slots) / count, served.active[:, 0], waiting[window])
     return found
 
 
-FAILS, RETURNS = 100, 140
-
-
 def failures(networks: Networks | None, seeds: Sequence[int], slots: int = 180) -> dict[str, dict[str, Floats]]:
-    """Fig. 4: the largest region vanishes for half an hour; what becomes of its tasks in the four slots after it.
+    """Fig. 4: the largest region vanishes half way, for a quarter of the run; what becomes of its tasks in the four slots after it.
 
     (seeds,) of each method: `completed`, the share of the tasks that ran there or come from there which are served within
     a minute's wait; `waiting` and `response` of these, in seconds.
     """
     place = world("abilene")
-    region = int(place.there.sum(axis=1).argmax())
+    region, fails = int(place.there.sum(axis=1).argmax()), slots // 2
     found = {}
     for name, method in methods(networks).items():
         if name in ("transport", "torta_printed"):
             continue
         tasks = [tasks_of(place, 0.7, seed, slots) for seed in seeds]
         method.reset()
-        simulation = Simulation(place, tasks, method, Failure(region, FAILS, RETURNS))
+        simulation = Simulation(place, tasks, method, Failure(region, fails, fails + slots // 4))
         lost = np.zeros(len(simulation.time), dtype=bool)
         for slot in range(slots):
             simulation.step()
-            if slot == FAILS:
+            if slot == fails:
                 lost = simulation.resent
         served = simulation.served
         slots_of = (served.arrival / SLOT).astype(np.int64)
-        mine = lost | ((served.origin == region) & (slots_of >= FAILS) & (slots_of < FAILS + 4))
+        mine = lost | ((served.origin == region) & (slots_of >= fails) & (slots_of < fails + 4))
         rows = []
         for run in range(len(seeds)):
             these = mine & (served.run == run)

@@ -26,6 +26,8 @@ from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 
 HORIZON = 4
 """Slots ahead, the one to be decided among them: as long as the slowest server takes to start."""
+NOT_YET = 0.25
+"""What a plan counts of servers that are not active yet: what flows to them starts them, and more would wait for them."""
 HISTORY = 5
 """Slots that a forecast looks back: the paper's K."""
 
@@ -316,7 +318,7 @@ def rooms(state: State, most: float = MOST_OF_REGION, margin: float = 0.0) -> Fl
 
     :param margin: what is left free beside it, in square roots of the capacity: small groups queue sooner.
     """
-    capacity = state.servers * TASKS_PER_SLOT
+    capacity = (state.active + NOT_YET * (state.servers - state.active)) * TASKS_PER_SLOT
     room = capacity * most - margin * np.sqrt(capacity) - state.waiting
     return np.maximum(room, 1e-3 * (state.servers > 0))
 

@@ -11,8 +11,8 @@ import numpy as np
 from ctxflow.observe.style import COLOURS, GREY, PALE, WIDTH
 from ctxflow.simulator.drawing import write_pictures
 from ctxflow.simulator.torta import printed
+from ctxflow.simulator.torta.experiments import surge_begins
 from ctxflow.simulator.torta.settings import LOADS, SLOT
-from ctxflow.simulator.torta.experiments import SURGE_BEGINS
 
 if TYPE_CHECKING:
     from ctxflow.simulator.torta.reproduction import Results
@@ -55,8 +55,9 @@ def _surge(figure_class: Any, results: Results) -> Any:
     figure = figure_class(figsize=(WIDTH, 2.6), layout="constrained")
     waiting, active = figure.subplots(1, 2)
     for number, (name, course) in enumerate(results.surges.items()):
-        shown = slice(SURGE_BEGINS - 25, SURGE_BEGINS + 45)
-        minutes = (np.arange(len(course.waiting)) - SURGE_BEGINS)[shown] * SLOT / 60
+        begins = surge_begins(len(course.waiting))
+        shown = slice(max(begins - 25, 0), begins + 45)
+        minutes = (np.arange(len(course.waiting)) - begins)[shown] * SLOT / 60
         waiting.plot(minutes, course.waiting[shown], color=COLOURS[number], label=name)
         active.plot(minutes, course.active[shown], color=COLOURS[number])
     waiting.set(xlabel="minutes from the surge", ylabel="s", title="waiting")

@@ -39,7 +39,7 @@ class Scale:
     condition_slots: int = 160
 
 
-QUICK = Scale(("abilene",), 1, 30, 110, 120, (0.5,), (200,), 5.0, 30)
+QUICK = Scale(("abilene",), 1, 16, 30, 24, (0.5,), (50,), 5.0, 12)
 
 
 @dataclasses.dataclass(frozen=True)
