@@ -166,9 +166,7 @@ def test_rules_are_what_the_routing_room_decides_for_one_task(seed):
         among = known if known.any() else allowed
         rows = np.flatnonzero(allowed)
         sizes = np.full(len(rows), TASKS_PER_SLOT)
-        sdib = spread(
-            one, backlog[rows], sizes, np.full(len(rows), 9), idle[rows], allowed=among[rows][None]
-        )[0]
+        sdib = spread(one, backlog[rows], sizes, np.full(len(rows), 9), idle[rows], allowed=among[rows][None])[0]
         assert Even(2.0)(step)[0] == rows[sdib]
 
 

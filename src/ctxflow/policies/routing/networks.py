@@ -78,7 +78,8 @@ def read(path: Path | None = None) -> Networks:
     try:
         with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             about = json.loads(arrays["about"].tobytes().decode())
-            return Networks(*(_layers(arrays, name) for name in ("predictor", "body", "head")), about)
+            predictor, body, head = (_layers(arrays, name) for name in ("predictor", "body", "head"))
+            return Networks(predictor, body, head, about)
     except FileNotFoundError:
         raise CtxflowError(f"there are no trained networks at {source}: `ctxflow train torta` writes them") from None
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

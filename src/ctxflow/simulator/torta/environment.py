@@ -44,8 +44,8 @@ class Reward:
 class Allocations(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     """n = runs times types of task: an action is (n, R, R), rows of tasks' shares from region to region.
 
-    An observation is (n, R, FEATURES + 2 R): what `allocation.features` has of each region, P*_t and A_{t-1}. Rows of an
-    action are scaled onto the simplex. All episodes end together, after the last slot, as truncated.
+    An observation is (n, R, FEATURES + 2 R): what `allocation.features` has of each region, P*_t and A_{t-1}. Rows of
+    an action are scaled onto the simplex. All episodes end together, after the last slot, as truncated.
 
     :param topology: of the paper. :param seeds: a run for each. :param loads: the runs' loads, in turn.
     :param method: how it is served but for the allocation.
@@ -82,8 +82,7 @@ class Allocations(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         if isinstance(seed, int):
             self.seeds = [seed + number for number in range(len(self.seeds))]
         tasks = [
-            tasks_of(self.world, self.loads[n % len(self.loads)], each, self.slots)
-            for n, each in enumerate(self.seeds)
+            tasks_of(self.world, self.loads[n % len(self.loads)], each, self.slots) for n, each in enumerate(self.seeds)
         ]
         self.method.reset()
         self.simulation = Simulation(self.world, tasks, self.method)

@@ -85,7 +85,8 @@ class Step:
 class Rule(Protocol):
     """Which server of its lane takes a task: (n,) numbers; what is not allowed is never taken if anything is."""
 
-    def __call__(self, step: Step) -> Ints: ...
+    def __call__(self, step: Step) -> Ints:
+        """Choose."""
 
 
 class Lanes:
@@ -212,7 +213,7 @@ class _Sorted:
         """Where a task may go: servers that are ready; those that are starting only where none is."""
         active = self.allowed[kind, rows]
         ready = active & (self.ready[rows] <= now[:, None])
-        return np.where(ready.any(axis=1, keepdims=True), ready, active)
+        return np.asarray(np.where(ready.any(axis=1, keepdims=True), ready, active), dtype=np.bool_)
 
     def write_back(self, lanes: Lanes, order: Ints) -> None:
         lanes.free[order], lanes.turn[order], lanes.used[:, order] = self.free, self.turn, self.used

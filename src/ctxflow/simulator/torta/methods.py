@@ -27,7 +27,7 @@ from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 HORIZON = 4
 """Slots ahead, the one to be decided among them: as long as the slowest server takes to start."""
 NOT_YET = 0.25
-"""What a plan counts of servers that are not active yet: what flows to them starts them, and more would wait for them."""
+"""What a plan counts of servers that are not active yet: what flows to them starts them, and more would wait."""
 HISTORY = 5
 """Slots that a forecast looks back: the paper's K."""
 
@@ -36,9 +36,10 @@ HISTORY = 5
 class State:
     """What there is before a slot, of B runs, R regions and K types of tasks.
 
-    :ivar arrived: (t, B, R, K) tasks of the slots until now. :ivar coming: (T - t, B, R, K) those of this slot and of all
-        after it, which only a perfect forecast may look at. :ivar counts: (B, R, K) this slot's, which a router that
-        decides on arrival sees. :ivar inflow: (B, R, K) what each region was given in the last slot.
+    :ivar arrived: (t, B, R, K) tasks of the slots until now.
+    :ivar coming: (T - t, B, R, K) those of this slot and of all after it, for forecasts of a wanted accuracy alone.
+    :ivar counts: (B, R, K) this slot's, which a router that decides on arrival sees.
+    :ivar inflow: (B, R, K) what each region was given in the last slot.
     :ivar backlog: (B, R, K) work on the servers that suit a type, in tasks; `waiting` less what runs.
     :ivar active: (B, R, K) servers that are ready. :ivar servers: (B, R, K) those that could be.
     :ivar price: (R,) of power.
@@ -114,7 +115,8 @@ class Method(Protocol):
 class Forecaster(Protocol):
     """(B, H, R, K) the tasks of this slot, which have come (Algorithm 1's N_t), and those expected in the next ones."""
 
-    def __call__(self, state: State, horizon: int) -> Floats: ...
+    def __call__(self, state: State, horizon: int) -> Floats:
+        """Look ahead."""
 
 
 def plain(state: State, horizon: int) -> Floats:
@@ -320,7 +322,7 @@ def rooms(state: State, most: float = MOST_OF_REGION, margin: float = 0.0) -> Fl
     """
     capacity = (state.active + NOT_YET * (state.servers - state.active)) * TASKS_PER_SLOT
     room = capacity * most - margin * np.sqrt(capacity) - state.waiting
-    return np.maximum(room, 1e-3 * (state.servers > 0))
+    return np.asarray(np.maximum(room, 1e-3 * (state.servers > 0)), dtype=np.float64)
 
 
 def transported(state: State, demand: Floats | Ints, most: float = MOST_OF_REGION, margin: float = 0.0) -> Floats:

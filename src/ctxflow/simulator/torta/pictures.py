@@ -165,7 +165,9 @@ def _parts(figure_class: Any, results: Results) -> Any:
     names = list(results.compared)
     middle = len(LOADS) // 2
     for plot, (title, parts) in zip(
-        figure.subplots(1, 2), {"waiting, s": ("waiting",), "inference, s": ("inference", "loading")}.items(), strict=True
+        figure.subplots(1, 2),
+        {"waiting, s": ("waiting",), "inference, s": ("inference", "loading")}.items(),
+        strict=True,
     ):
         present = [name for name in STYLES if name in results.compared[names[0]]]
         for number, method in enumerate(present):
@@ -174,7 +176,9 @@ def _parts(figure_class: Any, results: Results) -> Any:
                 for topology in names
             ]
             places = np.arange(len(names)) + (number - len(present) / 2) * 0.8 / len(present)
-            plot.bar(places, heights, 0.8 / len(present), color=STYLES[method][1], label=STYLES[method][0], align="edge")
+            plot.bar(
+                places, heights, 0.8 / len(present), color=STYLES[method][1], label=STYLES[method][0], align="edge"
+            )
         plot.set(title=title, xticks=range(len(names)), xticklabels=names)
         if title.startswith("waiting"):
             plot.set_yscale("symlog", linthresh=1.0)

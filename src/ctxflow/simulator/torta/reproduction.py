@@ -1,7 +1,7 @@
 """TORTA's tables and figures, ours beside the paper's.
 
-Absolute dollars and units of overhead are not comparable (the paper prints neither prices, nor powers, nor its unit), so
-these stand beside round-robin's. `METHODS` of the paper are drawn at the middle load; `over_best` is of all loads. A figure's
+Dollars and units of overhead cannot be compared (the paper prints neither prices, nor powers, nor its unit), so these
+stand beside round-robin's. Methods are compared at the middle load, and with the best baseline at all loads. A figure's
 unit has the half width of its 95 % confidence interval over seeds. What does not live here: the experiments, and what
 they take for granted (experiments.py, settings.py); docs/routing.md says why figures differ.
 """
@@ -177,8 +177,9 @@ def over_best(topology: str, found: Mapping[str, Compared], name: str) -> Iterat
             yield f"{topology}_{name}_{metric}_vs_best_at_{load}", averaged(ratio, "of the best baseline's", better)
     above = printed.BALANCE[topology][0] - max(printed.BALANCE[topology][1:])
     gained = experiments.above_best(found, name)
-    yield f"{topology}_{name}_balance_above_best", averaged(
-        gained, "less the best baseline's", "higher", rounded(above) if mine else None
+    yield (
+        f"{topology}_{name}_balance_above_best",
+        averaged(gained, "less the best baseline's", "higher", rounded(above) if mine else None),
     )
 
 

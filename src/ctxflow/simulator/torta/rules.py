@@ -1,7 +1,7 @@
 """Which server of a region takes a task, for many regions at once: TORTA's score and the baselines'.
 
-Each is what `policies.routing` has for one region (`scores` and `matching`, `cyclic`, `skylb`, `sdib`), on the arrays of
-`lanes.Step`. The baselines know what fits; `suited` has them prefer the servers that a type of task is made for.
+Each is what `policies.routing` has for one region (`scores` and `matching`, `cyclic`, `skylb`, `sdib`), on the arrays
+of `lanes.Step`. The baselines know what fits; `suited` has them prefer the servers that a type of task is made for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scored:
     :ivar power: what the board's power counts, over the most of any: Eq. 1 has it, Eq. 7 not.
     """
 
-    weights: Weights = Weights()
+    weights: Weights = dataclasses.field(default_factory=Weights)
     limit: float = 1.0
     power: float = 0.0
 
@@ -56,8 +56,9 @@ class Soonest:
 
     Hardware is how long the task takes there, load the work before it, locality the switch that it saves.
 
-    :ivar reluctance: what a second of a switch counts. :ivar power: seconds that a board's power counts, over the most of
-        any. :ivar even: seconds that a server counts more which has just been at work, so that all take turns.
+    :ivar reluctance: what a second of a switch counts.
+    :ivar power: seconds that a board's power counts, over the most of any.
+    :ivar even: seconds that a server counts more which has just been at work, so that all take turns.
     """
 
     reluctance: float = 1.0

@@ -91,14 +91,10 @@ class Simulation:
         self.servers = self._count(self.lanes.there)
         self.shares: Floats | None = None
         rows = (self.slots, self.runs)
-        self.served = Served(
-            *(np.zeros(rows) for _ in range(5)),
-            *(np.zeros(len(self.time)) for _ in range(4)),
-            np.zeros(len(self.time), dtype=bool),
-            self.run,
-            self.time,
-            self.origin,
-        )
+        by_slot = {name: np.zeros(rows) for name in ("power", "overhead", "balance", "active", "moved")}
+        by_task = {name: np.zeros(len(self.time)) for name in ("network", "waiting", "loading", "inference")}
+        done = np.zeros(len(self.time), dtype=bool)
+        self.served = Served(**by_slot, **by_task, done=done, run=self.run, arrival=self.time, origin=self.origin)
         self.lane_of = np.full(len(self.time), -1)
         self.again = np.zeros(0, dtype=np.int64)
         self.resent = np.zeros(len(self.time), dtype=bool)
@@ -146,7 +142,7 @@ class Simulation:
     @property
     def price(self) -> Floats:
         """(R,) dollars for a kWh now."""
-        return self.world.price[int(START_HOUR + self.slot * SLOT / 3600) % 24]
+        return np.asarray(self.world.price[int(START_HOUR + self.slot * SLOT / 3600) % 24], dtype=np.float64)
 
     def _sum(self, values: Floats) -> Floats:
         """(B, R, K) of servers' values, by the type that suits them."""
@@ -181,7 +177,7 @@ class Simulation:
 
     def _backlog(self, now: float) -> Floats:
         """(L, S) seconds of work, starting not counted, that servers have at a time."""
-        return np.maximum(self.lanes.free - np.maximum(self.lanes.ready, now), 0.0)
+        return np.asarray(np.maximum(self.lanes.free - np.maximum(self.lanes.ready, now), 0.0), dtype=np.float64)
 
     def _activate(self, state: State, plan: Plan, now: float) -> Floats:
         """Start and stop servers by Eq. 6, for each region and type of task; seconds of it (L, S)."""
@@ -240,12 +236,13 @@ class Simulation:
         self.served.done[which] = done
         self.lane_of[which] = np.where(done, lane, -1)
         flat = lane[done] * self.lanes.gpu.shape[1] + placed.server[done]
-        loaded, worked = (
-            np.bincount(flat, each[done], minlength=self.lanes.gpu.size).reshape(self.lanes.gpu.shape)
-            for each in (placed.loading, placed.loading + placed.inference)
-        )
+
+        def summed(seconds: Floats) -> Floats:
+            found = np.bincount(flat, seconds[done], minlength=self.lanes.gpu.size)
+            return np.asarray(found.reshape(self.lanes.gpu.shape), dtype=np.float64)
+
         self.inflow = plan.flows.sum(axis=2).transpose(0, 2, 1).astype(np.float64)
-        return loaded, worked
+        return summed(placed.loading), summed(placed.loading + placed.inference)
 
     def _measure(self, busy: Floats, booted: Floats, overhead: Floats, plan: Plan) -> None:
         lanes, runs, slot, served = self.lanes, self.runs, self.slot, self.served
@@ -306,7 +303,8 @@ def first(count: Ints, of: Bools, key: Floats) -> Bools:
 def balance(busy: Floats, active: Bools) -> Floats:
     """(B,) Eq. 11: 1 / (1 + the coefficient of variation of the active servers' utilisation); 1 if all rest.
 
-    >>> balance(np.array([[9.0, 9.0, 0.0], [9.0, 0.0, 0.0]]), np.array([[True, True, False], [True, True, True]])).round(3)
+    >>> active = np.array([[True, True, False], [True, True, True]])
+    >>> balance(np.array([[9.0, 9.0, 0.0], [9.0, 0.0, 0.0]]), active).round(3)
     array([1.   , 0.414])
     """
     count = np.maximum(active.sum(axis=1), 1)

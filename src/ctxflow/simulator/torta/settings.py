@@ -100,8 +100,8 @@ PAYLOAD = 1e6
 """Bytes of a task and its result."""
 
 LOADS = (0.5, 0.7, 0.9)
-"""The demand that is expected in a run's highest slot, over the capacity of all servers where each does what suits it, 3
-tasks in a slot. At the mean it would be more than there is at times: the paper's waits of 2.4 s at most say that its
+"""The demand that is expected in a run's highest slot, over the capacity of all servers where each does what suits it:
+3 tasks in a slot. At the mean it would be more than there is at times: the paper's waits of 2.4 s at most say that its
 servers are never overloaded."""
 UNEVEN = 2.0
 """Servers and demand are spread over regions by a Dirichlet distribution of this parameter, each by its own draw."""

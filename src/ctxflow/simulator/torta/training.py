@@ -1,8 +1,8 @@
 """TORTA's allocation policy trained by PPO, with optimal transport as supervision (Algorithm 2), in one file.
 
-The loss is Eq. 5: PPO's, and two constraints on the policy's mean, where they have a gradient: the distance from transport
-(L_eps) and how much smaller than a reactive method's the switching cost is (L_s), with weights that grow while they are
-violated. The paper leaves its hyper-parameters open: ours are the constants below.
+The loss is Eq. 5: PPO's, and two constraints on the policy's mean, where they have a gradient: the distance from
+transport (L_eps) and how much smaller than a reactive method's the switching cost is (L_s), with weights that grow
+while they are violated. The paper leaves its hyper-parameters open: ours are the constants below.
 What does not live here: the environment, and what the networks compute (`policies.routing.allocation`).
 """
 
@@ -42,13 +42,17 @@ TRAINING_SEEDS = 1000
 """The first seed of training; tests have those under it."""
 
 
-class Actor(torch.nn.Module):
+class Actor(torch.nn.Module):  # type: ignore[misc]
     """Gates and pulls: `allocation.outputs`, with a standard deviation to explore by."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, HIDDEN))
-        self.head = torch.nn.Sequential(torch.nn.Linear(2 * HIDDEN, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 2))
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, HIDDEN)
+        )
+        self.head = torch.nn.Sequential(
+            torch.nn.Linear(2 * HIDDEN, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 2)
+        )
         self.deviation = torch.nn.Parameter(torch.tensor([-1.0, -2.0]))
         with torch.no_grad():
             self.head[-1].weight.mul_(0.05)
@@ -61,13 +65,16 @@ class Actor(torch.nn.Module):
         return self.head(torch.cat([hidden, pooled], dim=-1))
 
 
-class Critic(torch.nn.Module):
+class Critic(torch.nn.Module):  # type: ignore[misc]
     """The value of a state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = torch.nn.Sequential(
-            torch.nn.Linear(FEATURES, 2 * HIDDEN), torch.nn.ReLU(), torch.nn.Linear(2 * HIDDEN, 2 * HIDDEN), torch.nn.ReLU()
+            torch.nn.Linear(FEATURES, 2 * HIDDEN),
+            torch.nn.ReLU(),
+            torch.nn.Linear(2 * HIDDEN, 2 * HIDDEN),
+            torch.nn.ReLU(),
         )
         self.head = torch.nn.Linear(2 * HIDDEN, 1)
 
@@ -118,7 +125,9 @@ class Trainer:
         torch.manual_seed(seed)
         self.actor, self.critic = Actor(), Critic()
         self.optimizer = torch.optim.Adam([*self.actor.parameters(), *self.critic.parameters()], lr=RATE, eps=1e-5)
-        self.environments = [Allocations(name, range(RUNS), LOADS, slots, dataclasses.replace(method)) for name in topologies]
+        self.environments = [
+            Allocations(name, range(RUNS), LOADS, slots, dataclasses.replace(method)) for name in topologies
+        ]
         self.gamma, self.delta, self.episodes, self.seed = GAMMA_0, DELTA_0, 0, seed
         self.eps, self.s, self.reward = math.nan, math.nan, math.nan
         self.reactive = [reactive_switching(name, TRAINING_SEEDS + seed) for name in topologies]
@@ -155,7 +164,8 @@ class Trainer:
             )
         with torch.no_grad():
             last = self.critic(split(observation)[0])
-        return Batch(*(torch.stack(each) for each in zip(*steps, strict=True)), last), observation, ended
+        stacked = [torch.stack(each) for each in zip(*steps, strict=True)]
+        return Batch(*stacked, last=last), observation, ended
 
     def _update(self, batch: Batch, number: int) -> None:
         advantage = torch.zeros_like(batch.reward)
@@ -166,10 +176,13 @@ class Trainer:
             following = batch.value[slot]
         target = (advantage + batch.value).flatten()
         advantage = ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).flatten()
-        flat = [each.flatten(0, 1) for each in (batch.features, batch.transport, batch.before, batch.action, batch.chance)]
+        flat = [
+            each.flatten(0, 1) for each in (batch.features, batch.transport, batch.before, batch.action, batch.chance)
+        ]
         for _ in range(EPOCHS):
             for rows in torch.randperm(len(target)).chunk(MINIBATCHES):
-                loss = self._loss(*(each[rows] for each in flat), advantage[rows], target[rows], self.reactive[number])
+                chosen = [each[rows] for each in (*flat, advantage, target)]
+                loss = self._loss(*chosen, reactive=self.reactive[number])
                 self.optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_([*self.actor.parameters(), *self.critic.parameters()], 0.5)
@@ -240,7 +253,9 @@ def reactive_switching(topology: str, seed: int, slots: int = 60) -> float:
 
 
 def _grown(weight: float, missed: float, start: float) -> float:
-    return min(max(weight * GROWTH if weight < start * math.exp(missed) or missed > 0 else weight / GROWTH, start), MOST_WEIGHT)
+    """More while a target is missed, at least by the exponential of by how much; less, down to its start, after."""
+    grown = max(weight * GROWTH, start * math.exp(missed)) if missed > 0 else weight / GROWTH
+    return min(max(grown, start), MOST_WEIGHT)
 
 
 def split(observation: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -109,7 +109,7 @@ def stop_seconds() -> Floats:
     return np.array([gpu.stages * sum(STOP_STAGES) for gpu in GPUS])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def world(name: str) -> World:
     """A topology of the paper with its servers; it is the same every time.
 
