@@ -298,7 +298,7 @@ def test_the_environment_is_gymnasium_s():
 def test_training_writes_networks_that_numpy_computes_alike(tmp_path, capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
-    from ctxflow.policies.routing.allocation import allocated, outputs
+    from ctxflow.policies.routing.gating import allocated, outputs
     from ctxflow.simulator.torta import training
     from ctxflow.simulator.torta.environment import Allocations
 

@@ -1,7 +1,7 @@
 """TORTA's trained networks: plain numbers in a file that holds nothing else, computed with numpy alone.
 
 `networks.npz` was written by `ctxflow train torta` (its options are in the file). What does not live here: what goes in
-and comes out (predictor.py, allocation.py), and training (simulator/torta/training.py).
+and comes out (predictor.py, gating.py), and training (simulator/torta/training.py).
 """
 
 from __future__ import annotations

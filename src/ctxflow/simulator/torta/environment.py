@@ -1,7 +1,7 @@
 """The macro layer as a gymnasium environment, on the simulation: an allocation for each slot, and Eq. 3's reward.
 
 It holds several environments side by side (gymnasium's `VectorEnv`): one for each run and type of task, since types are
-routed by themselves. What does not live here: who decides (training.py, `policies.routing.allocation`).
+routed by themselves. What does not live here: who decides (training.py, `policies.routing.gating`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ctxflow.policies.routing.allocation import FEATURES, Seen, features, on_simplex
+from ctxflow.policies.routing.gating import FEATURES, Seen, features, on_simplex
 from ctxflow.policies.routing.arrays import Floats
 from ctxflow.simulator.torta.demand import tasks_of
 from ctxflow.simulator.torta.methods import Torta, planned
@@ -44,7 +44,7 @@ class Reward:
 class Allocations(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     """n = runs times types of task: an action is (n, R, R), rows of tasks' shares from region to region.
 
-    An observation is (n, R, FEATURES + 2 R): what `allocation.features` has of each region, P*_t and A_{t-1}. Rows of
+    An observation is (n, R, FEATURES + 2 R): what `gating.features` has of each region, P*_t and A_{t-1}. Rows of
     an action are scaled onto the simplex. All episodes end together, after the last slot, as truncated.
 
     :param topology: of the paper. :param seeds: a run for each. :param loads: the runs' loads, in turn.

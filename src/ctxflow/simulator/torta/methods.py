@@ -2,7 +2,7 @@
 
 The baselines react: they route what has come, by the servers that are active, and activate by the last slot's inflow.
 The others plan by a forecast. All use the functions of `policies.routing`, for each type of task by itself.
-What does not live here: the trained policy's numbers (`policies.routing.allocation`).
+What does not live here: the trained policy's numbers (`policies.routing.gating`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ctxflow.policies.routing import lookahead as looking
-from ctxflow.policies.routing.allocation import Seen, allocate
+from ctxflow.policies.routing.gating import Seen, allocate
 from ctxflow.policies.routing.arrays import Floats, Ints
 from ctxflow.policies.routing.forecast import forecast
 from ctxflow.policies.routing.networks import Networks

@@ -3,7 +3,7 @@
 The loss is Eq. 5: PPO's, and two constraints on the policy's mean, where they have a gradient: the distance from
 transport (L_eps) and how much smaller than a reactive method's the switching cost is (L_s), with weights that grow
 while they are violated. The paper leaves its hyper-parameters open: ours are the constants below.
-What does not live here: the environment, and what the networks compute (`policies.routing.allocation`).
+What does not live here: the environment, and what the networks compute (`policies.routing.gating`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ctxflow.policies.routing.allocation import FEATURES, LEAST, MOST_PULL
+from ctxflow.policies.routing.gating import FEATURES, LEAST, MOST_PULL
 from ctxflow.policies.routing.networks import Layers, Networks
 from ctxflow.policies.routing.transport import capped, costs
 from ctxflow.simulator.torta import prediction
@@ -43,7 +43,7 @@ TRAINING_SEEDS = 1000
 
 
 class Actor(torch.nn.Module):  # type: ignore[misc]
-    """Gates and pulls: `allocation.outputs`, with a standard deviation to explore by."""
+    """Gates and pulls: `gating.outputs`, with a standard deviation to explore by."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Critic(torch.nn.Module):  # type: ignore[misc]
 
 
 def allocated(decided: torch.Tensor, transport: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """`allocation.allocated` in torch, where all regions are there."""
+    """`gating.allocated` in torch, where all regions are there."""
     gate = torch.sigmoid(decided[..., 0].clamp(-50, 50))[..., None]
     aim = (transport + LEAST) * (MOST_PULL * torch.tanh(decided[..., 1])).exp()[..., None, :]
     return (1 - gate) * before + gate * aim / aim.sum(dim=-1, keepdim=True)
@@ -164,8 +164,8 @@ class Trainer:
             )
         with torch.no_grad():
             last = self.critic(split(observation)[0])
-        stacked = [torch.stack(each) for each in zip(*steps, strict=True)]
-        return Batch(*stacked, last=last), observation, ended
+        seen, transports, befores, actions, chances, values, rewards = map(torch.stack, zip(*steps, strict=True))
+        return Batch(seen, transports, befores, actions, chances, values, rewards, last), observation, ended
 
     def _update(self, batch: Batch, number: int) -> None:
         advantage = torch.zeros_like(batch.reward)
@@ -182,7 +182,7 @@ class Trainer:
         for _ in range(EPOCHS):
             for rows in torch.randperm(len(target)).chunk(MINIBATCHES):
                 chosen = [each[rows] for each in (*flat, advantage, target)]
-                loss = self._loss(*chosen, reactive=self.reactive[number])
+                loss = self._loss(chosen, self.reactive[number])
                 self.optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_([*self.actor.parameters(), *self.critic.parameters()], 0.5)
@@ -190,18 +190,9 @@ class Trainer:
         self._weigh(flat, number)
         self.reward = batch.reward.mean().item()
 
-    def _loss(
-        self,
-        features: torch.Tensor,
-        transport: torch.Tensor,
-        before: torch.Tensor,
-        action: torch.Tensor,
-        chance: torch.Tensor,
-        advantage: torch.Tensor,
-        target: torch.Tensor,
-        reactive: float,
-    ) -> torch.Tensor:
+    def _loss(self, chosen: Sequence[torch.Tensor], reactive: float) -> torch.Tensor:
         """Eqs. 4 and 5. The probability is of a mean number, so that a ratio means the same for all sizes."""
+        features, transport, before, action, chance, advantage, target = chosen
         mean = self.actor(features)
         normal = torch.distributions.Normal(mean, self.actor.deviation.exp())
         ratio = (normal.log_prob(action).mean(dim=(1, 2)) - chance).exp()
