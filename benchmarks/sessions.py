@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Placing sessions and counting GPUs: how long a rebalancing takes, and what it saves on simulated traces.
+"""Sessions: what coalescing gains and a migration costs; how long a rebalancing takes, and what it saves on traces.
 
     benchmarks/sessions.py --json              40 rebalancings of each size, and all six traces (some minutes)
+    benchmarks/sessions.py --live              only what is measured on live sessions (two minutes)
     benchmarks/sessions.py --quick             4 rebalancings, and a small trace: to see that it runs
 
-Backs docs/scaling.md's figures. `rebalance_ms_N` is the time of one call of `rebalance` with N GPUs and 6 sessions a
+Backs the figures of docs/scaling.md and docs/sessions.md. What is measured on live sessions is in sessions_live.py.
+`rebalance_ms_N` is the time of one call of `rebalance` with N GPUs and 6 sessions a
 GPU on average, all of which are on random GPUs of the first three quarters, as after a scale-out by a third; each call
 has a placement of its own. The rest is simulated: `latency_vs_baselines` and `cost_vs_baselines` are means over traces
 and baselines in % (matched as docs/scaling.md says), `cost_vs_dp` is in % above the paper's dynamic program, and
@@ -20,6 +22,7 @@ import time
 from collections.abc import Sequence
 
 import common
+import sessions_live
 
 from ctxflow.policies.scaling.rebalancing import Costs, rebalance
 from ctxflow.simulator.turboserve import printed
@@ -71,17 +74,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Placing sessions and counting GPUs.")
     parser.add_argument("--rounds", type=int, default=40, help="rebalancings of each size (40)")
     parser.add_argument("--quick", action="store_true", help="4 rebalancings and a small trace: to see that it runs")
+    parser.add_argument("--live", action="store_true", help="only what is measured on live sessions (two minutes)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error("give 1 round or more")
     rounds = 4 if given.quick else given.rounds
-    figures = {}
-    for gpus in SIZES:
+    figures = sessions_live.coalescing(1 if given.quick else 3, 2.0 if given.quick else 5.0)
+    figures |= sessions_live.migrations(6 if given.quick else 30)
+    for gpus in () if given.live else SIZES:
         samples = [1000 * seconds(gpus, number) for number in range(rounds)]
         figures[f"rebalance_ms_{gpus}"] = common.figure(samples, "ms", "lower")
-    figures |= simulated((SMALL,) if given.quick else printed.TRACES)
-    common.report("sessions", figures, common.versions(("numpy",)), given.json)
+    if not given.live:
+        figures |= simulated((SMALL,) if given.quick else printed.TRACES)
+    common.report("sessions", figures, common.versions(("numpy", "torch", "transformers")), given.json)
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ def test_apps_travel_inside_functions(executor):
     @batch_app
     def outer(numbers):
         # Another app's name, and its own: both are sent along, and can be asked what they are.
-        return [(combine.__name__, combine.function({"value": n}, [1], [2]), outer.options.priority) for n in numbers]
+        return [(combine.__name__, combine.function({"value": n}, [1], [2]), outer.priority) for n in numbers]
 
     assert outer(3).result() == ("combine", [(5, None)], 0)
     again = context_app(lambda: (plain.function([1]), call.context.name))

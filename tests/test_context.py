@@ -50,7 +50,8 @@ def test_options():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes environment, files, gpu_memory, gpus"),
+        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes affinity, environment, files, gpu_memory"),
+        ({"affinity": "close"}, ValueError, "affinity='close' is not known: write 'guaranteed' or 'best-effort'"),
         ({"gpus": -1}, ValueError, "gpus= is the number of GPUs"),
         ({"memory": "lots"}, ValueError, "'lots' is no size: write a number of bytes, or text such as '10 GB'"),
         ({"gpu_memory": -5}, ValueError, "-5 is no size"),

@@ -13,6 +13,7 @@ from ctxflow.context import Context, context, load_variable_from_context, load_v
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
+    from ctxflow.alternatives import Alternative
     from ctxflow.apps import batch_app, context_app
     from ctxflow.errors import (
         CallCrashed,
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from ctxflow.executors import ContextExecutor
+    from ctxflow.sessions import session_app
+    from ctxflow.turns import idle, last
 
 _PLACES = {
+    "Alternative": "alternatives",
     "batch_app": "apps",
     "context_app": "apps",
     "CallCrashed": "errors",
@@ -38,9 +42,13 @@ _PLACES = {
     "RunEnded": "errors",
     "WorkersLost": "errors",
     "ContextExecutor": "executors",
+    "session_app": "sessions",
+    "idle": "turns",
+    "last": "turns",
 }
 
 __all__ = [
+    "Alternative",
     "CallCrashed",
     "CallError",
     "CallTimeout",
@@ -55,8 +63,11 @@ __all__ = [
     "batch_app",
     "context",
     "context_app",
+    "idle",
+    "last",
     "load_variable_from_context",
     "load_variable_in_serverless",
+    "session_app",
 ]
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from ctxflow.alternatives import Alternative, check_alternatives, check_share
+from ctxflow.alternatives import names as names_of
 from ctxflow.context import Context, ContextFunction, dumps
 from ctxflow.digest import digest
 from ctxflow.executors.executor import ContextExecutor, active_executor
@@ -29,7 +31,7 @@ Deadline = float | datetime.datetime | None
 class Options:
     """What may be said of an app where it is defined, and changed with `using`.
 
-    :ivar priority: higher goes first.
+    :ivar priority: higher goes first; by default its context's, which is 0 by default.
     :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
         Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
     :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
@@ -38,15 +40,18 @@ class Options:
     :ivar batch_size: items a batch, if the batching policy is to be overruled.
     :ivar executor: the label of the executor, where several are running.
     :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
-    :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers:
-        placement policies read them.
+    :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers: the placement
+        policy `agh` keeps to them.
+    :ivar error: the share of the context's answers that are wrong.
+    :ivar alternatives: other contexts that may answer items, each an `Alternative`: the placement policy `agh` divides
+        the items so that the mean error stays within `max_error`. Without it the app's own context answers all.
     :ivar level: what a worker keeps of the context from one call (a batch, for a batch app) to the next; by default
         what the executor says. "pervasive": all, it is built once. To measure what that saves: "partial" keeps the
         files, and builds it for every call in a library process that ends with the call; "none" keeps nothing,
         and brings the files for every call too.
     """
 
-    priority: int = 0
+    priority: int | None = None
     deadline: Deadline = None
     timeout: float | None = None
     retries: int = 0
@@ -56,15 +61,26 @@ class Options:
     max_delay: float | None = None
     max_error: float | None = None
     level: str | None = None
+    error: float = 0.0
+    alternatives: Sequence[Alternative] = ()
 
     def __post_init__(self) -> None:
         ev.check_level(self.level)
+        check_share("error", self.error)
+        check_share("max_error", self.max_error)
+        if self.max_delay is not None and not self.max_delay > 0:
+            raise ValueError("max_delay is a number of seconds: give more than 0")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError("batch_size is the number of items in a batch: give 1 or more")
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError("timeout is a number of seconds: give more than 0")
         if self.retries < 0:
             raise ValueError("retries is how often an item is tried again: give 0 or more")
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells these options from others, but for the alternatives."""
+        return dataclasses.astuple(dataclasses.replace(self, alternatives=()))
 
     def deadline_on(self, run: Run) -> float | None:
         """The deadline on the run's clock."""
@@ -82,7 +98,11 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def _check_context(context: Any) -> None:
+def check_context(context: Any) -> None:
+    """See that the context of an app is a recipe, or None.
+
+    :raises TypeError: if it is not.
+    """
     if isinstance(context, ContextFunction):
         name = context.function.__name__
         raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
@@ -96,14 +116,22 @@ class _App:
     """What both kinds of app share: a function, its context, and options."""
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
-        _check_context(context)
+        check_context(context)
         if options.level is not None and context is None:
             raise ValueError("level= says what workers keep of an app's context: give the app one, or leave level= out")
+        check_alternatives(context, options.error, options.alternatives, options.max_error)
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function
         self.context = context
         self.options = options
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+        if self.options.priority is not None:
+            return self.options.priority
+        return self.context.priority if self.context is not None else 0
 
     def using(self, context: Context | None = None, **options: Any) -> Any:
         """The same app with another context or other options.
@@ -143,6 +171,8 @@ class ContextApp(_App):
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         super().__init__(function, context, options)
+        if options.alternatives:
+            raise TypeError("alternatives= are for batch apps, whose items can be divided: leave them out")
         self._deadline: tuple[str, float | None] = ("", None)
 
     def deadline_on(self, run: Run) -> float | None:
@@ -170,7 +200,7 @@ class _ContextCall:
             CallOptions(
                 context,
                 context is not None,
-                options.priority,
+                self.app.priority,
                 self.app.deadline_on(calls.run),
                 options.timeout,
                 options.retries,
@@ -289,29 +319,46 @@ class BatchApp(_App):
         key = (run.id, _constants_key(constants))
         known = self._variants.get(key)
         if known is None:
-            known = self._variants[key] = self._variant(run, constants)
-            run.declare_app(known)
+            variants = self._variant(run, constants)
+            known = self._variants[key] = variants[0]
+            for variant in variants:
+                run.declare_app(variant)
         return known.spec.id
 
-    def _variant(self, run: Run, constants: Mapping[str, Any]) -> App:
+    def _variant(self, run: Run, constants: Mapping[str, Any]) -> list[App]:
+        """It with its own context, and then with each alternative."""
         run.prepare_pickling()
         function = functools.partial(self.function, **constants) if constants else self.function
         options = self.options
-        context = run.declare_context(self.context, options.level)
+        contexts = [(self.context, options.error), *((each.context, each.error) for each in options.alternatives)]
+        names = [run.declare_context(context, options.level) for context, _ in contexts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the context of {self.__name__} and its alternatives differ: name each recipe once")
         deadline = options.deadline_on(run)
-        identity = (self.function, dict(constants), context, dataclasses.astuple(options), deadline)
+        errors = [error for _, error in contexts]
+        identity = (self.function, dict(constants), names, errors, options.identity, self.priority, deadline)
         spec = ev.AppSpec(
             f"{self.__name__}-{digest(identity)[:12]}",
             self.__name__,
-            context=context,
+            context=names[0],
             batch_size=options.batch_size,
-            priority=options.priority,
+            priority=self.priority,
             deadline=deadline,
             retries=options.retries,
             max_delay=options.max_delay,
             max_error=options.max_error,
+            error=options.error,
         )
-        return App(spec, "batch", dumps(function, f"the app {self.__name__}"), timeout=options.timeout)
+        specs = [spec] + [
+            dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)
+            for n in range(1, len(names))
+        ]
+        body = dumps(function, f"the app {self.__name__}")
+        labels = names_of(self.context, options.alternatives) if self.context is not None else [""]
+        return [
+            App(each, "batch", body, timeout=options.timeout, label=label)
+            for each, label in zip(specs, labels, strict=True)
+        ]
 
 
 _SIMPLE = frozenset({str, int, bool, bytes, type(None)})
@@ -368,7 +415,7 @@ def _decorator(kind: type[_App], context: Any, options: Mapping[str, Any]) -> An
     chosen = Options(**_options(options))
     if callable(context) and not isinstance(context, ContextFunction):
         return kind(context, None, chosen)
-    _check_context(context)
+    check_context(context)
     return lambda function: kind(function, context, chosen)
 
 
@@ -423,4 +470,4 @@ def context_app(context: Any = None, /, **options: Any) -> Any:
     return _decorator(ContextApp, context, options)
 
 
-__all__ = ["BatchApp", "ContextApp", "ContextExecutor", "Options", "batch_app", "context_app"]
+__all__ = ["Alternative", "BatchApp", "ContextApp", "ContextExecutor", "Options", "batch_app", "context_app"]

@@ -37,6 +37,10 @@ def parse_size(size: int | str | None) -> int | None:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+AFFINITIES = ("guaranteed", "best-effort")
+"""How close together a context's GPUs have to be: as close as a machine allows, or the closer the better."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
     """A recipe of reusable state: a function, its inputs, and what it needs to run.
@@ -52,6 +56,8 @@ class Context:
     :ivar memory: host memory in bytes, None if unknown until it is measured.
     :ivar gpu_memory: memory in bytes on each GPU, None if unknown.
     :ivar load_timeout: seconds that building may take, None for no limit.
+    :ivar affinity: how close together its GPUs have to be, one of `AFFINITIES`; None if that does not matter.
+    :ivar priority: that of its apps, where they do not say: higher goes first.
     """
 
     name: str
@@ -64,6 +70,8 @@ class Context:
     memory: int | None = None
     gpu_memory: int | None = None
     load_timeout: float | None = None
+    affinity: str | None = None
+    priority: int = 0
 
     @functools.cached_property
     def id(self) -> str:
@@ -173,7 +181,7 @@ def _composed(recipe: Context) -> Context:
 
     They live in one process. It takes the sum of their `memory` and `gpu_memory` (of those that are known), since
     each recipe begins at the first of the GPUs that the process sees; hence it needs the largest of their numbers
-    of `gpus`, not the sum. Environments and files are united.
+    of `gpus`, not the sum, and the strictest of their affinities. Environments and files are united.
 
     :raises ValueError: if two want different values of one environment variable.
     """
@@ -197,6 +205,7 @@ def _composed(recipe: Context) -> Context:
         gpus=max(one.gpus for one in every),
         memory=_sum_of_known(one.memory for one in every),
         gpu_memory=_sum_of_known(one.gpu_memory for one in every),
+        affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
     )
 
 
@@ -298,7 +307,7 @@ class ContextFunction:
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"files", "environment", "gpus", "memory", "gpu_memory", "load_timeout"}
+    known = {"files", "environment", "gpus", "memory", "gpu_memory", "load_timeout", "affinity", "priority"}
     if unknown := sorted(set(options) - known):
         raise TypeError(f"@context has no option {unknown[0]!r}: it takes {', '.join(sorted(known))}")
     checked = dict(options)
@@ -311,6 +320,9 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
         checked["environment"] = {name: str(value) for name, value in checked["environment"].items()}
     if checked.get("gpus", 0) < 0:
         raise ValueError("gpus= is the number of GPUs a context occupies: give 0 or more")
+    affinity = checked.get("affinity")
+    if affinity not in (None, *AFFINITIES):
+        raise ValueError(f"affinity={affinity!r} is not known: write {' or '.join(map(repr, AFFINITIES))}, or None")
     return checked
 
 
@@ -325,7 +337,8 @@ def context(function: Callable[..., Any] | None = None, /, **options: Any) -> An
 
     Use it bare or with options: `files={"weights": path}` (staged to workers; the function gets local paths
     under these parameter names), `environment={"NAME": "value"}`, `gpus=1`, `memory="8 GB"`,
-    `gpu_memory="6 GB"`, `load_timeout=600` (seconds).
+    `gpu_memory="6 GB"`, `load_timeout=600` (seconds); `priority=10` (of its apps), `affinity="guaranteed"` or
+    `"best-effort"` (how close together several GPUs have to be; see docs/preemption.md).
 
     :raises TypeError: for an unknown option.
     :raises ValueError: for a size or number that makes no sense.

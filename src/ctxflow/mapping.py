@@ -12,6 +12,7 @@ import itertools
 import os
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,11 @@ class Mapped:
     def __next__(self) -> Any:
         return next(self._results)
 
+    @property
+    def answered(self) -> dict[str, int]:
+        """How many items each context answered so far, by its name, for an app with alternatives."""
+        return dict(self._mapping.answered) if self._mapping is not None else {}
+
     def close(self) -> None:
         """Stop: cancel what is queued, keep what is done."""
         self._results = iter(())
@@ -168,6 +174,7 @@ class _Mapping:
         self._slow = False  # Whether inputs came so slowly that the window was not filled.
         self._ended = False
         self._spans: list[_Span] = []  # In the order of their numbers.
+        self.answered: Counter[str] = Counter()  # Items by context, of an app with alternatives.
         self._answered = 0  # Spans that are answered, but not yet forgotten.
         self._file = file
         self.finished: Future[int] = Future()
@@ -247,6 +254,8 @@ class _Mapping:
         arrived: list[tuple[int, Any]] = []
         for items, results in self._stream.take(timeout):
             self._waiting -= len(items)
+            if self._stream.contexts:
+                self.answered.update(filter(None, (self._stream.contexts.pop(item, None) for item in items)))
             arrived += zip(self._indices(items), results, strict=True)
         if self._file is not None:
             self._file.add(arrived)

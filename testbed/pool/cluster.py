@@ -52,6 +52,8 @@ def up(settings: Settings, with_torch: bool) -> None:
         if not machine.inits():
             _lay_out(settings)
             _boot(SWITCH, [str(source)], [])
+            if settings.far:
+                network.span(_switch(), settings.far_mbit)
             save(settings, source)
         with step(f"Starting {settings.hosts} execute hosts and the submit host"):
             for name in settings.names:
@@ -83,11 +85,11 @@ def restore(name: str, settings: Settings) -> None:
     if pid is None:
         _boot(name, [str(settings.disk_gb), str(CHECKOUT)], enter(switch, "mount", "pid"))
         pid = _pid(name)
-        network.connect(switch, name, pid, settings.link_mbit)
+        network.connect(switch, name, pid, settings.link_mbit, name in settings.far_hosts)
         run([*enter(pid), "condor_master"])
         run([*enter(pid), "bash", "-c", slurm.START, slurm.daemon(name)])
     else:
-        network.join(switch, name)
+        network.join(switch, name, name in settings.far_hosts)
         network.slow(switch, name, pid, settings.link_mbit)
 
 
@@ -139,7 +141,13 @@ def state() -> dict[str, Any]:
             "slots": [dict(zip(("name", "type", "state", "owner"), line[1:], strict=False)) for line in mine],
             "slurm": nodes.get(name),
         }  # fmt: skip
-    return {"hosts": hosts, "static": settings.static, "numa": settings.numa, "shared": str(STATE / "shared")}
+    return {
+        "hosts": hosts,
+        "far": links.get(network.SPAN),
+        "static": settings.static,
+        "numa": settings.numa,
+        "shared": str(STATE / "shared"),
+    }
 
 
 def command_on(host: str, user: str, directory: str, command: list[str]) -> list[str]:

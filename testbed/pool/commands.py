@@ -29,6 +29,12 @@ def up(words: Sequence[str]) -> int:
         "--link", type=float, default=1000, metavar="MBIT", help="every host's link speed (default: 1000)"
     )
     parser.add_argument(
+        "--far", type=int, default=0, metavar="N", help="the last N hosts are another region (default: 0)"
+    )
+    parser.add_argument(
+        "--far-link", type=float, default=100, metavar="MBIT", help="the speed of the link to it (default: 100)"
+    )
+    parser.add_argument(
         "--static", action="store_true", help="static slots of one GPU, not one partitionable slot a host"
     )
     parser.add_argument("--numa", action="store_true", help="hosts of 8 GPUs of one model, 2 sockets and 8 NUMA nodes")
@@ -40,7 +46,7 @@ def up(words: Sequence[str]) -> int:
         "--check", action="store_true", help="only say whether a testbed can be built here (exit 3: no)"
     )
     asked = parser.parse_args(words)
-    settings = Settings(asked.hosts, asked.gpus, asked.link, asked.static, asked.numa)
+    settings = Settings(asked.hosts, asked.gpus, asked.link, asked.static, asked.numa, asked.far, asked.far_link)
     machine.check_root()
     lacking = tools.missing(to_build=root.find() is None)
     if asked.check:

@@ -1,4 +1,7 @@
-"""The pool's network: a bridge in the switch's namespace, a veth pair to each host, shaped by tc's tbf."""
+"""The pool's network: a bridge in the switch's namespace, a veth pair to each host, shaped by tc's tbf.
+
+Hosts of another region are on a second bridge, which a shaped veth pair connects to the first.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 from .machine import enter, run
 from .settings import address, check_rate
 
-BRIDGE = "ctxflow-br0"
+BRIDGE, FAR_BRIDGE = "ctxflow-br0", "ctxflow-br1"
+SPAN = "span0"
+"""The near end of what connects the two bridges, as `links` names it."""
 
 
 def _port(name: str) -> str:
@@ -36,12 +41,24 @@ def _shape(device: str, mbit: float) -> list[str]:
     ]
 
 
-def connect(switch: int, name: str, pid: int, mbit: float) -> None:
-    """Plug a host that has just booted into the bridge."""
+def span(switch: int, mbit: float) -> None:
+    """Make the second bridge, and the link to it."""
+    inside = enter(switch, "net")
+    near, far = _port(SPAN), _port("span1")
+    run([*inside, "ip", "link", "add", FAR_BRIDGE, "type", "bridge"])
+    run([*inside, "ip", "link", "set", FAR_BRIDGE, "up"])
+    run([*inside, "ip", "link", "add", near, "type", "veth", "peer", "name", far])
+    for device, bridge in ((near, BRIDGE), (far, FAR_BRIDGE)):
+        run([*inside, "ip", "link", "set", device, "master", bridge, "up"])
+        run([*inside, *_shape(device, mbit)])
+
+
+def connect(switch: int, name: str, pid: int, mbit: float, far: bool) -> None:
+    """Plug a host that has just booted into its bridge."""
     port, bridge = _port(name), enter(switch, "net")
     run([*bridge, "ip", "link", "del", port], check=False)
     run([*bridge, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid)])
-    run([*bridge, "ip", "link", "set", port, "master", BRIDGE, "up"])
+    run([*bridge, "ip", "link", "set", port, "master", FAR_BRIDGE if far else BRIDGE, "up"])
     host = enter(pid, "net")
     run([*host, "ip", "addr", "add", f"{address(name)}/24", "dev", "eth0"])
     run([*host, "ip", "link", "set", "eth0", "up"])
@@ -60,13 +77,16 @@ def cut(switch: int, name: str) -> None:
     run([*enter(switch, "net"), "ip", "link", "set", _port(name), "nomaster"], check=False)
 
 
-def join(switch: int, name: str) -> None:
-    """Put a host back on the bridge."""
-    run([*enter(switch, "net"), "ip", "link", "set", _port(name), "master", BRIDGE])
+def join(switch: int, name: str, far: bool) -> None:
+    """Put a host back on its bridge."""
+    run([*enter(switch, "net"), "ip", "link", "set", _port(name), "master", FAR_BRIDGE if far else BRIDGE])
 
 
 def links(switch: int) -> dict[str, dict[str, Any]]:
-    """Every host's link: `cut`, `mbit`, and the bytes it `sent` and `received` since it was plugged in."""
+    """Every host's link: `cut`, `mbit`, and the bytes it `sent` and `received` since it was plugged in.
+
+    That of the other region is `SPAN`; it sent what came from there.
+    """
     inside = enter(switch, "net")
     devices = json.loads(run([*inside, "ip", "-json", "-stats", "link", "show"]).stdout)
     shapes = json.loads(run([*inside, "tc", "-json", "qdisc", "show"]).stdout)

@@ -39,6 +39,7 @@ class Settings:
     """One pool, as `testbed/up` was asked for it.
 
     `hosts` execute hosts carry `gpus` GPUs each, on links of `link_mbit` Mbit/s in either direction.
+    The last `far` of them are a region of their own, behind one link of `far_mbit` that they share.
     With `static` every GPU is a static slot of its own, else each host is one partitionable slot. With `numa`
     each host has 2 sockets, 8 NUMA nodes, 64 cores and 8 GPUs of one model.
     """
@@ -48,6 +49,8 @@ class Settings:
     link_mbit: float = 1000.0
     static: bool = False
     numa: bool = False
+    far: int = 0
+    far_mbit: float = 100.0
 
     def __post_init__(self) -> None:
         if self.numa:
@@ -56,12 +59,20 @@ class Settings:
             raise TestbedError(f"--hosts is {self.hosts}, and must lie between 1 and 40.")
         if not 0 <= self.gpus <= 64:
             raise TestbedError(f"--gpus is {self.gpus}, and must lie between 0 and 64.")
+        if not 0 <= self.far < self.hosts:
+            raise TestbedError(f"--far is {self.far}, and must lie between 0 and {self.hosts - 1}.")
         check_rate(self.link_mbit)
+        check_rate(self.far_mbit)
 
     @property
     def execute_hosts(self) -> list[str]:
         """The names of the execute hosts, host1 first."""
         return [f"host{number}" for number in range(1, self.hosts + 1)]
+
+    @property
+    def far_hosts(self) -> list[str]:
+        """The execute hosts of the other region."""
+        return self.execute_hosts[self.hosts - self.far :]
 
     @property
     def names(self) -> list[str]:

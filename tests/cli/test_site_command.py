@@ -142,3 +142,10 @@ def test_show_marks_what_was_given(write):
     told = json.loads(command("show", path, "--json").stdout)
     assert told["given"][:3] == ["engine", "tiers.0.name", "tiers.0.provider"]
     assert told["site"]["tiers"][0]["memory_gb"] == 0.01 and told["site"]["slots"] == 1
+
+
+def test_a_preemption_policy_without_machines_is_told(write):
+    head = 'engine = "taskvine"\npreemption = "exact"\n[[tiers]]\n'
+    run = command("check", write(head))
+    assert run.returncode == 0 and "think  preemption makes room on machines for workers with several" in run.stdout
+    assert "think  preemption" not in command("check", write(head + "machine_gpus = 8\n")).stdout

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -149,13 +149,13 @@ class Driver:
             reader.join(10)
 
 
-def processes_left(testbed: Testbed) -> dict[str, Any]:
+def processes_left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, Any]:
     """The workers' processes that there are, by host."""
-    found = {host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *HOSTS]}
+    found = {host: json.loads(testbed.run("python", "-c", LEFT, user="root", host=host)) for host in ["submit", *hosts]}
     return {name: those for name, those in found.items() if those}
 
 
-def left(testbed: Testbed) -> dict[str, Any]:
+def left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, Any]:
     """What there still is of workers: processes on each host, and jobs."""
     jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
-    return {**processes_left(testbed), **({"jobs": jobs} if jobs else {})}
+    return {**processes_left(testbed, hosts), **({"jobs": jobs} if jobs else {})}

@@ -72,7 +72,9 @@ def test_a_numa_host_has_two_sockets_and_a_gpu_on_every_node() -> None:
     assert files[f"sys/bus/pci/devices/{mine[5].bus}/local_cpulist"] == "40-47\n"
 
 
-@pytest.mark.parametrize("wrong", [{"hosts": 0}, {"hosts": 99}, {"gpus": -1}, {"link_mbit": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"hosts": 0}, {"hosts": 99}, {"gpus": -1}, {"link_mbit": 0}, {"far": 4}, {"far_mbit": 0}]
+)
 def test_impossible_settings_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(TestbedError, match=r"must lie between|cannot be made"):
         Settings(**wrong)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.factory.condor_survey import ask, refusal_of, survey_of
+from ctxflow.factory.condor_places import places_of
+from ctxflow.factory.condor_survey import ask, need_of, refusal_of, survey_of
 from ctxflow.factory.provider import WorkerJob
 
 classad2 = pytest.importorskip("classad2", reason="HTCondor's Python bindings are not installed")
@@ -241,3 +242,17 @@ def test_a_gpu_that_is_in_nobody_s_list_is_asked_for():
     found = ask(job(requirements='Arch =!= "x" && OpSys == "LINUX" && HasFileTransfer =!= false'), module, None, None)
     assert (found.machines, found.free, found.gpu_models) == (1, 1, {"A8": 1, "H9": 1})
     assert len(queries) == 2 and queries[1] == ["Name", "GPUs_GPU_h10"]
+
+
+def test_places_are_those_of_machines_that_will_do_with_who_uses_their_gpus() -> None:
+    ads = [*pslot("n1", "A8 A8", used=1), *pslot("n2", "A8 A8"), *pslot("n3", "A8", Arch='"ARM"')]
+    for ad in ads:
+        if ad.get("DynamicSlot"):
+            ad.update({"AssignedGPUs": "GPU-n10", "RemoteOwner": "bob", "JobId": "7.0"})
+    found = places_of(ads, need_of(job(requirements='Arch =!= "ARM"')))
+    assert [(each.name, [gpu.uuid for gpu in each.gpus]) for each in found] == [
+        ("n1", ["GPU-n10", "GPU-n11"]),
+        ("n2", ["GPU-n20", "GPU-n21"]),
+    ]
+    assert [gpu.used_by for each in found for gpu in each.gpus] == ["bob 7.0", None, None, None]
+    assert places_of(ads, need_of(job(requirements="Absent"))) == []

@@ -39,12 +39,26 @@ def vllm(monkeypatch):
     return module
 
 
+def test_a_model_is_spread_over_the_gpus_of_its_worker(vllm, causal_lm_folder, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("CTXFLOW_PIPELINE_PARALLEL", "2")
+
+    def sizes(**given):
+        arguments = VLLMGenerator(causal_lm_folder, **given)._llm.arguments
+        return arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]
+
+    assert sizes() == (2, 2)
+    assert sizes(tensor_parallel_size=1) == (1, 1)
+    assert sizes(tensor_parallel_size=1, pipeline_parallel_size=4) == (1, 4)
+
+
 def test_prompts_and_parameters_reach_vllm_row_by_row(vllm, causal_lm_folder):
     generator = VLLMGenerator(causal_lm_folder, dtype="bfloat16", max_model_len=40, options={"enforce_eager": True})
     assert generator._llm.arguments == {
         "model": str(causal_lm_folder.resolve()),
         "dtype": "bfloat16",
         "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
         "gpu_memory_utilization": 0.9,
         "max_model_len": 40,
         "enforce_eager": True,

@@ -43,7 +43,8 @@ class View:
         self.tiers = {tier.name: tier for tier in tiers}
         self.apps = {app.id: app for app in apps}
         self.workers = dict(enumerate(workers))
-        self.attempts = {n: types.SimpleNamespace(app=app) for n, app in enumerate(running)}
+        self.attempts = {n: types.SimpleNamespace(app=app, items=(0,)) for n, app in enumerate(running)}
+        self.sessions = {}
         self.now = now
 
     def batch_size(self, app, worker):

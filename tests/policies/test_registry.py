@@ -74,7 +74,7 @@ def test_a_policy_of_another_package_runs_by_its_name(acme):
 def test_what_others_offer_is_listed_and_checked(acme):
     assert names("routing") == ["context-affinity", "least-loaded", "round-robin", "tracing"]
     assert "pairs" in names("batching") and "pairs" not in names("routing")
-    with pytest.raises(ValueError, match="choose one of fixed, opportunistic, pairs"):
+    with pytest.raises(ValueError, match="choose one of coalescing, fixed, opportunistic, pairs"):
         make("batching", "triples")
     with pytest.raises(ValueError, match=r"the scaling policy cannot be .*Nothing object.* which has no 'target'"):
         make("scaling", "nothing")
@@ -90,7 +90,7 @@ def test_objects_are_taken_as_they_are():
 
 
 def test_every_family_has_a_default_that_can_be_made():
-    assert set(FAMILIES) == {"routing", "batching", "placement", "preemption", "scaling"}
+    assert set(FAMILIES) == {"routing", "batching", "placement", "preemption", "scaling", "sessions"}
     for family in FAMILIES:
         for name in names(family):
             assert make(family, name)

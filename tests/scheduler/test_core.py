@@ -4,7 +4,6 @@ import pytest
 from scheduler_bench import Bench, only, run_of
 
 from ctxflow.policies.protocols import Plan
-from ctxflow.scheduler import Limits
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -72,54 +71,7 @@ def test_a_policy_that_holds_work_back_for_ever_is_asked_at_intervals():
         assert not only(bench.tell(ev.Tick), cmd.Run)
 
 
-# --- preemption, placement and scaling
-
-
-class MorePriority:
-    """Whoever waits with a higher priority stops one batch of a lower one."""
-
-    def victims(self, view, app):
-        lower = [a for a in view.attempts.values() if view.apps[a.app].priority < app.priority]
-        return [attempt.id for attempt in lower[:1]]
-
-
-def test_preempted_items_go_back_at_no_cost_and_the_urgent_one_runs():
-    bench = Bench(Limits(crashes=1, losses=1), preemption=MorePriority())
-    bench.app("batch", "model", priority=0)
-    bench.app("urgent", "model", priority=1)
-    bench.submit("batch", 4)
-    run = run_of(bench.worker_with("model"))
-    commands = bench.submit("urgent", 1)
-    assert commands == [cmd.Abandon("w1", run.attempt, "model"), cmd.Load("w1", "model")]
-    started = run_of(bench.ready("w1", "model"))
-    assert started.app == "urgent"
-    assert list(run_of(bench.finish(started)).items) == [0, 1, 2, 3]
-    assert bench.finish(run) == [], "the stopped attempt's late answer is nobody's"
-    assert bench.state.counters.dead == 0
-
-
-class NobodyYet:
-    """Notes for whom a batch is to give way."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def victims(self, view, app):
-        self.waiting.append(app.id)
-        return []
-
-
-def test_it_is_for_the_most_urgent_app_that_others_give_way():
-    preemption = NobodyYet()
-    bench = Bench(preemption=preemption)
-    bench.app("running", "model", priority=1)
-    bench.submit("running", 1)
-    bench.worker_with("model")
-    bench.app("old", "model")
-    bench.app("due", "model", deadline=9.0)
-    bench.submit("old", 1)
-    bench.submit("due", 1)
-    assert preemption.waiting[-2:] == ["old", "due"]
+# --- placement and scaling
 
 
 class OnlyOn:
@@ -134,7 +86,10 @@ class OnlyOn:
 
 def test_a_plan_says_where_a_context_may_be_and_how_many_workers_there_are():
     bench = Bench(placement=OnlyOn({"model": ["gpu"]}, {"gpu": (1, 2)}))
-    assert bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 10)) == [cmd.Acquire("gpu", 2)]
+    assert bench.tell(ev.TierOffered, ev.TierSpec("gpu", 0, 10)) == [
+        cmd.Place((("model", ("gpu",)),), (("gpu", 1, 2),), ()),
+        cmd.Acquire("gpu", 2),
+    ]
     assert bench.tell(ev.Tick) == [], "nothing has changed"
     bench.app("verify", "model")
     bench.submit("verify", 1)

@@ -16,12 +16,16 @@ from ctxflow.testing import Evictions
 FAILURE = ev.Failure("exception", "ValueError", 'quotes " and \n and ü', traceback="t", output="o", worker="w")
 EVENTS = [
     ev.TierOffered(0.0, ev.TierSpec("local", 0, 4, price=0.5)),
+    ev.RegionOffered(0.0, ev.RegionSpec("north", {"south": 0.04}, {"south": 2e6}, 0.1, ["local"], home=True)),
     ev.ContextDeclared(0.0, ev.ContextSpec("c", "model", files=True, gpus=1, memory=10)),
     ev.AppDeclared(0.1, ev.AppSpec("a", "verify", context="c", deadline=5.0, priority=2)),
     ev.ItemsSubmitted(0.2, "a", range(5)),
     ev.ItemsCancelled(0.3, [4, 1, 2], stop=True),
     ev.ItemsCancelled(0.3, []),
     ev.WorkerJoined(0.4, ev.WorkerSpec("w", topology={"gpus": [1, 2]}, gpu_model="A10")),
+    ev.WorkerJoined(0.4, ev.WorkerSpec("w2", machine="m.pool", devices=("GPU-1", "GPU-2"), pin=3)),
+    ev.MachinesFound(0.4, "local", {"m.pool": {"name": "m.pool", "nodes": [], "edges": []}}),
+    ev.MachinesFound(0.4, "local", {}, reason="the pool does not answer"),
     ev.ContextStaged(0.5, "w", "c"),
     ev.ContextReady(0.6, "w", "c", 0.25, memory=5),
     ev.ContextFailed(0.7, "w", "c", FAILURE),
@@ -37,6 +41,15 @@ EVENTS = [
     ev.JobEvicted(1.2, "local", "7.0", "preempted by another's job"),
     ev.JobHeld(1.2, "local", "7.0", 'the disk is "full"'),
     ev.WorkerLost(1.2, "w", evicted=True),
+    ev.SessionOpened(1.3, 1, "a", 64),
+    ev.SessionPrompted(1.3, 1),
+    ev.ChunksWanted(1.3, 1, 128),
+    ev.SessionSuspended(1.3, 1),
+    ev.SessionResumed(1.3, 1),
+    ev.SessionClosed(1.3, 1),
+    ev.StepFinished(1.3, "w", 4, 0.5, [{"made": 1, "frozen": ["ab12", 3]}, {"failure": {"kind": "exception"}}]),
+    ev.StateArrived(1.3, "w", 1, 7),
+    ev.StateLost(1.3, "w", 1, 7, "it is gone"),
     ev.Tick(1e-9),
 ]
 

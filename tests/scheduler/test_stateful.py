@@ -1,4 +1,4 @@
-"""Random joins, losses, failures, duplicates and late messages; every invariant after every event."""
+"""Random joins, losses, failures, duplicates, preemptions and late messages; every invariant after every event."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pool_of_machines import GPUS, device, graph
 
 from ctxflow.policies.batching import Fixed
 from ctxflow.policies.registry import make
@@ -13,7 +14,10 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
-CONTEXTS = ("", "small", "large", "broken", "partial", "none")
+CONTEXTS = ("", "small", "large", "broken", "partial", "none", "wide", "wider")
+WIDE = {"wide": (2, "guaranteed"), "wider": (4, "best-effort")}  # How many GPUs, and how close together.
+MACHINES = ("m1", "m2")
+EVERY = st.just(set(range(GPUS)))
 FILES = ("small", "partial", "none")
 BAD_WORKER = 5  # Every fifth worker cannot build these:
 HARD = ("large", "partial", "none")
@@ -41,6 +45,7 @@ class FakeWorker:
     answered: Counter[int] = field(default_factory=Counter)  # attempt -> how many of its items, one by one
     built: Counter[str] = field(default_factory=Counter)  # context -> calls on what was built last
     files: set[str] = field(default_factory=set)  # Of these contexts.
+    devices: tuple[str, ...] = ()
 
     def end(self, context):
         """Its library process ends, whatever it was."""
@@ -49,19 +54,22 @@ class FakeWorker:
 
 class Pool(RuleBasedStateMachine):
     @initialize(
-        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin"]),
+        routing=st.sampled_from(["context-affinity", "least-loaded", "round-robin", "skylb", "sdib"]),
         size=st.integers(1, 7),
         seed=st.integers(0, 9),
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
         scaling=st.sampled_from(["fixed", {"policy": "queue-proportional", "calls_per_worker": 1, "linger": 0.05}]),
+        preemption=st.sampled_from(["none", "standard", "imp", "exact"]),
     )
-    def begin(self, routing, size, seed, start_when, scaling):
+    def begin(self, routing, size, seed, start_when, scaling, preemption):
         self.now = 0.0
+        chosen = preemption if preemption == "none" else {"policy": preemption, "patience": 5, "grace": 3, "idle": 2}
+        self.contexts = [each for each in CONTEXTS if each not in WIDE or preemption != "none"]
         policies = Policies(
-            make("routing", routing),
+            self.routing(routing),
             Duplicating(size),
             make("placement", "everywhere"),
-            make("preemption", "none"),
+            make("preemption", chosen),
             make("scaling", scaling),
         )
         self.scheduler = Scheduler(policies, Limits(retry_seconds=1.0), seed, start_when)
@@ -76,16 +84,29 @@ class Pool(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.next_item = 0
         self.stale: list[ev.Event] = []
-        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8, gpus=1))
-        for context in CONTEXTS:
-            gpus, files = (1 if context == "large" else 0), context in FILES
+        for region in ("default", "north"):
+            self.tell(ev.RegionOffered, ev.RegionSpec(region, {"south": 0.1}, power_price=0.1, home=region == "north"))
+        self.surveys: list[str] = []
+        self.pins: dict[int, cmd.AcquireAt] = {}
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8, gpus=1, machine_gpus=GPUS))
+        for context in self.contexts:
+            gpus, affinity = WIDE.get(context, (1 if context == "large" else 0, None))
+            files = context in FILES
             memory = 60 if context == "large" else 50
             level = context if context in ev.LEVELS else ev.PERVASIVE
-            spec = ev.ContextSpec(context, context, files=files, gpus=gpus, memory=memory, level=level)
+            spec = ev.ContextSpec(
+                context, context, files=files, gpus=gpus, memory=memory, level=level, affinity=affinity
+            )
             self.tell(ev.ContextDeclared, spec)
             for priority in (0, 1):
-                app = ev.AppSpec(f"{context}/{priority}", context, context, priority=priority, batch=context != "")
+                urgent = priority + 2 * (context in WIDE)
+                app = ev.AppSpec(f"{context}/{priority}", context, context, priority=urgent, batch=context != "")
                 self.tell(ev.AppDeclared, app)
+        for _ in range(4 if preemption != "none" else 0):
+            self.join(slots=1, gpus=1)
+
+    def routing(self, name):
+        return make("routing", name)
 
     # --- the two sides
 
@@ -108,8 +129,22 @@ class Pool(RuleBasedStateMachine):
         elif isinstance(command, cmd.Acquire):
             assert 0 <= command.workers <= 8
         elif isinstance(command, cmd.Release):
-            assert not self.workers[command.worker].runs and not self.workers[command.worker].loads
+            victim = any(command.worker in each.room.victims for each in self.scheduler.state.reservations.all.values())
+            assert not self.workers[command.worker].runs
+            assert victim or not self.workers[command.worker].loads
+            assert command.worker not in self.released, "it is given back twice"
             self.released.add(command.worker)
+        elif isinstance(command, cmd.Survey):
+            self.surveys.append(command.tier)
+        elif isinstance(command, cmd.AcquireAt):
+            assert len(set(command.devices)) == len(command.devices)
+            self.pins[command.pin] = command
+        elif isinstance(command, cmd.Forgo):
+            self.pins.pop(command.pin, None)
+        elif isinstance(command, cmd.Drain):
+            assert command.worker in self.workers
+        elif isinstance(command, cmd.Note):
+            assert command.text
         else:
             worker = self.workers[command.worker]
             if isinstance(command, cmd.Stage):
@@ -139,6 +174,7 @@ class Pool(RuleBasedStateMachine):
         state = self.scheduler.state
         for worker in state.free.values():
             for app in state.ready.values():
+                assert worker.pin is None or app.context in WIDE or not state.can_run(app, worker)
                 assert not state.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
 
     def check_what_is_kept(self):
@@ -150,13 +186,15 @@ class Pool(RuleBasedStateMachine):
     # --- what may happen
 
     @rule(
-        context=st.sampled_from(CONTEXTS),
+        context=st.sampled_from(CONTEXTS).filter(bool) | st.just(""),
         priority=st.integers(0, 1),
         count=st.integers(1, 20),
         bad=st.sets(st.integers(0, 19), max_size=2),
         kills=st.booleans(),
     )
     def submit(self, context, priority, count, bad, kills):
+        if context not in self.contexts:
+            return
         items = range(self.next_item, self.next_item + count)
         self.next_item = items.stop
         chosen = {items[n] for n in bad if n < count}
@@ -164,12 +202,71 @@ class Pool(RuleBasedStateMachine):
         self.tell(ev.ItemsSubmitted, f"{context}/{priority}", items)
 
     @precondition(lambda self: len(self.workers) < 8)
-    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1))
-    def join(self, slots, gpus):
+    @rule(slots=st.integers(1, 2), gpus=st.integers(0, 1), region=st.sampled_from(["default", "north"]))
+    def some_join(self, slots, gpus, region):
+        self.join(slots, gpus, region)
+
+    def join(self, slots, gpus, region="default"):
         self.spawned += 1
         name = f"w{self.spawned}"
-        self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0)
-        self.tell(ev.WorkerJoined, ev.WorkerSpec(name, slots=slots, gpus=gpus, memory=100))
+        free = [(machine, n) for machine in MACHINES for n in range(GPUS) if not self.taken(device(machine, n))]
+        machine, number = free[0] if gpus and free else ("elsewhere", 0)
+        devices = (device(machine, number),) if gpus and free else ()
+        self.workers[name] = FakeWorker(self.spawned, self.spawned % BAD_WORKER == 0, devices=devices)
+        self.tell(
+            ev.WorkerJoined,
+            ev.WorkerSpec(name, host=machine, slots=slots, gpus=gpus, memory=100, devices=devices, region=region),
+        )
+
+    def taken(self, gpu):
+        """Whether a worker of ours has a GPU."""
+        return any(gpu in worker.devices for worker in self.workers.values())
+
+    @precondition(lambda self: self.surveys)
+    @rule(others=st.sets(st.integers(0, GPUS - 1)) | EVERY, fails=st.sampled_from([False] * 4 + [True]))
+    def survey(self, others, fails):
+        """The batch system tells of the machines; some GPUs, often all that are not ours, are others'."""
+        self.answer_survey({} if fails else dict.fromkeys(MACHINES, others))
+
+    @precondition(lambda self: "wide" in self.contexts and any(worker.devices for worker in self.workers.values()))
+    @rule(context=st.sampled_from(sorted(WIDE)), count=st.integers(1, 5))
+    def press(self, context, count):
+        """Urgent work comes that needs several GPUs, and all that are not ours are others'."""
+        items = range(self.next_item, self.next_item + count)
+        self.next_item = items.stop
+        self.tell(ev.ItemsSubmitted, f"{context}/1", items)
+        while self.surveys:
+            self.answer_survey(dict.fromkeys(MACHINES, range(GPUS)))
+
+    def answer_survey(self, others):
+        tier = self.surveys.pop(0)
+        graphs = {}
+        for machine, theirs in others.items():
+            users = dict.fromkeys(theirs, "bob")
+            users |= {n: "alice" for n in range(GPUS) if self.taken(device(machine, n))}
+            graphs[machine] = graph(machine, users)
+        self.tell(ev.MachinesFound, tier, graphs, reason="" if others else "it does not answer")
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data(), runs=st.booleans())
+    def join_pinned(self, data, runs):
+        """The worker that was asked for in a place comes, or its job begins to run."""
+        pin = data.draw(st.sampled_from(sorted(self.pins)))
+        if runs:
+            self.tell(ev.JobStarted, "default", str(pin), pin=pin)
+        else:
+            self.come(pin)
+
+    def come(self, pin):
+        command = self.pins[pin]
+        if any(self.taken(each) for each in command.devices):  # By another of ours, that was faster.
+            return
+        del self.pins[pin]
+        self.spawned += 1
+        name, devices = f"w{self.spawned}", tuple(command.devices)
+        self.workers[name] = FakeWorker(self.spawned, bad=False, devices=devices)
+        spec = ev.WorkerSpec(name, host=command.machine, gpus=len(devices), memory=100, devices=devices, pin=pin)
+        self.tell(ev.WorkerJoined, spec)
 
     def pick(self, data, names):
         return data.draw(st.sampled_from(sorted(names)))
@@ -193,7 +290,8 @@ class Pool(RuleBasedStateMachine):
         self.lose_released(self.pick(data, self.released & self.workers.keys()))
 
     def lose_released(self, name):
-        assert not self.workers[name].runs and not self.workers[name].loads, "it was given back with work"
+        assert not self.workers[name].runs, "it was given back with work"
+        self.released.discard(name)
         del self.workers[name]
         self.tell(ev.WorkerLost, name, evicted=True)
 
@@ -344,6 +442,10 @@ class Pool(RuleBasedStateMachine):
             if worker is None:
                 self.now += 100
                 self.tell(ev.Tick)
+                while self.surveys:
+                    self.answer_survey(dict.fromkeys((*MACHINES, "m3"), ()))
+                for pin in list(self.pins):
+                    self.come(pin)
                 for released in self.released & self.workers.keys():
                     self.lose_released(released)
                 if len(self.workers) < self.scheduler.state.tiers["default"].asked:

@@ -1,7 +1,7 @@
 """Asking for workers, waiting for them before the first call, and what is measured of those who lend them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_bench import Bench, drive, only, run_of
 
@@ -102,6 +102,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from([0.1, 0.5, 0.95, 1.0]), st.integers(1, 6), st.integers(1, 6), STEPS)
 def test_no_call_before_and_no_item_lost(share, most, other, steps):
     """Whatever comes and goes before: the first call is given when the share is there, and all are answered then."""

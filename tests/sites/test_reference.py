@@ -10,6 +10,7 @@ from ctxflow.sites import load_site
 from ctxflow.sites.listing import toml_lines
 from ctxflow.sites.model import Site
 from ctxflow.sites.reference import reference
+from ctxflow.sites.region import Region
 from ctxflow.sites.tier import Tier
 from ctxflow.sites.toml_text import parse
 
@@ -23,7 +24,7 @@ def test_the_page_is_up_to_date():
 
 def test_every_key_is_there():
     page = reference()
-    for model in (Site, Tier):
+    for model in (Site, Tier, Region):
         for key, field in model.model_fields.items():
             assert f"| `{key}` | " in page and field.description in page
 

@@ -28,6 +28,7 @@ class Prepared:
     :ivar item: what the app gets, () for a row that failed before.
     :ivar kept: columns that go to the output.
     :ivar error: why it failed, None if it did not.
+    :ivar context: the name of the context that answered it, where the app has alternatives.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Prepared:
     kept: Mapping[str, Any]
     size: int
     error: BaseException | None = None
+    context: str | None = None
 
 
 class Intake:

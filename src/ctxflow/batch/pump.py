@@ -131,7 +131,10 @@ class Pump:
         pop = self._waiting.pop
         for items, results in self._stream.take(timeout):
             for item, result in zip(items, results, strict=True):
-                yield pop(item), result
+                row = pop(item)
+                if self._stream.contexts:
+                    row.context = self._stream.contexts.pop(item, None)
+                yield row, result
 
     def _settle(self, answers: Iterable[tuple[Prepared, Any]]) -> None:
         """Keep answers, or have them wait for their turn."""

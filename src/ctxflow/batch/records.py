@@ -54,7 +54,7 @@ _ENCODE_ASCII = json.JSONEncoder(allow_nan=False, default=_plain_value).encode
 
 
 def plain_record(job: Job) -> Record:
-    """Rows' numbers, ids and kept columns, and the answers' parts as columns.
+    """Rows' numbers, ids and kept columns, the answers' parts as columns, and who answered where that may differ.
 
     :raises ValueError: if a kept column and a part of the answer have one name.
     """
@@ -76,6 +76,8 @@ def plain_record(job: Job) -> Record:
             record["embedding"] = vectors[0] if isinstance(row.item[0]["input"], str) else vectors
         else:
             record.update(answer)
+        if row.context is not None:
+            record.setdefault("context", row.context)
         return record
 
     return make

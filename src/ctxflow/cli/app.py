@@ -19,6 +19,7 @@ from ctxflow.cli.factory import factory
 from ctxflow.cli.jobs import cancel, jobs, logs
 from ctxflow.cli.plan import plan
 from ctxflow.cli.preempt import preempt
+from ctxflow.cli.profile_scaling import profile_scaling
 from ctxflow.cli.report import report
 from ctxflow.cli.reproduce import reproduce
 from ctxflow.cli.simulate import simulate
@@ -70,6 +71,7 @@ app.command("worker-command")(worker_command)
 app.command("topo")(topo)
 app.command("preempt")(preempt)
 app.command("simulate")(simulate)
+app.command("profile-scaling")(profile_scaling)
 app.command("reproduce")(reproduce)
 app.command("train")(train)
 app.add_typer(env)

@@ -6,7 +6,6 @@ problem made from it (plan_site.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
+from ctxflow.alternatives import read_errors
 from ctxflow.models.shape import BYTES
 from ctxflow.sites.explain import advice
 from ctxflow.sites.loader import located, read_toml
@@ -188,11 +188,7 @@ def _with_errors(job: Job, number: int, path: Path, text: str) -> Query:
         return query
     file = path.parent / query.evaluation
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))["evaluations"]
-        best: dict[str, float] = {}
-        for entry in entries:  # The best template of each model counts.
-            if entry["error"] is not None:
-                best[entry["model"]] = min(float(entry["error"]), best.get(entry["model"], 1.0))
+        best = read_errors(file)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = getattr(error, "strerror", None) or f"it is no evaluation ({type(error).__name__}: {error})"
         wrong = f"evaluation {query.evaluation} of query {query.name} cannot be used: {why}"

@@ -103,7 +103,8 @@ def _offered(site: Site, tier: Tier, job: Job, survey: Survey | None, notes: lis
         if len(survey.gpu_models) > 1:
             notes.append(f"tier {name} has {', '.join(survey.gpu_models)}: the slowest, {model}, counts")
     gpu = gpu_of(model or name)
-    fields = {"memory_gb": known.gpu_memory_gb, "tflops": known.tflops, "bandwidth_gb_s": known.bandwidth_gb_s}
+    stated = known.gpu_memory_gb or (tier.spec.gpu_memory / 1e9 if tier.spec.gpu_memory is not None else None)
+    fields = {"memory_gb": stated, "tflops": known.tflops, "bandwidth_gb_s": known.bandwidth_gb_s}
     given = {key: value for key, value in fields.items() if value is not None}
     if given and (gpu is not None or len(given) == len(fields)):
         gpu = Gpu(**given) if gpu is None else dataclasses.replace(gpu, **given)
@@ -114,7 +115,7 @@ def _offered(site: Site, tier: Tier, job: Job, survey: Survey | None, notes: lis
             notes.append(f"tier {name}: {there} of its {workers} workers have a machine now")
             workers = there
     price = next((each for each in (known.price, tier.spec.price) if each is not None), float(max(1, gpus)))
-    memory = known.gpu_memory_gb or (gpu.memory_gb if gpu is not None else None)
+    memory = stated or (gpu.memory_gb if gpu is not None else None)
     own = next((each.memory_gb for each in site.tiers if each.name == name), 1e6)
     room = USABLE * gpus * memory if gpus and memory is not None else own if not gpus else 1e6
     return _Offered(Offer(name, workers, price, room), gpus, model or "", gpu if gpus else None)

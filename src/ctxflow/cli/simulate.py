@@ -86,13 +86,9 @@ def simulate(
     """
     common = [parse(text) for text in changes or ()]
     swept = combinations([parse_sweep(text) for text in sweeps or ()])
-    recorded = None
-    if workload is None:
-        if not Path(what).is_dir():
-            raise typer.BadParameter(f"give a workload file too, or the directory of a recorded run: {what} is neither")
-        recorded = read_recorded(Path(what))
+    recorded = recorded_of(what, workload)
     cases = list(_cases(what, workload, recorded, common, swept, output))
-    with _progress() as tell:
+    with progress("Simulating") as tell:
         summaries = study(cases, range(seed, seed + runs), hours * 3600, tell)
     pictures = [path for case in cases if case.log for path in _draw(case.log)]
     if as_json:
@@ -106,6 +102,15 @@ def simulate(
             print("\nPictures", *(f"  {path}" for path in pictures), sep="\n")
     if not all(summary.finished for summary in summaries):
         raise typer.Exit(1)
+
+
+def recorded_of(what: str, workload: Path | None) -> Recorded | None:
+    """The recorded run that is meant, None where a site and a workload are given."""
+    if workload is not None:
+        return None
+    if not Path(what).is_dir():
+        raise typer.BadParameter(f"give a workload file too, or the directory of a recorded run: {what} is neither")
+    return read_recorded(Path(what))
 
 
 def _cases(
@@ -154,9 +159,9 @@ def _draw(directory: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
+def progress(what: str) -> Iterator[Callable[[float], None]]:
     """Gives a function that takes the share that is done; shows a bar on a terminal once it has taken a while."""
-    columns = (TextColumn("Simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     begun = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

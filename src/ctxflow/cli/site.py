@@ -126,8 +126,9 @@ def _print(
     for sentence in advice:
         console.print(f"[yellow]think[/]  {escape(sentence)}")
     if found and not problems:
-        tiers_told = f", {len(found.tiers)} tier{'s' * (len(found.tiers) != 1)}" if found.tiers else ""
-        console.print(f"[green]fine[/]   {escape(file)}: site {escape(found.name)}, engine {found.engine}{tiers_told}")
+        counts = {"tier": len(found.tiers), "region": len(found.regions)}
+        told = "".join(f", {count} {what}{'s' * (count != 1)}" for what, count in counts.items() if count)
+        console.print(f"[green]fine[/]   {escape(file)}: site {escape(found.name)}, engine {found.engine}{told}")
 
 
 def _table(tiers: list[TierAnswer]) -> Table:

@@ -10,7 +10,7 @@ from ctxflow.scheduler import events as ev
 
 
 def answer_events(now: float, worker: str, head: Head, body: bytes) -> list[ev.Event]:
-    """The events that a report of results stands for: of a whole batch, or of some of its items.
+    """The events that a report of results stands for: of a whole batch, of some of its items, or of a step.
 
     >>> answer_events(2.0, "w", {"is": "finished", "call": 7, "seconds": 1.5}, b"")
     [BatchFinished(time=2.0, worker='w', attempt=7, seconds=1.5)]
@@ -21,6 +21,8 @@ def answer_events(now: float, worker: str, head: Head, body: bytes) -> list[ev.E
     ['ItemsFinished', 'BatchEnded']
     """
     call = head["call"]
+    if "outcomes" in head:
+        return [ev.StepFinished(now, worker, call, head["seconds"], head["outcomes"], body)]
     if "first" not in head:
         return [ev.BatchFinished(now, worker, call, head["seconds"], body)]
     events: list[ev.Event] = []

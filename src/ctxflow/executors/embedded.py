@@ -25,9 +25,11 @@ from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
 from ctxflow.executors.lines import Line, Lines
+from ctxflow.executors.shares import Share, Shares
 from ctxflow.executors.workers import Worker, share
 from ctxflow.host.devices import cuda_devices
 from ctxflow.host.processes import kill_tree
+from ctxflow.host.sessions import state_path
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
@@ -76,7 +78,7 @@ class EmbeddedEngine:
                 f"has {len(self._devices)}: ask for fewer workers or fewer GPUs a worker"
             )
         self.gpus_per_worker = each
-        self._free_devices = [self._devices[n * each : (n + 1) * each] for n in range(self.workers)]
+        self._shares = Shares(self._devices, self.workers, each)
         self._slots = slots
         self._scratch_parent = scratch
         self._rejoin_seconds = rejoin_seconds
@@ -95,7 +97,8 @@ class EmbeddedEngine:
 
     def tiers(self) -> list[ev.TierSpec]:
         """What this machine offers."""
-        return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker)]
+        most = len(self._shares.devices)
+        return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker, machine_gpus=most)]
 
     def start(self, run: RunServices) -> None:
         """Make the directories; workers come with `Acquire`.
@@ -132,20 +135,43 @@ class EmbeddedEngine:
             if self._stopped:
                 return
             for command in commands:
-                if isinstance(command, cmd.Acquire):
-                    self._target = command.workers
-                    for _ in range(self._target - len(self._workers) - len(self._respawn_at)):
-                        self._spawn()
+                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
+                    self._acquire(command)
                     continue
                 worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
                     self._tell(worker, command)
+
+    def _acquire(self, command: cmd.Command) -> None:
+        """Have other workers than there are."""
+        if isinstance(command, cmd.Acquire):
+            self._target = command.workers
+            for _ in range(self._target - self._ordinary() - len(self._respawn_at)):
+                self._spawn()
+        elif isinstance(command, cmd.AcquireAt):
+            self._shares.ask(command.pin, command.devices)
+            self._spawn_pinned()
+        elif isinstance(command, cmd.Forgo):
+            self._shares.forgo(command.pin)
+            for worker in [each for each in self._workers.values() if each.pin == command.pin]:
+                self._release(worker)
+        elif isinstance(command, cmd.Survey):
+            held = [(device, worker) for worker in self._workers.values() for each in worker.shares for device in each]
+            machine = self._shares.machine({device.id: worker.name for device, worker in held})
+            found = {socket.gethostname(): machine} if machine is not None else {}
+            self._event(ev.MachinesFound(self._run.clock(), command.tier, found))
+
+    def _ordinary(self) -> int:
+        """How many workers there are that were not asked for with devices of their own."""
+        return sum(worker.pin is None for worker in self._workers.values())
 
     def _tell(self, worker: Worker, command: cmd.Command) -> None:
         if isinstance(command, cmd.Run):
             self._send_call(worker, command)
         elif isinstance(command, cmd.Load):
             self._send_load(worker, command)
+        elif isinstance(command, cmd.Carry):
+            self._carry(worker, command)
         elif isinstance(command, cmd.Stage):
             context = self._run.context_payload(command.context)
             cache, link = self._cache_of(worker, context), context.level != ev.NONE
@@ -159,6 +185,8 @@ class EmbeddedEngine:
             if isinstance(command, cmd.Unload) and command.files:
                 head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
             self._send(worker, head)
+        elif isinstance(command, cmd.Drain):
+            self._send(worker, {"do": "drain"})
         elif isinstance(command, cmd.Release):
             self._release(worker)
 
@@ -196,8 +224,30 @@ class EmbeddedEngine:
         }
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
+        if payload.style == "step":
+            head["states"] = self._states_of(worker)
         line.calls[command.attempt] = None
         self._lines.send(line, head, payload.body)
+
+    @staticmethod
+    def _states_of(worker: Worker) -> str:
+        """The folder of a worker's cache where frozen states of sessions are."""
+        return os.path.join(worker.scratch, "sessions")
+
+    def _carry(self, worker: Worker, command: cmd.Carry) -> None:
+        """Workers of one machine share its disk: a state goes from one to another by its name alone."""
+        now, source = self._run.clock(), self._workers.get(command.source)
+        places = (command.worker, command.session, command.made)
+        try:
+            if source is None:
+                raise OSError(f"the worker {command.source} is gone")
+            paths = [state_path(self._states_of(each), command.session, command.made) for each in (source, worker)]
+            os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
+            os.rename(*paths)
+        except OSError as error:
+            self._event(ev.StateLost(now, *places, f"the state of a session cannot be brought to its worker: {error}"))
+        else:
+            self._event(ev.StateArrived(now, *places))
 
     def _send_load(self, worker: Worker, command: cmd.Load) -> None:
         context = self._run.context_payload(command.context)
@@ -238,6 +288,8 @@ class EmbeddedEngine:
         if self._respawn_at or self._kill_at:
             due = [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]
             timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
+        with self._lock:
+            self._release_noticed()
         ready = self._selector.select(timeout)
         with self._lock:
             if self._stopped:
@@ -252,11 +304,14 @@ class EmbeddedEngine:
                     key.data()
             self._kill_overdue()
             self._respawn()
-            for worker in self._noticed:
-                if not worker.released and not any(line.calls for line in worker.lines.values()):
-                    self._release(worker)
             happened, self._events = self._events, []
         return happened
+
+    def _release_noticed(self) -> None:
+        """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
+        for worker in self._noticed:
+            if not worker.released and not any(line.calls for line in worker.lines.values()):
+                self._release(worker)
 
     def _event(self, event: ev.Event) -> None:
         """Report something that was noticed while executing a command."""
@@ -354,26 +409,40 @@ class EmbeddedEngine:
             slots=self._slots,
             gpus=len(worker.devices),
             gpu_model=first.model if first else None,
-            memory=psutil.virtual_memory().total // self.workers,
+            memory=psutil.virtual_memory().total // self.workers * max(1, len(worker.shares)),
             gpu_memory=first.memory if first else None,
+            topology=self._shares.machine() if worker.devices else None,
+            devices=tuple(device.id for device in worker.devices),
+            pin=worker.pin,
         )
 
     # --- workers
 
     def _spawn(self) -> None:
+        devices = self._shares.take()
+        self._begin(devices, [devices])
+
+    def _spawn_pinned(self) -> None:
+        """Start the workers that wait for their devices, where those are free now."""
+        for pin, devices, shares in self._shares.granted():
+            self._begin(devices, shares, pin)
+
+    def _begin(self, devices: Share, shares: list[Share], pin: int | None = None) -> None:
+        """Start a worker."""
         number = self._spawned
         self._spawned += 1
         name = f"local-{number + 1}"
-        devices = self._free_devices.pop(0) if self._free_devices else []
-        variables = share(devices, bool(self._devices), self.workers)
+        variables = share(devices, bool(self._devices), self.workers, len(shares))
         if number < len(self._slowdowns):
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
+        logs = os.path.join(self._run.directory, "workers", name)
         try:
-            worker = Worker(name, devices, self._scratch, os.path.join(self._run.directory, "workers", name), variables)
+            worker = Worker(name, devices, self._scratch, logs, variables)
         except OSError as error:
-            self._free_devices.append(devices)
+            self._shares.give_back(shares)
             self._not_born(str(error))
             return
+        worker.shares, worker.pin = shares, pin
         self._workers[worker.name] = worker
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
@@ -398,14 +467,15 @@ class EmbeddedEngine:
             self._lines.serve(line)
         self._end(worker)
         del self._workers[worker.name]
-        self._free_devices.append(worker.devices)
+        self._shares.give_back(worker.shares)
         now = self._run.clock()
         if worker in self._noticed:
             self._noticed.remove(worker)
         if worker.joined:
             known = worker.evicted or worker.released
             self._events.append(ev.WorkerLost(now, worker.name, evicted=known))
-        if len(self._workers) + len(self._respawn_at) >= self._target:
+        self._spawn_pinned()
+        if worker.pin is not None or self._ordinary() + len(self._respawn_at) >= self._target:
             return
         if worker.joined or worker.evicted:
             self._respawn_at.append(now + (self._rejoin_seconds if worker.pause is None else worker.pause))
@@ -416,7 +486,7 @@ class EmbeddedEngine:
     def _respawn(self) -> None:
         while self._respawn_at and self._respawn_at[0] <= self._run.clock():
             del self._respawn_at[0]
-            if len(self._workers) < self._target:
+            if self._ordinary() < self._target:
                 self._spawn()
 
     def _end(self, worker: Worker) -> None:

@@ -30,6 +30,7 @@ from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
+from ctxflow.sites.region import region_specs
 
 _active: list[ContextExecutor] = []
 
@@ -42,7 +43,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     :param site: "local", the path of a site file, or a `ctxflow.sites.Site`.
     :param label: Parsl's name for it.
     :param workers: how many workers, if not as many as the site says.
-    :param routing: a policy by name, as a table, or as an object; likewise the next four.
+    :param routing: a policy by name, as a table, or as an object; likewise the next five.
     :param level: how much of a context workers keep from call to call, if not as the site says: "pervasive", or for
         measuring "partial" or "none" (see `ctxflow.apps.Options`).
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
@@ -65,6 +66,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         placement: Any = None,
         preemption: Any = None,
         scaling: Any = None,
+        sessions: Any = None,
         level: str | None = None,
         slowdowns: Sequence[float] = (),
         limits: Limits | None = None,
@@ -76,7 +78,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         ParslExecutor.__init__(self)
         self.site, self.label, self.workers = site, label, workers
         self.routing, self.batching, self.placement = routing, batching, placement
-        self.preemption, self.scaling, self.slowdowns = preemption, scaling, slowdowns
+        self.preemption, self.scaling, self.sessions, self.slowdowns = preemption, scaling, sessions, slowdowns
         self.level, self.limits, self.log_events, self.working_dir = level, limits, log_events, working_dir
         self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
         own = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
@@ -89,6 +91,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             placement=placement,
             preemption=preemption,
             scaling=scaling,
+            sessions=sessions,
             level=level,
         )
         self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
@@ -139,6 +142,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             self.log_events,
             self.resolved_site.level,
             self.resolved_site.start_when,
+            region_specs(self.resolved_site.regions, self.resolved_site.home),
         )
         self._calls = Calls(self.run)
         self.run.start()

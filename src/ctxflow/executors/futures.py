@@ -69,14 +69,21 @@ class Sink(Protocol):
     def fail(self, items: Sequence[int], error: BaseException) -> None:
         """These items are dead."""
 
+    def note(self, items: Sequence[int], context: str) -> None:
+        """The context of this name answers these items: told before they are delivered, of apps with alternatives."""
+
 
 class CallFuture(Future[Any]):
-    """The answer to one call. Cancelling it while it is queued takes it out of the queue."""
+    """The answer to one call. Cancelling it while it is queued takes it out of the queue.
+
+    :ivar context: the name of the context that answered it, for an app with alternatives.
+    """
 
     def __init__(self, cancel: Callable[[int], None]) -> None:
         super().__init__()
         self._cancel = cancel
         self.item = -1
+        self.context: str | None = None
 
     def cancel(self) -> bool:
         """Cancel the call; a running one goes on, and its answer is dropped."""
@@ -95,11 +102,20 @@ class CallFuture(Future[Any]):
         if self.set_running_or_notify_cancel():
             self.set_exception(error)
 
+    def note(self, items: Sequence[int], context: str) -> None:
+        """Who answers it."""
+        self.context = context
+
 
 class Stream:
-    """The answers to many items, collected as they come for one consumer."""
+    """The answers to many items, collected as they come for one consumer.
+
+    :ivar contexts: item -> the name of the context that answered it, for apps with alternatives; the consumer takes
+        items out.
+    """
 
     def __init__(self) -> None:
+        self.contexts: dict[int, str] = {}
         self._condition = threading.Condition()
         self._arrived: list[tuple[Sequence[int], Sequence[Any]]] = []
 
@@ -112,6 +128,10 @@ class Stream:
     def fail(self, items: Sequence[int], error: BaseException) -> None:
         """Items that are dead: their answer is the failure."""
         self.deliver(items, [Failed(error)] * len(items))
+
+    def note(self, items: Sequence[int], context: str) -> None:
+        """Who answers them."""
+        self.contexts.update(dict.fromkeys(items, context))
 
     def take(self, timeout: float | None = None) -> list[tuple[Sequence[int], Sequence[Any]]]:
         """What has arrived since the last time; waits for something to arrive."""
@@ -132,9 +152,19 @@ class Failed:
 
 
 class Delivery:
-    """Answers (or one error) on their way to whoever waits for them."""
+    """Answers (or one error) on their way to whoever waits for them.
 
-    def __init__(self, items: Sequence[int], sinks: list[Sink], results: Sequence[Any] | BaseException) -> None:
+    :param context: the name of the context that answered, where there were several that could.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[int],
+        sinks: list[Sink],
+        results: Sequence[Any] | BaseException,
+        context: str | None = None,
+    ) -> None:
+        self._context = context
         self._items = items
         self._sinks = sinks
         self._results = results
@@ -149,8 +179,9 @@ class Delivery:
             results = _own(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]
             self._tell(sink, self._items[n : n + 1], results)
 
-    @staticmethod
-    def _tell(sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
+    def _tell(self, sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
+        if self._context is not None:
+            sink.note(items, self._context)
         if isinstance(results, BaseException):
             sink.fail(items, results)
         else:

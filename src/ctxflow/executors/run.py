@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import os
 import pickle
@@ -25,12 +26,14 @@ from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.run_status import RunStatusFile
-from ctxflow.executors.status import Status, awaiting_text, status_of
+from ctxflow.executors.sessions import News, SessionStore
+from ctxflow.executors.status import SessionStatus, Status, awaiting_text, status_of
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
+from ctxflow.scheduler.refusal import refused
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -42,6 +45,7 @@ class App:
     """How an app's calls are made; its place in the queue is its `AppSpec`.
 
     :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
+    :ivar label: what results call its context, where items have several that may answer them.
     """
 
     spec: ev.AppSpec
@@ -49,6 +53,7 @@ class App:
     function: bytes = b""
     insert: bool = False
     timeout: float | None = None
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Run:
     :param log_events: whether to keep the event log, `events.jsonl`.
     :param level: how much of a context workers keep from call to call, where an app does not say.
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
+    :param regions: the site's, if it has any.
     :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
     """
 
@@ -80,19 +86,24 @@ class Run:
         log_events: bool = True,
         level: str = ev.PERVASIVE,
         start_when: float = 0.0,
+        regions: Iterable[ev.RegionSpec] = (),
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.directory = os.path.abspath(directory)
         self.engine = engine
         self._tiers = list(tiers)
+        self._regions = list(regions)
         self._scheduler = Scheduler(policies, limits, start_when=start_when)
         self._say_awaiting_at: float | None = None
         self._lock = threading.Lock()
         self._origin = time.monotonic()
         self._next_item = 0
         self._apps: dict[str, App] = {}
+        self._said: set[str] = set()
+        self._divided: set[str] = set()  # Apps that name alternatives, and these.
         self._contexts: dict[str, ContextPayload] = {}
         self._functions: dict[str, bytes] = {}
+        self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
         self._inputs: dict[int, Any] = {}
         self._sinks: dict[int, Sink] = {}
         self._ended = threading.Event()
@@ -124,6 +135,8 @@ class Run:
     def call_payload(self, command: cmd.Run) -> CallPayload:
         """What to run: the inputs of a batch as lists side by side, pickled together."""
         app = self._apps[command.app]
+        if isinstance(command, cmd.Step):
+            return self.sessions.payload(command, self._scheduler.state.sessions, app.spec.id, app.timeout)
         if app.style == "apply":
             call: ApplyCall = self._inputs[command.items[0]]
             return CallPayload("apply", call.function, app.insert, app.timeout, call.body)
@@ -156,6 +169,7 @@ class Run:
                 self._log.close()
             raise
         self.declare_context(None)
+        self._feed(*(ev.RegionOffered(self.clock(), region) for region in self._regions))
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
         self._status_file = RunStatusFile(self.directory)
         self._write_status()
@@ -190,6 +204,8 @@ class Run:
             waiting = dict(self._sinks)
             self._sinks.clear()
             self._inputs.clear()
+            sessions = self.sessions.end_all()
+        self._deliver(News(functools.partial(sink.over, error)) for sink in sessions)
         self._deliver(Delivery([item], [sink], error) for item, sink in waiting.items())
 
     # --- submissions
@@ -204,7 +220,7 @@ class Run:
 
         :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
-        :raises ValueError: if it needs more GPUs than a worker has.
+        :raises ValueError: if it needs more GPUs than a worker has, or can have, or more memory on each.
         """
         level = level or self._level
         name = _id(context, level)
@@ -212,12 +228,10 @@ class Run:
             return name
         self.prepare_pickling()
         spec = _spec(context, level)
-        most = max((tier.gpus for tier in self._tiers), default=0)
-        if spec.gpus > most:
-            raise ValueError(
-                f"the context {spec.name} needs {spec.gpus} GPU(s), but a worker here has {most}: use a site whose "
-                "workers have as many, or a recipe with fewer (gpus=0 for none)"
-            )
+        refusal = refused(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
+        if refusal is not None:
+            raise ValueError(refusal)
+        _check_gpu_memory(spec, self._tiers)
         payload = _payload(context, level)
         with self._lock:
             if name not in self._contexts:
@@ -230,6 +244,8 @@ class Run:
         with self._lock:
             if app.spec.id not in self._apps:
                 self._apps[app.spec.id] = app
+                if app.spec.alternative_of:
+                    self._divided |= {app.spec.id, app.spec.alternative_of}
                 if app.function:
                     self._functions[app.spec.id] = app.function
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
@@ -271,17 +287,33 @@ class Run:
         self._submitted(deliveries)
         return items
 
-    def _number(self, count: int) -> int:
-        """The first of the next item numbers."""
+    @uninterrupted
+    def tell(self, make: Callable[[], ev.Event | None]) -> None:
+        """Have the scheduler hear of what somebody wants of a session.
+
+        :param make: gives the event, or None if there is nothing to hear; called under the run's lock.
+        :raises RunEnded: if the run was stopped.
+        """
+        with self._lock:
+            self._check_running()
+            event = make()
+            deliveries = [] if event is None else self._handle(event)
+        self._submitted(deliveries)
+
+    def _check_running(self) -> None:
         if self._failed is not None:
             raise self._failed
         if self._ended.is_set():
             raise RunEnded("the run was stopped: make calls while its executor is running")
+
+    def _number(self, count: int) -> int:
+        """The first of the next item numbers."""
+        self._check_running()
         first = self._next_item
         self._next_item = first + count
         return first
 
-    def _submitted(self, deliveries: Iterable[Delivery]) -> None:
+    def _submitted(self, deliveries: Iterable[Delivery | News]) -> None:
         if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
         self._deliver(deliveries)
@@ -371,7 +403,7 @@ class Run:
 
     @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
-        deliveries: list[Delivery] = []
+        deliveries: list[Delivery | News] = []
         try:
             with self._lock:
                 for event in events:
@@ -379,39 +411,63 @@ class Run:
         finally:
             self._deliver(deliveries)
 
-    def _handle(self, event: ev.Event) -> list[Delivery]:
+    def _handle(self, event: ev.Event) -> list[Delivery | News]:
         """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
+        if isinstance(event, ev.StepFinished):
+            orders = self._scheduler.state.streams.steps.get(event.attempt)
+            event = event if orders is None else self.sessions.opened(event, orders)
+        context = self._answering(event) if self._divided else None
         try:
             commands = self._scheduler.handle(event)
         except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
             self._failed = EngineFailed(f"the run cannot go on, for a policy raised {type(error).__name__}: {error}")
             self.engine.wake()
             raise self._failed from error
-        deliveries: list[Delivery] = []
-        orders: list[cmd.Command] = []
+        deliveries: list[Delivery | News] = []
+        commanded: list[cmd.Command] = []
         for command in commands:
             if isinstance(command, cmd.Deliver):
-                deliveries.append(self._delivery(command, event))
+                deliveries.append(self._delivery(command, event, context))
+            elif isinstance(command, cmd.Note):
+                logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
             elif isinstance(command, cmd.Bury):
                 deliveries.append(self._burial(command, event))
+            elif isinstance(command, cmd.Place):
+                self._say_reasons(command)
+            elif isinstance(command, (cmd.DeliverChunk, cmd.EndTurn, cmd.EndSession)):
+                deliveries.append(self._news(command, event))
             else:
-                orders.append(command)
+                commanded.append(command)
         try:
-            if orders:
-                self.engine.execute(orders)
+            if commanded:
+                self.engine.execute(commanded)
         finally:
             if self._log is not None:
                 self._log.add(event, commands)
         return deliveries
 
-    def _delivery(self, command: cmd.Deliver, event: ev.Event) -> Delivery:
+    def _say_reasons(self, plan: cmd.Place) -> None:
+        """Tell a person once what no plan can do."""
+        for reason in plan.reasons:
+            if reason not in self._said:
+                self._said.add(reason)
+                logger.warning("placement: %s", reason)
+
+    def _answering(self, event: ev.Event) -> str | None:
+        """The name of the context that answers now, if it belongs to an app that has several."""
+        attempt = self._scheduler.state.attempts.get(getattr(event, "attempt", -1))
+        if attempt is None or attempt.app not in self._divided:
+            return None
+        return self._apps[attempt.app].label
+
+    def _delivery(self, command: cmd.Deliver, event: ev.Event, context: str | None) -> Delivery:
         results: Any = event.results  # type: ignore[attr-defined]
         inputs = [self._inputs.pop(item) for item in command.items]
         if type(inputs[0]) is ApplyCall:
             results = [results]
         elif command.positions is not None:
             results = [results[n] for n in command.positions]
-        return Delivery(command.items, self._waiting(command.items), results)
+        return Delivery(command.items, self._waiting(command.items), results, context)
 
     def _burial(self, command: cmd.Bury, event: ev.Event) -> Delivery:
         context = self._contexts[command.context].name if command.context is not None else None
@@ -420,12 +476,19 @@ class Run:
             del self._inputs[item]
         return Delivery(command.items, self._waiting(command.items), error)
 
+    def _news(self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event) -> News:
+        error = None
+        if isinstance(command, cmd.EndSession) and command.failure is not None:
+            context = self._contexts[command.context].name if command.context is not None else None
+            error = error_of(command.failure, getattr(event, "exception", None), context)
+        return self.sessions.news(command, event, error)
+
     def _waiting(self, items: Sequence[int]) -> list[Sink]:
         pop = self._sinks.pop
         return [pop(item) for item in items]
 
     @staticmethod
-    def _deliver(deliveries: Iterable[Delivery]) -> None:
+    def _deliver(deliveries: Iterable[Delivery | News]) -> None:
         for delivery in deliveries:
             try:
                 delivery.make()
@@ -458,10 +521,42 @@ class Run:
             self._say_awaiting_at = now + _AWAITING_SECONDS
             logger.warning("%s", awaiting_text(self._scheduler.state))
 
+    def session_status(self, number: int) -> SessionStatus | None:
+        """How a session stands; None if it is over."""
+        with self._lock:
+            session = self._scheduler.state.sessions.get(number)
+            if session is None:
+                return None
+            return SessionStatus(
+                session.state,
+                session.worker,
+                session.idle,
+                session.chunks,
+                session.chunk_seconds,
+                session.state_bytes,
+            )
+
     def status(self) -> Status:
         """What is going on, at this moment."""
         with self._lock:
             return status_of(self._scheduler.state, self._contexts, self.clock())
+
+
+def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
+    """See that some tier may have the memory on each GPU that a context declares.
+
+    :raises ValueError: if the site says of all of them that they have not.
+    """
+    if not spec.gpus or spec.gpu_memory is None:
+        return
+    found = [tier.gpu_memory for tier in tiers if max(tier.gpus, tier.machine_gpus) >= spec.gpus]
+    known = [each for each in found if each is not None]
+    if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
+        raise ValueError(
+            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its {spec.gpus} GPU(s), "
+            f"and the most here is {max(known, default=0) / 1e9:g} GB (gpu_memory_gb of the site's tiers): give a "
+            "smaller model or precision, more GPUs to share it, or a tier with larger ones"
+        )
 
 
 def _id(context: Context | None, level: str) -> str:
@@ -494,4 +589,4 @@ def _spec(context: Context | None, level: str) -> ev.ContextSpec:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
     name = _id(context, level)
-    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level)
+    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)

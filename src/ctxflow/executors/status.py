@@ -66,6 +66,22 @@ class Status:
     tiers: Mapping[str, TierStatus]
 
 
+@dataclasses.dataclass(frozen=True)
+class SessionStatus:
+    """How a session stands.
+
+    :ivar state: "waiting" (for a worker), "placed" (on one), "migrating" (to one), "suspended".
+    :ivar state_bytes: the size of its state when that was last kept, frozen or carried.
+    """
+
+    state: str
+    worker: str | None
+    idle: bool
+    chunks: int
+    chunk_seconds: float | None
+    state_bytes: int | None
+
+
 def awaiting_text(state: RunState) -> str:
     """What a run says that waits for workers before its first call."""
     asked = sum(tier.asked or 0 for tier in state.tiers.values())

@@ -87,9 +87,10 @@ class Calls:
             logger.warning("the resource specification's key %r means nothing to ctxflow", unknown)
         if "parsl_resource_specification" in kwargs and not self._wants(function):
             del kwargs["parsl_resource_specification"]
+        context = _context_of(specification)
         options = CallOptions(
-            context=_context_of(specification),
-            priority=specification.get("priority", 0),
+            context=context,
+            priority=specification.get("priority", context.priority if context is not None else 0),
             timeout=specification.get("timeout"),
             level=specification.get("level"),
         )

@@ -41,6 +41,8 @@ class Worker:
         self.joined = False
         self.evicted = False  # Known to be taken away, or about to be.
         self.released = False
+        self.shares = [devices]  # What it holds of the machine's devices, as they are dealt out.
+        self.pin: int | None = None  # The number by which it was asked for, with devices of its own.
         self.pause: float | None = None  # Seconds for which its place stays empty, if that was said.
         self.lines: dict[str, Line] = {}
         os.makedirs(logs, exist_ok=True)
@@ -76,14 +78,15 @@ class Worker:
         return (tail(self._log).splitlines() or [status])[-1].strip()
 
 
-def share(devices: list[Device], dealt: bool, workers: int) -> dict[str, str]:
+def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> dict[str, str]:
     """The environment that keeps a worker to its share of the machine.
 
     :param devices: its GPUs.
     :param dealt: whether the machine has GPUs at all.
     :param workers: how many share the machine.
+    :param shares: how many of those shares it has.
     """
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    threads = str(max(1, (os.cpu_count() or 1) * shares // workers))
     variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
     if dealt:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)

@@ -13,7 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from ctxflow.factory.places import Places, machines_of
 from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
 from ctxflow.factory.tier_jobs import TierJobs
 
@@ -37,6 +39,7 @@ class _Held:
     remove_at: float = 0.0
     survey_at: float = 0.0
     told: dict[str, float] = dataclasses.field(default_factory=dict)  # Trouble -> when it was told.
+    places: Places = dataclasses.field(default_factory=Places)
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
@@ -79,6 +82,7 @@ class Acquirer:
         self._look_until = 0.0
         self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
+        self._machines: list[tuple[str, dict[str, Any], str]] = []
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="ctxflow-acquirer", daemon=True)
 
@@ -127,6 +131,39 @@ class Acquirer:
                 self._tiers[tier].jobs.joined(job)
                 self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
                 self._tiers[tier].survey_at = 0.0
+
+    def pin(self, tier: str, pin: int, job: WorkerJob) -> None:
+        """Have one worker beside those that are held, in a place of one's choice.
+
+        :param pin: its number.
+        """
+        with self._condition:
+            self._tiers[tier].places.wanted[pin] = job
+            self._notify()
+
+    def forgo(self, tier: str, pin: int) -> None:
+        """That worker is not wanted any more."""
+        with self._condition:
+            held = self._tiers[tier]
+            held.removing += held.places.forgo(pin)
+            self._notify()
+
+    def pin_of(self, tier: str, job: str) -> int | None:
+        """The number of the worker that a job was submitted for, None if it is one like others."""
+        with self._condition:
+            return self._tiers[tier].places.pin_of(job)
+
+    def survey(self, tier: str) -> None:
+        """Find out which machines a tier's workers may be on; `surveyed` has them later, after a call of `changed`."""
+        with self._condition:
+            self._tiers[tier].places.asked = True
+            self._notify()
+
+    def surveyed(self) -> list[tuple[str, dict[str, Any], str]]:
+        """The answers to `survey` since the last call: the tier, its machines' topologies by name, and why none."""
+        with self._condition:
+            found, self._machines = self._machines, []
+        return found
 
     def refused(self, tier: str, job: str, reason: str) -> None:
         """The worker of a job joined, and cannot be used: no better than one that never joins."""
@@ -200,8 +237,11 @@ class Acquirer:
             for name, held in self._tiers.items():
                 try:
                     self._hear(name, held)
-                    self._remove(held)
+                    # First, so that GPUs that are given up go to no job of ours that waits.
                     self._balance(name, held)
+                    self._remove(held)
+                    self._survey(name, held)
+                    self._submit_pinned(name, held)
                     self._explain(name, held)
                 except ProviderError as error:
                     self._failed(name, held, str(error))
@@ -211,7 +251,10 @@ class Acquirer:
 
     def _due(self) -> bool:
         now = time.monotonic()
-        return any(held.jobs.due(now) or (held.removing and now >= held.remove_at) for held in self._tiers.values())
+        return any(
+            held.jobs.due(now) or (held.removing and now >= held.remove_at) or held.places.due
+            for held in self._tiers.values()
+        )
 
     def _hear(self, name: str, held: _Held) -> None:
         news = []
@@ -221,7 +264,7 @@ class Acquirer:
                 before = held.jobs.changed(change, now)
             waited = now - before.asked if before is not None and change.state == "running" else None
             news.append((name, dataclasses.replace(change, waited=waited)))
-            if before is None:  # It was removed.
+            if before is None:  # It was removed, or is beside those that are held.
                 continue
             if change.state == "evicted":
                 held.totals["evictions"] += 1
@@ -290,6 +333,26 @@ class Acquirer:
                 held.totals["submissions"] += 1
                 held.totals["submitted"] += len(jobs)
                 self._decided(name, f"asked for {len(jobs)} workers: {wanted} wanted, {held_now} held")
+
+    def _survey(self, name: str, held: _Held) -> None:
+        """Find out which machines there are, and who uses their GPUs."""
+        with self._condition:
+            asked, held.places.asked = held.places.asked, False
+        if asked:
+            machines, reason = machines_of(held.provider, held.job)
+            with self._condition:
+                self._machines.append((name, machines, reason))
+            self._changed()
+
+    def _submit_pinned(self, name: str, held: _Held) -> None:
+        """Ask for the workers in places of one's choice; a job that is not taken is not tried again."""
+        with self._condition:
+            wanted, held.places.wanted = held.places.wanted, {}
+        for pin, job in wanted.items():
+            jobs = held.provider.submit(job, 1)
+            with self._condition:
+                held.removing += held.places.submitted(pin, jobs)
+            self._decided(name, f"asked for a worker with {job.gpus} GPUs in a place of its own")
 
     def _explain(self, name: str, held: _Held) -> None:
         """Where jobs only wait, find out whether any machine will do."""

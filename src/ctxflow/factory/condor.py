@@ -24,8 +24,9 @@ from ctxflow.factory.condor_description import (
     output_of,
 )
 from ctxflow.factory.condor_events import change_of
-from ctxflow.factory.condor_survey import ask
+from ctxflow.factory.condor_survey import ask, ask_for_places
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
+from ctxflow.topology import Topology
 
 _BY_US = 0  # The subcode of a removal's reason.
 _STATES: dict[int, JobState] = {1: "queued", 2: "running", 5: "held", 6: "running", 7: "evicted"}  # By JobStatus.
@@ -159,6 +160,15 @@ class CondorProvider:
         self.queries += 1
         with told("HTCondor's pool cannot be asked"):
             return ask(job, bindings(), self._schedd_name, self._pool)
+
+    def machines(self, job: WorkerJob) -> list[Topology]:
+        """The machines that a worker may be on, with who uses their GPUs.
+
+        :raises ProviderError: if the pool cannot be asked.
+        """
+        self.queries += 1
+        with told("HTCondor's pool cannot be asked"):
+            return ask_for_places(job, bindings(), self._pool)
 
     def find(self) -> list[FoundJob]:
         """All workers of this user in the schedd's queue, also those of runs that are over.

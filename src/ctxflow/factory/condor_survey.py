@@ -15,8 +15,10 @@ from typing import Any
 
 from ctxflow.factory.condor_advice import why_none
 from ctxflow.factory.condor_machines import Criterion, Need, machines_of, untold_gpus
+from ctxflow.factory.condor_places import places_of
 from ctxflow.factory.provider import Survey, WorkerJob
 from ctxflow.sites.classad_text import attributes, conditions
+from ctxflow.topology import Topology
 
 _PROJECTION = (
     "Name", "Machine", "MyAddress", "SlotType", "PartitionableSlot", "DynamicSlot", "State", "Start",
@@ -24,6 +26,10 @@ _PROJECTION = (
     # The collector sends the ads of the single GPUs along with the list that refers to them.
     "AvailableGPUs", "AssignedGPUs", "GPUs_DeviceName", "GPUs_Capability", "GPUs_GlobalMemoryMb", "GPUs_DriverVersion",
     "CUDADeviceName", "CUDACapability", "CUDAGlobalMemoryMb", "CUDADriverVersion",
+)  # fmt: skip
+_PLACES = (
+    "RemoteOwner", "JobId", "CtxflowSockets", "CtxflowNumaNodes", "CtxflowCoreGroups", "CtxflowGpus",
+    "CtxflowTopologyProblems",
 )  # fmt: skip
 
 
@@ -113,17 +119,8 @@ def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> 
     :raises Exception: the bindings' own, if the pool does not answer.
     """
     collector = htcondor.Collector(pool) if pool else htcondor.Collector()
-    implied = [f'Arch == "{htcondor.param.get("ARCH", "X86_64")}"', 'OpSys == "LINUX"', "HasFileTransfer"]
-    need = need_of(job, implied)
-    wanted = {name.lower(): name for each in need.criteria for name in attributes(each.expression)}
-    ads = collector.query(htcondor.AdType.Slot, projection=[*_PROJECTION, *wanted.values()])
-    if untold := untold_gpus(ads):
-        theirs = collector.query(htcondor.AdType.Slot, "DynamicSlot =!= true", ["Name", *untold])
-        by_name = {ad["Name"]: ad for ad in theirs}
-        for ad in ads:
-            if ad.get("Name") in by_name:
-                ad.update(by_name[ad["Name"]])
-    found = survey_of(ads, job, implied)
+    implied = _implied(htcondor)
+    found = survey_of(_slots(job, htcondor, collector, implied), job, implied)
     refusal = refusal_of(htcondor, collector, schedd, pool)
     if refusal is None:
         return found
@@ -131,6 +128,37 @@ def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> 
         found.machines, found.free, found.gpu_models, may_submit=False, advice=(refusal, *found.advice),
         workers=found.workers,
     )  # fmt: skip
+
+
+def ask_for_places(job: WorkerJob, htcondor: Any, pool: str | None) -> list[Topology]:
+    """The machines that a worker may be on, with who uses their GPUs.
+
+    :raises Exception: the bindings' own, if the pool does not answer.
+    """
+    collector = htcondor.Collector(pool) if pool else htcondor.Collector()
+    implied = _implied(htcondor)
+    return places_of(_slots(job, htcondor, collector, implied, _PLACES), need_of(job, implied))
+
+
+def _implied(htcondor: Any) -> list[str]:
+    """What condor_submit requires of machines by itself."""
+    return [f'Arch == "{htcondor.param.get("ARCH", "X86_64")}"', 'OpSys == "LINUX"', "HasFileTransfer"]
+
+
+def _slots(
+    job: WorkerJob, htcondor: Any, collector: Any, implied: Sequence[str], more: Sequence[str] = ()
+) -> Sequence[Any]:
+    """The ads of all slots, with what a job's requirements look at."""
+    need = need_of(job, implied)
+    wanted = {name.lower(): name for each in need.criteria for name in attributes(each.expression)}
+    ads: Sequence[Any] = collector.query(htcondor.AdType.Slot, projection=[*_PROJECTION, *more, *wanted.values()])
+    if untold := untold_gpus(ads):
+        theirs = collector.query(htcondor.AdType.Slot, "DynamicSlot =!= true", ["Name", *untold])
+        by_name = {ad["Name"]: ad for ad in theirs}
+        for ad in ads:
+            if ad.get("Name") in by_name:
+                ad.update(by_name[ad["Name"]])
+    return ads
 
 
 def refusal_of(htcondor: Any, collector: Any, schedd: str | None, pool: str | None) -> str | None:

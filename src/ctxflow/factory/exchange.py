@@ -175,6 +175,14 @@ class FactoryClient:
             news, self._news = self._news, []
         return news
 
+    def pin_of(self, tier: str, job: str) -> None:
+        """A factory is told of numbers only: no job is for a place of one's choice."""
+        return
+
+    def surveyed(self) -> list[Any]:
+        """Likewise."""
+        return []
+
     def provider(self, tier: str) -> Provider:
         """Nobody: only the factory knows.
 

@@ -1,4 +1,4 @@
-"""Which GPUs this process may use, without loading any framework.
+"""Which GPUs this process may use, in which order, and where they are, without loading any framework.
 
 What does not live here: who gets which.
 """
@@ -9,7 +9,10 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from ctxflow.topology import Topology, of_gpus, ordered
+from ctxflow.topology.machine import read_machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,24 @@ def cuda_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
     ids = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
     by_id = {device.id: device for device in known} | {str(n): device for n, device in enumerate(known)}
     return [dataclasses.replace(by_id.get(i, Device(i, advertised)), id=i) for i in ids]
+
+
+def machine_of(names: Sequence[str]) -> Topology | None:
+    """This machine's topology, with the GPUs of these names whether the driver tells of them or not; without cores.
+
+    None without GPUs, and where the kernel says nothing.
+    """
+    try:
+        return of_gpus(read_machine(), names) if names else None
+    except (OSError, ValueError):
+        return None
+
+
+def order_devices(topology: Topology | None, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have processes that start from now on see the GPUs in the topology's order, neighbours side by side."""
+    names = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if topology is not None and len(names) > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(ordered(topology, [name.strip() for name in names]))
 
 
 def _nvidia_smi() -> list[Device]:

@@ -12,20 +12,25 @@ import socket
 import subprocess
 import sys
 
-from ctxflow.host.devices import cuda_devices
+from ctxflow.host.devices import cuda_devices, machine_of, order_devices
 from ctxflow.host.process import interpreter
 from ctxflow.host.processes import descendants, listening_ports
 from ctxflow.host.wire import Head
+from ctxflow.topology import to_graph
 from ctxflow.version import __version__
 
 
 def facts(worker: int, cores: int, cache: str) -> Head:
     """The report of a `hello`; a fact that cannot be found is None, and `problem` then says why where that matters.
 
+    From then on this process, and those that it starts, see their GPUs in the order of the machine's topology.
+
     :param worker: the vine_worker's process.
     :param cores: those that TaskVine gave the host, 0 if it gave none.
     :param cache: the host's cache.
     """
+    topology = machine_of([device.id for device in cuda_devices()])
+    order_devices(topology)
     devices = cuda_devices()
     first = devices[0] if devices else None
     version, problem = _python_version()
@@ -52,9 +57,24 @@ def facts(worker: int, cores: int, cache: str) -> Head:
         "transfer": {"cache": cache, "device": place, "port": _transfer_port(worker)},
         "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
         "tier": os.environ.get("CTXFLOW_TIER"),
+        "region": os.environ.get("CTXFLOW_REGION"),
         "environment_job": os.environ.get("CTXFLOW_JOB"),
+        "machine": _machine(),
+        "devices": [device.id for device in devices],
+        "topology": to_graph(topology) if topology is not None else None,
+        "pin": _number(os.environ.get("CTXFLOW_PIN")),
         "problem": problem,
     }
+
+
+def _machine() -> str | None:
+    """What HTCondor calls the machine, from the ad that it gives every job."""
+    with contextlib.suppress(OSError, KeyError), open(os.environ["_CONDOR_MACHINE_AD"]) as file:
+        for line in file:
+            name, _, value = line.partition("=")
+            if name.strip().lower() == "machine":
+                return value.strip().strip('"')
+    return None
 
 
 def _transfer_port(worker: int) -> int | None:

@@ -31,11 +31,11 @@ _NEXT_SECONDS = 0.2
 class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
-    Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon` (a call, which costs the context). Reports:
-    `staged`, `ready`, `failed`, `unloaded`, `part` (results of a call that goes on), `finished`, `raised` (a call),
-    `died` (a library process, with the calls that the host knew it ran). All as messages of wire.py. A `key` given
-    with `load` comes back with the reports about what was loaded, so that they are told from those about an earlier
-    load.
+    Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon` (a call, which costs the context), `drain` (calls
+    that answer their items one by one end after the item in flight). Reports: `staged`, `ready`, `failed`, `unloaded`,
+    `part` (results of a call that goes on), `finished`, `raised` (a call), `died` (a library process, with the calls
+    that the host knew it ran). All as messages of wire.py. A `key` given with `load` comes back with the reports about
+    what was loaded, so that they are told from those about an earlier load.
 
     :param emit: takes each report, head and body; called on the thread that runs the selector.
     :param selector: where the host registers what it waits for; each key's data is a function to call.
@@ -63,6 +63,7 @@ class Host:
             "function": self._function,
             "call": self._call,
             "abandon": self._abandon,
+            "drain": lambda head, body: self.give_notice(),
         }
 
     def handle(self, head: Head, body: bytes) -> None:

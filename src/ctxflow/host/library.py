@@ -29,6 +29,7 @@ from ctxflow.context import Context, _set_loaded
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
+from ctxflow.host.sessions import Entry, States
 from ctxflow.host.wire import BlockingChannel, Head, connect
 from ctxflow.host.yielding import EVERY_SECONDS, Yielding, dump_results
 
@@ -96,6 +97,7 @@ class _Library:
         self._slowdown = _slowdown(os.environ)
         self._notice = select.poll()
         self._notice.register(notice, select.POLLIN)
+        self._states = States(self._leaving, self._end_fork)
         self._yielding: Yielding | None = None  # The call in progress, if it answers its items one by one.
 
     def handle(self, head: Head, body: bytes) -> None:
@@ -182,6 +184,11 @@ class _Library:
             if type(results) is GeneratorType:
                 return self._take_one_by_one(head, results, expected, _name(function))
             return {}, dump_results(_one_each(results, expected, function))
+        if head["style"] == "step":
+            entries = [Entry(*entry) for entry in pickle.loads(body)]
+            value = [] if head["context"] == "" else [self._value]
+            outcomes, made = self._states.step(self._function(head), value, entries, head["states"])
+            return {"outcomes": outcomes}, made
         if head.get("function"):
             args, kwargs = pickle.loads(body)
             function = self._function(head)

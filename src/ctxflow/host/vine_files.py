@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ctxflow.environments.opening import open_environment
 from ctxflow.host import staging
+from ctxflow.host.sessions import state_path
 from ctxflow.host.wire import Head
 
 
@@ -35,6 +36,32 @@ def fetch(sandbox: str, head: Head, cache: str) -> Head:
 def link(path: str, head: Head, cache: str) -> Head:
     """Take a file or folder from the cache of another worker on this machine, by hard links."""
     return _fetched(head, staging.link(path, head["digest"], head["source"], cache))
+
+
+def send_state(sandbox: str, head: Head, folder: str) -> Head:
+    """Make a session's frozen state a call's output, which TaskVine keeps as a temp file; it is no longer here then."""
+    shutil.move(state_path(folder, head["session"], head["made"]), os.path.join(sandbox, head["output"]))
+    return {"is": "sent"}
+
+
+def take_state(sandbox: str, head: Head, folder: str) -> Head:
+    """Put a session's frozen state in the cache: a call's input, or what another worker on the machine has in its."""
+    target = state_path(folder, head["session"], head["made"])
+    os.makedirs(folder, exist_ok=True)
+    if "cache" in head:
+        shutil.move(state_path(states_folder(head["cache"]), head["session"], head["made"]), target)
+    else:
+        given = os.path.join(sandbox, head["input"])
+        try:
+            os.link(os.path.realpath(given), target)
+        except OSError:
+            shutil.copyfile(given, target)
+    return {"is": "taken"}
+
+
+def states_folder(cache: str) -> str:
+    """Where frozen states of sessions are in a cache."""
+    return os.path.join(cache, "sessions")
 
 
 def forget(digest: str, cache: str) -> Head:

@@ -3,7 +3,8 @@
 A call's command is one token: `=` and its instructions (frames of wire.py, with a seal) in base64, or `@`, and then
 they are the content of the file `call` in its sandbox. Its answer is the reports, sealed, in base64. Beside the
 instructions of host.py there are `hello`, `listen` (for what nobody asked for: an eviction notice, the death of an
-idle library process), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget` (vine_files.py).
+idle library process), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget`,
+`send_state`, `take_state` (vine_files.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ctxflow.host.wire import Head, unframe
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
-_ENDS_AT_ONCE = ("unload", "abandon", "function")
+_ENDS_AT_ONCE = ("unload", "abandon", "function", "drain")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,6 +62,7 @@ class VineLibrary:
         self._worker = worker
         self._selector = selectors.DefaultSelector()
         self._cache = os.path.join(directory, "ctxflow-cache")
+        self._states = vine_files.states_folder(self._cache)
         with contextlib.suppress(OSError):  # What cannot be written fails later, as a report.
             os.makedirs(logs, exist_ok=True)
         self._calls = Calls(self._carry_out, self._answer)
@@ -75,6 +77,8 @@ class VineLibrary:
             "fetch": self._fetch,
             "link": self._link,
             "forget": self._forget,
+            "send_state": self._send_state,
+            "take_state": self._take_state,
             "environment": self._environment,
         }
         self._pid_file = os.path.join(directory, "host.pid")
@@ -166,6 +170,7 @@ class VineLibrary:
         """Start an instruction, and say whether that is all."""
         do = head["do"]
         if do == "call":
+            head["states"] = self._states
             self._calls.wait_for_call(call, head["call"], head["context"])
         elif do == "load":
             self._calls.wait_for_load(call, head["context"], head.get("key", ""))
@@ -225,6 +230,14 @@ class VineLibrary:
 
     def _forget(self, call: Call, head: Head) -> bool:
         return self._with_files(call, head, lambda: vine_files.forget(head["digest"], self._cache))
+
+    def _send_state(self, call: Call, head: Head) -> bool:
+        sandbox = call.request.sandbox
+        return self._with_files(call, head, lambda: vine_files.send_state(sandbox, head, self._states))
+
+    def _take_state(self, call: Call, head: Head) -> bool:
+        sandbox = call.request.sandbox
+        return self._with_files(call, head, lambda: vine_files.take_state(sandbox, head, self._states))
 
     def _environment(self, call: Call, head: Head) -> bool:
         """Have library processes run the Python of a packed environment that is in the cache."""

@@ -48,7 +48,8 @@ def encoder(model: str, **settings: Any) -> SentenceEncoder:
 def vllm_generator(model: str, **settings: Any) -> VLLMGenerator:
     """A causal language model in vLLM: builds a `VLLMGenerator`, like `generator`.
 
-    It asks for one GPU; for more, `vllm_generator.options(gpus=4)(..., tensor_parallel_size=4)`.
+    It asks for one GPU at least, and spreads the model over all that its worker has; `vllm_generator.options(gpus=4)`
+    asks for four, and `tensor_parallel_size=1` leaves the others alone.
     """
     from ctxflow.models import VLLMGenerator
 

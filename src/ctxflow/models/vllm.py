@@ -12,6 +12,7 @@ from typing import Any
 
 from ctxflow.models.errors import MissingPackageError
 from ctxflow.models.locate import locate_model
+from ctxflow.models.parallel import parallelism
 from ctxflow.models.prompts import (
     Message,
     check_texts,
@@ -30,7 +31,8 @@ class VLLMGenerator:
 
     :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.locate`.
     :param dtype: "auto" (as the weights were saved), "float16", "bfloat16" or "float32".
-    :param tensor_parallel_size: GPUs to spread the model over.
+    :param tensor_parallel_size: GPUs to spread each layer over, and `pipeline_parallel_size` the layers; by default
+        what `ctxflow.models.parallel.parallelism` says of the worker.
     :param gpu_memory_utilization: the share of each GPU's memory to take, in (0, 1]. vLLM takes it at once
         and keeps it: give less where several contexts share a GPU.
     :param max_model_len: tokens to read and write together at most; by default as the model says.
@@ -45,7 +47,8 @@ class VLLMGenerator:
         model: str | os.PathLike[str],
         *,
         dtype: str = "auto",
-        tensor_parallel_size: int = 1,
+        tensor_parallel_size: int | None = None,
+        pipeline_parallel_size: int | None = None,
         gpu_memory_utilization: float = 0.9,
         max_model_len: int | None = None,
         max_input_tokens: int | None = None,
@@ -62,11 +65,13 @@ class VLLMGenerator:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
         length = context_length(AutoConfig.from_pretrained(folder, **trusted))
         self.max_model_len = max_model_len or length
+        here = parallelism()
         self.max_input_tokens = max_input_tokens
         self._llm: Any = vllm.LLM(
             model=str(folder),
             dtype=dtype,
-            tensor_parallel_size=tensor_parallel_size,
+            tensor_parallel_size=tensor_parallel_size or here.tensor,
+            pipeline_parallel_size=pipeline_parallel_size or (1 if tensor_parallel_size else here.pipeline),
             gpu_memory_utilization=gpu_memory_utilization,
             max_model_len=max_model_len,
             **(options or {}),

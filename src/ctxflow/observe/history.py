@@ -129,6 +129,7 @@ class History:
     :ivar losses: (time, whether it was an eviction) of each worker that was lost and had not been given back.
     :ivar apps: by id, as are `contexts`; `tiers` by name.
     :ivar accounts: what the workers' time went into; `causes`: why calls, contexts and items failed.
+    :ivar plans: (since when, the `Place` command) of each placement that held, in order.
     """
 
     duration: float = 0.0
@@ -143,6 +144,7 @@ class History:
     hosts: set[str] = dataclasses.field(default_factory=set)
     accounts: Accounts = dataclasses.field(default_factory=Accounts)
     causes: Causes = dataclasses.field(default_factory=Causes)
+    plans: list[tuple[float, dict[str, Any]]] = dataclasses.field(default_factory=list)
 
     @property
     def mean_workers(self) -> float:
@@ -249,6 +251,8 @@ class _Reader:
                 buried = self._close(command["items"])
                 history.items.dead += buried
                 history.causes.bury(command["failure"], buried)
+            elif kind == "Place":
+                history.plans.append((time, command))
         history.events += 1
         history.duration = max(history.duration, time)
 

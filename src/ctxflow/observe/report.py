@@ -203,6 +203,10 @@ def _history_data(history: History) -> dict[str, Any]:
                     **_tier_data(history.workers)},
         "hosts": sorted(history.hosts),
         "tiers": {name: _tier_data(tier) for name, tier in history.tiers.items()},
+        "plans": [
+            {"since": time, **{key: plan[key] for key in ("tiers", "workers", "holders", "shares", "reasons")}}
+            for time, plan in history.plans
+        ],
         "losses": [{"time": time, "evicted": evicted} for time, evicted in history.losses],
         "apps": {
             id: {

@@ -11,7 +11,7 @@ from ctxflow.observe.causes import Cause
 from ctxflow.observe.history import App, History, Tier
 from ctxflow.observe.measures import Histogram, percentiles
 from ctxflow.observe.report import Report
-from ctxflow.observe.summary import summary_text
+from ctxflow.observe.summary import percent, summary_text
 from ctxflow.observe.tree import tree_lines
 from ctxflow.observe.words import seconds, table
 
@@ -105,10 +105,38 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
     if len(history.tiers) > 1 or history.workers.jobs_started or history.workers.held:
         rows = [row for name, tier in history.tiers.items() for row in _tier_rows(name, tier)]
         found.append((["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
+    if history.plans:
+        found.append(_plan_table(history))
     lived = [_lifetime_row(name, tier) for name, tier in history.tiers.items() if tier.lifetimes]
     if lived:
         found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
     return found
+
+
+def _plan_table(history: History) -> tuple[list[str], list[list[str]]]:
+    """The placement that held when the log ended: workers by tier, and how many of them hold each context."""
+    since, plan = history.plans[-1]
+    contexts = list(dict.fromkeys(context for context, *_ in [*plan["tiers"], *plan["holders"]]))
+    names = [history.contexts[each].name if each in history.contexts else each for each in contexts]
+    holders = {(context, tier): count for context, tier, count in plan["holders"]}
+    allowed = dict(plan["tiers"])
+    rows = []
+    for tier, low, high in plan["workers"]:
+        cells = [
+            f"{holders[context, tier]:,}" if (context, tier) in holders
+            else "any" if tier in allowed.get(context, (tier,)) else "-"
+            for context in contexts
+        ]  # fmt: skip
+        rows.append([tier, f"{high:,}" if low == high else f"{low:,} to {high:,}", *cells])
+    for app, context, share in plan["shares"]:
+        name = history.apps[app].name if app in history.apps else app
+        rows.append(
+            [f"  {percent(share)} of {name} by {dict(zip(contexts, names, strict=True)).get(context, context)}"]
+        )
+    rows += [[f"  {reason}"] for reason in plan["reasons"]]
+    number = len(history.plans)
+    rows.append([f"  the {number}. placement of the run, since {seconds(since)}"])
+    return ["Planned", "workers", *names], rows
 
 
 def _tier_rows(name: str, tier: Tier) -> list[list[str]]:

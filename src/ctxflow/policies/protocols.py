@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from ctxflow.topology import Topology
 
 
 class ContextOnWorkerView(Protocol):
@@ -55,6 +57,67 @@ class AttemptView(Protocol):
     @property
     def started(self) -> float:
         """Since when."""
+
+
+class SessionView(Protocol):
+    """One session: long-lived state on a worker that makes chunks, goes idle, and comes back."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+
+    @property
+    def app(self) -> str:
+        """The app that makes its chunks."""
+
+    @property
+    def context(self) -> str:
+        """The id of the context that it needs."""
+
+    @property
+    def worker(self) -> str | None:
+        """Who carries it, or is about to; None if nobody does."""
+
+    @property
+    def state(self) -> str:
+        """One of "waiting" (for a worker), "placed" (on one), "migrating" (its state is on its way to one),
+        "suspended"."""
+
+    @property
+    def target(self) -> str | None:
+        """The worker that it goes to at its next chunk boundary, if it is to move."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do before it gets a prompt, or before chunks are taken; also while suspended."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is placed, not idle, and in no step: the next step may have its next chunk made."""
+
+    @property
+    def by_user(self) -> bool:
+        """Whether its user suspended it: then nobody else may resume it."""
+
+    @property
+    def chunks(self) -> int:
+        """How many it has delivered."""
+
+    @property
+    def chunk_seconds(self) -> float | None:
+        """What its last chunk took."""
+
+    @property
+    def state_bytes(self) -> int | None:
+        """The size of its state when that was last kept, frozen or carried."""
+
+    @property
+    def opened(self) -> float:
+        """When it was opened."""
+
+    @property
+    def last_chunk_at(self) -> float | None:
+        """When its last chunk was made."""
 
 
 class WorkerView(Protocol):
@@ -105,6 +168,18 @@ class WorkerView(Protocol):
         """What it runs, by attempt id."""
 
     @property
+    def machine(self) -> str:
+        """What the batch system calls the machine that it is on."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of the GPUs that it was given."""
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by, None for others."""
+
+    @property
     def joined(self) -> float:
         """When it joined."""
 
@@ -128,6 +203,16 @@ class WorkerView(Protocol):
 
     def load_seconds(self, context: str) -> float | None:
         """Measured on this worker for this context."""
+
+    def stage_seconds(self, context: str) -> float | None:
+        """How long its files took to come to this worker, measured."""
+
+    @property
+    def sessions(self) -> Mapping[int, SessionView]:
+        """The sessions that it carries, idle ones too, by number."""
+
+    def step_seconds(self, app: str) -> Mapping[int, float]:
+        """Seconds of a step by how many sessions it served, measured on this worker for this app."""
 
 
 class AppView(Protocol):
@@ -162,6 +247,14 @@ class AppView(Protocol):
         """The largest share of wrong answers that is acceptable."""
 
     @property
+    def error(self) -> float:
+        """The share of wrong answers with its context, 0 where nobody said."""
+
+    @property
+    def alternative_of(self) -> str:
+        """The id of the app whose items it may answer, if the plan says so; "" for one with items of its own."""
+
+    @property
     def backlog(self) -> int:
         """Items queued."""
 
@@ -189,6 +282,10 @@ class AppView(Protocol):
     def order(self) -> int:
         """Its place in the order of declaration."""
 
+    @property
+    def chunk_target(self) -> float | None:
+        """Seconds that a chunk of its sessions may take."""
+
 
 class TierView(Protocol):
     """A kind of worker that the site offers."""
@@ -204,6 +301,14 @@ class TierView(Protocol):
     @property
     def maximum(self) -> int:
         """Never more workers than this."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+
+    @property
+    def machines(self) -> str:
+        """Tiers that have this in common are the same machines, cut into workers differently; "" for none."""
 
     @property
     def price(self) -> float | None:
@@ -226,6 +331,22 @@ class TierView(Protocol):
         """How long its evicted workers lived, None before there was one."""
 
 
+class MachineView(Protocol):
+    """A machine that workers may be on, as the batch system told when it was asked last."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def tier(self) -> str:
+        """The tier whose workers may be on it."""
+
+    @property
+    def topology(self) -> Topology:
+        """What it is made of, and who uses its GPUs, workers of this run among them."""
+
+
 class RegionView(Protocol):
     """A group of workers close to each other."""
 
@@ -244,6 +365,14 @@ class RegionView(Protocol):
     @property
     def power_price(self) -> float | None:
         """Dollars per kWh."""
+
+    @property
+    def tiers(self) -> Sequence[str]:
+        """The tiers whose workers are in it, as far as the site's tiers say it."""
+
+    @property
+    def home(self) -> bool:
+        """Whether items and staged files come from there."""
 
 
 class View(Protocol):
@@ -278,6 +407,14 @@ class View(Protocol):
         """The site's tiers."""
 
     @property
+    def machines(self) -> Mapping[str, MachineView]:
+        """The machines on which workers can be asked for, by name; none before somebody wanted one there."""
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The ids of the GPUs that are kept for workers that have not joined yet, by machine."""
+
+    @property
     def regions(self) -> Mapping[str, RegionView]:
         """The site's regions."""
 
@@ -299,10 +436,23 @@ class View(Protocol):
         """Whether workers of the tier could run the app at all: they have the GPUs, and the plan allows it."""
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs, whatever the plan."""
+        """Whether workers of the tier have what the app's context needs, whatever the plan; none if it is broken."""
 
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
+
+    def free_holders(self, context: str) -> Iterable[WorkerView]:
+        """The free workers that hold the context ready, found without a look at all the others."""
+
+    @property
+    def sessions(self) -> Mapping[int, SessionView]:
+        """All sessions that are open, by number, oldest first."""
+
+    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
+        """Whether a worker may carry a session: it stays, and holds the session's context or could load it."""
+
+    def capacity(self, app: AppView, worker: WorkerView) -> int:
+        """K: the most sessions whose chunks a step of the worker makes while it meets the app's chunk target."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,11 +471,16 @@ class Plan:
     :ivar workers: tier -> (fewest, most) workers; a tier not named keeps the site's bounds.
     :ivar holders: (context, tier) -> the most workers of the tier that hold the context; a pair not named may be held
         by all. Workers beyond that unload it when their call ends, as do those that may not hold it at all.
+    :ivar shares: (app, context) -> the share of the app's items that it answers, for apps that name alternatives; one
+        that is not named here has all its items answered by its own context.
+    :ivar reasons: what is impossible, and which constraint makes it so, a sentence each.
     """
 
     tiers: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     workers: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     holders: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    shares: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    reasons: Sequence[str] = ()
 
     def permits(self, context: str, tier: str) -> bool:
         """Whether the context may be loaded on that tier."""
@@ -337,6 +492,19 @@ class RoutingPolicy(Protocol):
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
         """Choose; called with at least one free worker and one app with a backlog."""
+
+
+@runtime_checkable
+class WarmingPolicy(Protocol):
+    """A routing policy that also has idle workers load contexts ahead of demand."""
+
+    def warm(self, view: View) -> Iterable[Assignment]:
+        """Workers that load an app's context now, without work for it; asked on ticks, while workers are free.
+
+        Taken one by one, so that what an assignment led to can be seen in the view before the next; one that is not
+        possible has no effect. Such a load claims no items, and what it loads is unloaded like any idle context when
+        another needs the room.
+        """
 
 
 class BatchingPolicy(Protocol):
@@ -367,11 +535,57 @@ class PlacementPolicy(Protocol):
         """The placement from now on; asked for on ticks, and when a tier, a context or a worker is new."""
 
 
-class PreemptionPolicy(Protocol):
-    """Who gives way when an app that waits has no worker."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker.
 
-    def victims(self, view: View, app: AppView) -> Sequence[int]:
-        """The attempts that give up their workers for this app: their items go back at no cost."""
+    :ivar app: the most urgent app that waits for it.
+    :ivar affinity: one of `ctxflow.context.AFFINITIES`, or None.
+    """
+
+    app: str
+    priority: int
+    gpus: int
+    affinity: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """Where a worker of its own goes, and who gives way for it there.
+
+    :ivar devices: the ids of its GPUs as the machine's topology has them, neighbours beside each other.
+    :ivar victims: the workers that give way; none if there is room.
+    :ivar aligned: whether the GPUs are as close together as the machine allows.
+    """
+
+    machine: str
+    tier: str
+    devices: tuple[str, ...]
+    victims: tuple[str, ...] = ()
+    aligned: bool = True
+
+
+class PreemptionPolicy(Protocol):
+    """Who gives way when a context that waits needs a worker of its own."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it ever makes room: where it does not, contexts that need it are refused when they are declared."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the batch system may take to give the GPUs that were made free."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds that victims may take to finish what they run."""
+
+    @property
+    def idle(self) -> float:
+        """Seconds without work after which the worker is given back."""
+
+    def victims(self, view: View, request: PlaceRequest) -> Room | None:
+        """The place and the workers that give way for it, None if it fits nowhere."""
 
 
 class ScalingPolicy(Protocol):
@@ -379,3 +593,14 @@ class ScalingPolicy(Protocol):
 
     def target(self, view: View) -> Mapping[str, int]:
         """Tier -> workers wanted."""
+
+
+class SessionPolicy(Protocol):
+    """Which worker carries which session."""
+
+    def place(self, view: View) -> Mapping[int, str | None]:
+        """Session -> the worker that is to carry it, None to suspend it. A session that is not named stays as it is.
+
+        One that is elsewhere migrates at its next chunk boundary; one that was suspended resumes, unless its user
+        suspended it. Asked on ticks, and when a session or a worker comes, goes or changes.
+        """

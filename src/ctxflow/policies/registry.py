@@ -20,8 +20,12 @@ _OWN = {
         "context-affinity": "ctxflow.policies.routing:ContextAffinity",
         "least-loaded": "ctxflow.policies.routing:LeastLoaded",
         "round-robin": "ctxflow.policies.routing:RoundRobin",
+        "sdib": "ctxflow.policies.routing.reactive:Sdib",
+        "skylb": "ctxflow.policies.routing.reactive:SkyLB",
+        "torta": "ctxflow.policies.routing.torta:Torta",
     },
     "batching": {
+        "coalescing": "ctxflow.policies.batching:Coalescing",
         "fixed": "ctxflow.policies.batching:Fixed",
         "opportunistic": "ctxflow.policies.batching:Opportunistic",
     },
@@ -29,18 +33,30 @@ _OWN = {
         "agh": "ctxflow.policies.placement.live:AdaptivePlacement",
         "everywhere": "ctxflow.policies.placement:Everywhere",
     },
-    "preemption": {"none": "ctxflow.policies.preemption:NoPreemption"},
+    "preemption": {
+        "exact": "ctxflow.policies.preemption:ExactPreemption",
+        "imp": "ctxflow.policies.preemption:IncrementalMinimalPreemption",
+        "none": "ctxflow.policies.preemption:NoPreemption",
+        "standard": "ctxflow.policies.preemption:StandardPreemption",
+    },
     "scaling": {
+        "activation": "ctxflow.policies.scaling.activation:Activation",
+        "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
+    },
+    "sessions": {
+        "least-loaded": "ctxflow.policies.sessions:LeastLoadedSessions",
+        "turboserve": "ctxflow.policies.sessions:TurboServe",
     },
 }
 _METHODS = {
     "routing": ("assign",),
     "batching": ("size", "duplicate", "linger"),
     "placement": ("plan",),
-    "preemption": ("victims",),
+    "preemption": ("victims", "reserves", "patience", "grace", "idle"),
     "scaling": ("target",),
+    "sessions": ("place",),
 }
 FAMILIES = tuple(_OWN)
 DEFAULTS = {
@@ -49,6 +65,7 @@ DEFAULTS = {
     "placement": "everywhere",
     "preemption": "none",
     "scaling": "fixed",
+    "sessions": "least-loaded",
 }
 """The policy of each family where nobody chooses."""
 

@@ -1,6 +1,7 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Abandon, Acquire and Release; the run itself Deliver and Bury.
+Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release;
+the run itself the rest, which tell who waits, or a person, but for Place, which is for the log.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler.events import Failure
 
 
@@ -53,6 +55,50 @@ class Run(Command):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """What a step does with one session, in this order.
+
+    :ivar thaw: where its state comes from: "" if the library process has it, "anew" if it has none yet, "kept" if it
+        is the one kept beside its worker, "frozen" if it is in the worker's cache.
+    :ivar made: how many chunks that state has made.
+    :ivar chunk: the chunk to make, counted from 0; None for none.
+    :ivar then: "keep": keep the state beside the worker too; "leave": the same, and have the library process forget it;
+        "freeze": write it to the worker's cache, and have the library process forget it; "drop": forget it wherever
+        it is on the worker; "" for nothing.
+    """
+
+    session: int
+    thaw: str = ""
+    made: int = 0
+    chunk: int | None = None
+    then: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step(Run):
+    """Make the next chunks of several sessions in one call, and do what else is to be done with their states."""
+
+    orders: Sequence[Order] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carry(Command):
+    """Bring a session's state from the cache of the worker `source` to that of `worker`.
+
+    Answered with `StateArrived` or `StateLost`, unless one of the two is lost.
+
+    :ivar made: how many chunks it has made.
+    """
+
+    worker: str
+    source: str
+    session: int
+    made: int
+    digest: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Abandon(Command):
     """Stop a running batch, whose answer nobody wants."""
 
@@ -77,6 +123,49 @@ class Release(Command):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Drain(Command):
+    """A worker gets nothing new: calls that answer their items one by one end after the item in flight."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey(Command):
+    """Find out which machines a tier's workers may be on, and who uses their GPUs: `MachinesFound` answers, always."""
+
+    tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AcquireAt(Command):
+    """Have one worker on this machine with these GPUs, beside those of `Acquire`; it joins with this `pin`.
+
+    :ivar devices: their ids, as the machine's topology has them, in the order in which the worker gets them.
+    """
+
+    pin: int
+    tier: str
+    machine: str
+    devices: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forgo(Command):
+    """The worker of an `AcquireAt` is not wanted any more: what waits is taken back, and nothing starts again."""
+
+    pin: int
+    tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Note(Command):
+    """Tell a person something that was decided, or (`trouble`) that went wrong."""
+
+    text: str
+    trouble: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Deliver(Command):
     """These items of an attempt are answered, for the first and only time.
 
@@ -89,9 +178,71 @@ class Deliver(Command):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DeliverChunk(Command):
+    """A session's chunk was made for the first time.
+
+    :ivar position: which of the step's orders made it.
+    """
+
+    session: int
+    chunk: int
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndTurn(Command):
+    """A session that has got so many prompts makes no more chunks before it gets another."""
+
+    session: int
+    prompts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndSession(Command):
+    """A session is over: by itself or by its user, unless there is a failure."""
+
+    session: int
+    failure: Failure | None = None
+    context: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Bury(Command):
     """These items are dead: no answer will come. `context`: the broken one, if that is why."""
 
     items: Sequence[int]
     failure: Failure
     context: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place(Command):
+    """This plan holds from now on. Nothing is to be carried out: it is for whoever reads the log, and for its replay.
+
+    :ivar tiers: (context, the tiers on which it may be loaded).
+    :ivar workers: (tier, fewest, most).
+    :ivar holders: (context, tier, the most workers that hold it there).
+    :ivar shares: (app, context, the share of the app's items that it answers).
+    :ivar reasons: what is impossible, and why.
+    """
+
+    tiers: Sequence[tuple[str, Sequence[str]]]
+    workers: Sequence[tuple[str, int, int]]
+    holders: Sequence[tuple[str, str, int]]
+    shares: Sequence[tuple[str, str, float]] = ()
+    reasons: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> Place:
+        """What a plan says, in the order of names.
+
+        >>> Place.of(Plan(workers={"fast": (0, 2)}, holders={("c", "fast"): 2}))
+        Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=(), reasons=())
+        """
+        return cls(
+            tuple((context, tuple(sorted(tiers))) for context, tiers in sorted(plan.tiers.items())),
+            tuple((tier, *bounds) for tier, bounds in sorted(plan.workers.items())),
+            tuple((*pair, count) for pair, count in sorted(plan.holders.items())),
+            tuple((*pair, share) for pair, share in sorted(plan.shares.items())),
+            tuple(plan.reasons),
+        )

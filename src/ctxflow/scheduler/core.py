@@ -12,8 +12,8 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, residency, tiers
-from ctxflow.scheduler.commands import Abandon, Command, Run
+from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers, warming
+from ctxflow.scheduler.commands import Abandon, Command, Place, Run
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
 from ctxflow.scheduler.validate import validate
@@ -55,6 +55,7 @@ class Scheduler:
     ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
+            ev.RegionOffered: self._region_offered,
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
             ev.AppDeclared: self._app_declared,
@@ -66,6 +67,7 @@ class Scheduler:
             ev.JobStarted: self._job_changed,
             ev.JobEvicted: self._job_changed,
             ev.JobHeld: self._job_changed,
+            ev.MachinesFound: self._machines_found,
             ev.ContextStaged: self._context_staged,
             ev.ContextReady: self._context_ready,
             ev.ContextFailed: self._context_failed,
@@ -74,6 +76,15 @@ class Scheduler:
             ev.ItemsFinished: self._items_finished,
             ev.BatchEnded: self._batch_ended,
             ev.BatchFailed: self._batch_failed,
+            ev.SessionOpened: lambda e, out: sessions.opened(self.state, e),
+            ev.SessionPrompted: lambda e, out: sessions.prompted(self.state, e.session),
+            ev.ChunksWanted: lambda e, out: sessions.wanted(self.state, e.session, e.wanted),
+            ev.SessionSuspended: lambda e, out: sessions.suspended(self.state, e.session),
+            ev.SessionResumed: lambda e, out: sessions.resumed(self.state, e.session),
+            ev.SessionClosed: lambda e, out: sessions.closed(self.state, e.session, out),
+            ev.StepFinished: self._step_finished,
+            ev.StateArrived: lambda e, out: sessions.arrived(self.state, e),
+            ev.StateLost: lambda e, out: sessions.not_arrived(self.state, e),
             ev.Tick: self._tick,
         }
 
@@ -87,11 +98,18 @@ class Scheduler:
         state = self.state
         state.now = max(state.now, event.time)
         out: list[Command] = []
+        owner = sessions.owner(state, event) if state.sessions else None
         self._handlers[type(event)](event, out)
+        if state.reservations.wants:
+            self._make_room(out)
+        if state.sessions or state.streams.drops:
+            steps.serve(state, owner, out)
         if state.ready:
             self._serve(out)
         elif state.free and state.attempts:
             self._duplicate(event, out)
+        if type(event) is ev.Tick and state.free:
+            warming.warm(state, out)
         return out
 
     def validate(self) -> None:
@@ -117,8 +135,6 @@ class Scheduler:
             given = [self._give(a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
             if not any(given):
                 break
-        if state.ready and not state.free and not state.awaiting:
-            self._preempt(out)
 
     def _give(self, worker_id: str, app_id: str, out: list[Command]) -> bool:
         """Follow an assignment of the routing policy, if it is possible."""
@@ -182,17 +198,15 @@ class Scheduler:
             state.counters.duplicates += 1
             self._start(worker, state.apps[attempt.app], left, attempt.isolated, out)
 
-    def _preempt(self, out: list[Command]) -> None:
+    def _make_room(self, out: list[Command]) -> None:
+        """Contexts that need a worker of their own: ask for it, and have others give way."""
         state = self.state
-        app = min(state.ready.values(), key=urgency)
-        freed = False
-        for number in state.policies.preemption.victims(state, app):
+        for number in list(reservations.overdue(state)):
             if number in state.attempts:
                 attempt = self._stop(number, out)
                 items.requeue(state, attempt, items.unanswered(state, attempt), out)
-                freed = True
-        if freed:
-            self._serve(out)
+        while reservations.follow(state, out):
+            self._scale(out)
 
     def _stop(self, number: int, out: list[Command]) -> Attempt:
         """End a running attempt by force, which costs its worker the context."""
@@ -205,6 +219,7 @@ class Scheduler:
 
     def _lose_context(self, worker: Worker, context: str, out: list[Command]) -> None:
         """A library process is gone, and with it what else it ran: none of that is to blame."""
+        sessions.context_gone(self.state, worker, context)
         for attempt in [a for a in worker.running.values() if a.context == context]:
             self._end(attempt, worker)
             items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
@@ -212,6 +227,7 @@ class Scheduler:
 
     def _end(self, attempt: Attempt, worker: Worker) -> None:
         del self.state.attempts[attempt.id], worker.running[attempt.id]
+        self.state.streams.steps.pop(attempt.id, None)
         held = worker.contexts.get(attempt.context)
         if held is not None:
             held.last_used = self.state.now
@@ -235,6 +251,9 @@ class Scheduler:
 
     # --- declarations
 
+    def _region_offered(self, event: ev.RegionOffered, out: list[Command]) -> None:
+        self.state.regions[event.region.name] = event.region
+
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
         self._plan(out)
@@ -243,6 +262,7 @@ class Scheduler:
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
             self.state.contexts[event.context.id] = ContextState(event.context)
+            reservations.declared(self.state, event.context)
             self._plan(out)
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
@@ -250,13 +270,15 @@ class Scheduler:
         if spec.id not in self.state.apps:
             self.state.contexts[spec.context].apps.append(spec.id)
             self.state.apps[spec.id] = App(spec, order=len(self.state.apps))
+            if spec.alternative_of:
+                self.state.apps[spec.alternative_of].alternatives.append(spec.id)
 
     # --- items
 
     def _items_submitted(self, event: ev.ItemsSubmitted, out: list[Command]) -> None:
         state = self.state
         first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
-        items.submit(state, state.apps[event.app], event.items, out)
+        shares.submit(state, state.apps[event.app], event.items, out)
         if first and state.ready:
             self._scale(out)
 
@@ -281,6 +303,9 @@ class Scheduler:
         state.workers[worker.id] = worker
         state.counters.joined += 1
         tiers.joined(state, worker)
+        if worker.pin is not None:
+            reservations.joined(state, worker, out)
+        state.streams.unsettled = True
         state.update_free(worker)
         self._plan(out)
         self._scale(out)
@@ -292,6 +317,7 @@ class Scheduler:
             return
         evicted = event.evicted or worker.noticed is not None
         taken = evicted and not worker.draining  # One that was given back was not taken.
+        steps.worker_lost(state, worker, evicted, out)
         state.counters.lost += 1
         state.counters.evicted += taken
         tiers.gone(state, worker, taken)
@@ -302,6 +328,7 @@ class Scheduler:
             residency.lost(state, worker, out)
         for context_state in state.contexts.values():
             context_state.suspects.pop(worker.id, None)
+        reservations.lost(state, worker, out)
         state.update_free(worker)
         for attempt in list(worker.running.values()):
             self._end(attempt, worker)
@@ -322,10 +349,16 @@ class Scheduler:
         worker = self.state.workers.get(event.worker)
         if worker is not None and worker.noticed is None:
             worker.noticed = self.state.now
+            self.state.streams.unsettled = True
             self.state.update_free(worker)
 
     def _job_changed(self, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld, out: list[Command]) -> None:
         tiers.job_changed(self.state, event)
+        if isinstance(event, ev.JobStarted) and event.pin is not None:
+            reservations.started(self.state, event.pin)
+
+    def _machines_found(self, event: ev.MachinesFound, out: list[Command]) -> None:
+        reservations.surveyed(self.state, event, out)
 
     # --- contexts
 
@@ -345,6 +378,8 @@ class Scheduler:
         worker = self.state.workers.get(event.worker)
         if worker is not None:
             residency.failed(self.state, worker, event.context, event.failure, out)
+            sessions.context_failed(self.state, worker, event.context)
+            self.state.streams.unsettled = True
 
     def _context_unloaded(self, event: ev.ContextUnloaded, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
@@ -391,7 +426,14 @@ class Scheduler:
         residency.used(self.state, worker, attempt.context, out)
         items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
 
+    def _step_finished(self, event: ev.StepFinished, out: list[Command]) -> None:
+        orders = self.state.streams.steps.get(event.attempt, ())
+        found = self._attempt(event.worker, event.attempt)
+        if found is not None:
+            steps.finished(self.state, *found, orders, event, out)
+
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
+        orders = self.state.streams.steps.get(event.attempt)
         found = self._attempt(event.worker, event.attempt)
         if found is None:
             return
@@ -402,6 +444,9 @@ class Scheduler:
             self._lose_context(worker, attempt.context, out)
         else:
             residency.used(self.state, worker, attempt.context, out)
+        if orders is not None:
+            steps.failed(self.state, attempt, orders, event.failure, out)
+            return
         left = items.unanswered(self.state, attempt)
         if event.at is None:
             items.failed(self.state, attempt, left, event.failure, out)
@@ -412,10 +457,16 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
+        self.state.arrivals.note(self.state.now, self.state.apps.values())
+        self.state.streams.unsettled = True
         self._plan(out)
         self._scale(out)
 
     def _plan(self, out: list[Command]) -> None:
         """Place anew: on ticks, and when a tier, a context or a worker is new."""
-        self.state.plan = self.state.policies.placement.plan(self.state)
+        plan = self.state.policies.placement.plan(self.state)
+        if plan != self.state.plan:
+            self.state.plan = plan
+            out.append(Place.of(plan))
+            shares.follow(self.state, out)
         residency.follow(self.state, out)

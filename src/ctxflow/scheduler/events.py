@@ -35,6 +35,7 @@ class ContextSpec:
 
     :ivar files: whether it has files that must be staged.
     :ivar level: how much of it a worker keeps from one call to the next, one of `LEVELS`.
+    :ivar affinity: how close together its GPUs have to be, one of `ctxflow.context.AFFINITIES`, or None.
     """
 
     id: str
@@ -44,6 +45,7 @@ class ContextSpec:
     memory: int | None = None
     gpu_memory: int | None = None
     level: str = PERVASIVE
+    affinity: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +56,12 @@ class AppSpec:
     :ivar batch_size: the user's wish for the items of a batch.
     :ivar deadline: when the results are wanted, on the run's clock.
     :ivar retries: how often an item that raises on its own is tried again.
+    :ivar error: the share of wrong answers with its context.
+    :ivar alternative_of: an app declared before, whose items it may answer with its own context: nothing is submitted
+        to it, the plan divides that app's items.
+    :ivar sessions: whether it has no items, but sessions, which make chunks.
+    :ivar chunk_target: seconds that a chunk may take, None if that does not matter.
+    :ivar keep_every: after how many chunks a session's state is kept beside its worker, None for never.
     """
 
     id: str
@@ -66,11 +74,22 @@ class AppSpec:
     retries: int = 0
     max_delay: float | None = None
     max_error: float | None = None
+    error: float = 0.0
+    alternative_of: str = ""
+    sessions: bool = False
+    chunk_target: float | None = None
+    keep_every: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker said of itself when it joined. Sizes in bytes, None where unknown."""
+    """What a worker said of itself when it joined. Sizes in bytes, None where unknown.
+
+    :ivar machine: what the batch system calls its host, where that is another name.
+    :ivar devices: the ids of its GPUs.
+    :ivar topology: its machine's, as `ctxflow.topology.to_graph` writes it.
+    :ivar pin: the number of the `AcquireAt` that it was asked for by; None for others.
+    """
 
     id: str
     host: str = "localhost"
@@ -83,11 +102,20 @@ class WorkerSpec:
     gpu_memory: int | None = None
     topology: Mapping[str, Any] | None = None
     acquired: bool = True  # Else it was started by hand, beside those that are asked for.
+    machine: str = ""
+    devices: Sequence[str] = ()
+    pin: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TierSpec:
-    """A kind of worker that the site offers."""
+    """A kind of worker that the site offers.
+
+    :ivar gpu_memory: bytes on each GPU, None if the site does not say.
+    :ivar machines: tiers of one name here are the same machines, cut into workers differently.
+    :ivar machine_gpus: the GPUs of one of its machines, where workers can be asked for on a machine of one's choice;
+        0 where they cannot.
+    """
 
     name: str
     minimum: int = 0
@@ -95,6 +123,25 @@ class TierSpec:
     gpus: int = 0
     price: float | None = None
     boot_seconds: float | None = None
+    gpu_memory: int | None = None
+    machines: str = ""
+    machine_gpus: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionSpec:
+    """A group of workers close to each other. Seconds and bytes a second to others, by name; dollars a kWh.
+
+    :ivar tiers: the tiers whose workers are in it, as far as tiers say it.
+    :ivar home: whether items and staged files come from there.
+    """
+
+    name: str
+    latency: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    bandwidth: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    power_price: float | None = None
+    tiers: Sequence[str] = ()
+    home: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +175,13 @@ class TierOffered(Event):
     """The site offers a tier (or changes its bounds)."""
 
     tier: TierSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionOffered(Event):
+    """The site has a region; it is told before the tiers are."""
+
+    region: RegionSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,11 +241,13 @@ class JobStarted(Event):
     """A worker's job runs; its worker is about to join.
 
     :ivar waited: seconds from asking for it, or from its last eviction, to running; None where nobody knows.
+    :ivar pin: the number of the `AcquireAt` that it was asked for by; None for others.
     """
 
     tier: str
     job: str
     waited: float | None = None
+    pin: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,6 +265,19 @@ class JobHeld(Event):
 
     tier: str
     job: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MachinesFound(Event):
+    """The answer to a `Survey`: the machines that a tier's workers may be on.
+
+    :ivar machines: by name, each one's topology as `ctxflow.topology.to_graph` writes it, with who uses which GPU.
+    :ivar reason: why there are none, where the batch system cannot be asked.
+    """
+
+    tier: str
+    machines: Mapping[str, Mapping[str, Any]]
     reason: str = ""
 
 
@@ -300,6 +369,90 @@ class BatchFailed(Event):
     lost_context: bool = False
     exception: Any = dataclasses.field(default=None, repr=False, compare=False)
     at: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionOpened(Event):
+    """A session begins, with so many prompts; its number is new. Chunks are wanted up to the `wanted`th."""
+
+    session: int
+    app: str
+    wanted: int
+    prompts: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionPrompted(Event):
+    """A session has got a prompt, for the next chunk that was not begun."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChunksWanted(Event):
+    """Chunks of a session are wanted up to the `wanted`th: who takes them has taken others."""
+
+    session: int
+    wanted: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionSuspended(Event):
+    """A session is to make no chunks and to leave its worker, until it is resumed."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionResumed(Event):
+    """A suspended session is to go on, on whichever worker."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionClosed(Event):
+    """Nobody wants anything of a session any more."""
+
+    session: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFinished(Event):
+    """A step has ended. `results` is the engine's, as `BatchFinished`'s.
+
+    :ivar seconds: what it took.
+    :ivar outcomes: what came of each of the step's orders, in their order. "made": it made its chunk; "idle" and
+        "last": what the app said with that; "kept": the bytes of its state, which is kept beside its worker now;
+        "frozen": [digest, bytes] of its state, which is in the worker's cache and no longer in the library process;
+        "lost": why the state that it was to go on from cannot be had; "failure": what is wrong with the session
+        itself. Each only where it is so.
+    """
+
+    worker: str
+    attempt: int
+    seconds: float
+    outcomes: Sequence[Mapping[str, Any]]
+    results: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateArrived(Event):
+    """A session's state, with so many chunks made, is in the cache of the worker that it was carried to."""
+
+    worker: str
+    session: int
+    made: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateLost(Event):
+    """A session's state could not be carried to a worker."""
+
+    worker: str
+    session: int
+    made: int
+    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,6 +29,16 @@ def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) 
     _queued(state, app, out)
 
 
+def requeue_all(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
+    """These open items, and what must run alone, are all that an app has queued from now on."""
+    state.open.update(dict.fromkeys(items, app))
+    app.queue = collections.deque(items)
+    app.cancelled = 0
+    app.held_until = None
+    _taken(state, app)
+    _queued(state, app, out)
+
+
 def _queued(state: RunState, app: App, out: list[Command]) -> None:
     """Note that an app has work, or bury the work if its context is broken."""
     broken = state.contexts[app.context].broken
@@ -109,12 +119,17 @@ def _close(state: RunState, items: Iterable[int]) -> None:
 
 
 def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]) -> None:
-    """All that is queued for an app whose context is broken dies."""
+    """All that is queued for an app whose context is broken dies; of an alternative, it goes to whose it is."""
     waiting = [*_open_ones(state, app), *(item for group in app.isolated for item in group)]
     app.isolated.clear()
     app.isolated_items = 0
     _taken(state, app)
-    if waiting:
+    own = state.apps.get(app.spec.alternative_of)
+    if own is not None:  # Which its items can do without.
+        own.queue.extendleft(reversed(waiting))
+        state.open.update(dict.fromkeys(waiting, own))
+        _queued(state, own, out)
+    elif waiting:
         _bury(state, waiting, failure, out, app.context)
 
 

@@ -18,6 +18,7 @@ from ctxflow.policies.registry import FAMILIES, described
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.core import Scheduler
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import Limits, Policies
 from ctxflow.version import __version__
 
@@ -190,6 +191,8 @@ def _decode(record: dict[str, Any]) -> Any:
     for name, value in values.items():
         if name == "items":
             values[name] = [item for first, end in value for item in range(first, end)]
+        elif name == "devices":
+            values[name] = tuple(value)
         elif dataclasses.is_dataclass(hints[name]):
             values[name] = _decode(value)
     return cls(**values)
@@ -199,7 +202,8 @@ def _defaults(command: str) -> dict[str, Any]:
     """The defaults of a command's fields: a log of an earlier version lacks fields that came later."""
     kind = getattr(cmd, command, None)
     fields = dataclasses.fields(kind) if kind is not None else ()
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    found = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:
@@ -210,6 +214,11 @@ def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:
     :raises ValueError: at the first event that leads to other commands; and if no scheduler is given and the log does
         not say how its run decides.
     """
+    return sum(1 for _ in replayed(lines, scheduler))
+
+
+def replayed(lines: Iterable[str], scheduler: Scheduler | None = None) -> Iterator[tuple[ev.Event, RunState]]:
+    """The same step by step: each event with the run's state after it, which is one object that goes on changing."""
     lines = iter(lines)
     if scheduler is None:
         first = next(lines, "")
@@ -220,10 +229,8 @@ def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:
                 "scheduler with them, and give it to `replay`"
             )
         scheduler = setup.scheduler()
-    count = 0
-    for event, recorded in read(lines):
-        count += 1
+    for count, (event, recorded) in enumerate(read(lines), 1):
         commands = [json.loads(_text(command)) for command in scheduler.handle(event)]
         if commands != [{**_defaults(command["is"]), **command} for command in recorded]:
             raise ValueError(f"event {count} ({type(event).__name__}) led to {recorded}, but now leads to {commands}")
-    return count
+        yield event, scheduler.state

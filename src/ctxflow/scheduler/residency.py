@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items
+from ctxflow.scheduler import items, reservations, shares
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
@@ -27,14 +27,22 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
-    """Whether the app's context may be loaded on a worker that does not hold it."""
-    context = state.contexts[app.context]
-    if app.unclaimed <= 0 or not _able(state, worker, context.spec) or _held_by_enough(state, worker, context):
+    """Whether the app's context may be loaded for its queue on a worker that does not hold it."""
+    return app.unclaimed > 0 and loadable(state, worker, state.contexts[app.context])
+
+
+def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
+    """Whether a context may be loaded on a worker that does not hold it."""
+    if not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
+    return trusted(state, worker, context)
+
+
+def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
+    """Whether a worker may be asked to build a context: a suspect one where there is nobody else, after a pause."""
     if worker.id not in context.suspects:
         return True
-    # A suspect worker is asked again only where there is nobody else, and after a pause.
-    if any(w.id not in context.suspects and _able(state, w, context.spec) for w in state.workers.values()):
+    if any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values()):
         return False
     if state.now < context.retry_at:
         state.wake(context.retry_at)
@@ -42,23 +50,32 @@ def admissible(state: RunState, worker: Worker, app: App) -> bool:
     return True
 
 
-def _able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
     if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
         return False
-    return state.plan.permits(wanted.id, worker.tier)
+    if not reservations.may_hold(state, worker, wanted):
+        return False
+    return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 
 
-def begin(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
-    """Stage or load the app's context on a worker, unloading the least recently used ones that are in its way."""
+def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: bool = False) -> bool:
+    """Stage or load the app's context on a worker, unloading the least recently used ones that are in its way.
+
+    :param ahead: of demand: nothing that is queued counts on it.
+    """
     context = state.contexts[app.context]
     unload = _in_the_way(state, worker, context.spec)
     if unload is None:
         return False
     for other in unload:
         _unload(state, worker, other, out)
-    claim = Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))))
-    app.claimed += claim.items
+    claim = (
+        None
+        if ahead
+        else Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
+    )
+    app.claimed += claim.items if claim is not None else 0
     stages = context.spec.files and context.spec.id not in worker.staged
     step, first = (Stage, "staging") if stages else (Load, "loading")
     worker.contexts[context.spec.id] = OnWorker(context.spec.id, first, state.now, state.now, claim=claim)
@@ -110,6 +127,7 @@ def staged(state: RunState, worker: Worker, context: str, out: list[Command]) ->
     """The files are there: build."""
     held = worker.contexts.get(context)
     if held is not None and held.state == "staging":
+        worker.staging_seconds[context] = state.now - held.since
         held.state, held.since = "loading", state.now
         if state.contexts[context].spec.level == PARTIAL:
             worker.staged.add(context)
@@ -182,6 +200,8 @@ def follow(state: RunState, out: list[Command]) -> None:
 
 
 def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
+    if worker.pin is not None:  # It is here for this context alone, and no plan counts on it.
+        return False
     most = state.plan.holders.get((context, worker.tier))
     many = most is not None and state.contexts[context].on_tier[worker.tier] > most
     return many or not state.plan.permits(context, worker.tier)
@@ -189,7 +209,7 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether as many workers of the tier hold the context as the plan wants."""
-    most = state.plan.holders.get((context.spec.id, worker.tier))
+    most = None if worker.pin is not None else state.plan.holders.get((context.spec.id, worker.tier))
     return most is not None and context.on_tier[worker.tier] >= most
 
 
@@ -262,17 +282,19 @@ def _break(state: RunState, context: ContextState, failure: Failure, out: list[C
     context.broken = failure
     for app in context.apps:
         items.bury_backlog(state, state.apps[app], failure, out)
+        shares.stop(state, state.apps[app], out)
 
 
 def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
     """How many workers could build a context, of those that are there and those that were asked for."""
-    able = sum(other is worker or _able(state, other, wanted) for other in state.workers.values())
+    builders = sum(other is worker or able(state, other, wanted) for other in state.workers.values())
     asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
-    return max(able, asked)
+    return max(builders, asked)
 
 
 def _idle(worker: Worker) -> list[str]:
-    """The contexts that are ready and run nothing, least recently used first."""
+    """The contexts that are ready, run nothing and carry no session, least recently used first."""
     busy = {attempt.context for attempt in worker.running.values()}
+    busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
     return [h.context for h in held if h.state == "ready" and h.context not in busy]

@@ -7,10 +7,14 @@ that it calls).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, Plan, RegionView, TierView, WorkerView
-from ctxflow.scheduler import residency
+from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
+from ctxflow.scheduler import residency, steps
+from ctxflow.scheduler import sessions as streams
+from ctxflow.scheduler.arrivals import Arrivals
+from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import (
     App,
     Attempt,
@@ -18,6 +22,7 @@ from ctxflow.scheduler.state import (
     Counters,
     Limits,
     Policies,
+    Session,
     Tier,
     Worker,
 )
@@ -40,11 +45,14 @@ class RunState:
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
         self.tiers: dict[str, Tier] = {}
-        self.regions: Mapping[str, RegionView] = {}
-        self.forecast: Mapping[str, float] | None = None
+        self.regions: dict[str, RegionView] = {}
+        self.arrivals = Arrivals()  # Kept by core.py, on ticks.
+        self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
+        # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
+        self._holders_free: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready: dict[str, App] = {}
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
@@ -55,12 +63,20 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
+        # Apps whose items the plan divides among contexts -> whose the next item is; kept by shares.py.
+        self.deals: dict[str, Deal] = {}
+        self.streams = streams.Sessions()
         self.next_attempt = 1
         self.wake_at: float | None = None
         # No call is given before this share of the workers asked for is connected; kept by tiers.py, as is the next.
         self.start_when = start_when
         self.awaiting = start_when > 0
         self.scaled_at = 0.0
+
+    @property
+    def forecast(self) -> Mapping[str, float] | None:
+        """Items expected per second by app; worked out when somebody asks."""
+        return self.arrivals.forecast()
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """What the batching policy would give this worker's next batch of the app."""
@@ -70,18 +86,62 @@ class RunState:
         """Whether a free worker could run the app now, or load its context for it."""
         return residency.can_run(self, self.workers[worker.id], self.apps[app.id])
 
+    @property
+    def sessions(self) -> Mapping[int, Session]:
+        """All sessions that are open, oldest first."""
+        return self.streams.open
+
+    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
+        """Whether a worker may carry a session."""
+        return streams.can_carry(self, self.streams.open[session.id], self.workers[worker.id])
+
+    def capacity(self, app: AppView, worker: WorkerView) -> int:
+        """K of an app on a worker."""
+        return steps.capacity(self, app, worker)
+
     def holders(self, context: str) -> int:
         """How many workers hold or load the context."""
         state = self.contexts.get(context)
         return state.holders if state else 0
+
+    def free_holders(self, context: str) -> list[Worker]:
+        """The free workers that hold the context ready, longest known as such first."""
+        known = self._holders_free.get(context)
+        if not known:
+            return []
+        found = []
+        for worker in list(known.values()):
+            held = worker.contexts.get(context)
+            if held is None or worker.id not in self.free:
+                del known[worker.id]
+            elif held.state == "ready":
+                found.append(worker)
+        return found
+
+    @property
+    def machines(self) -> Mapping[str, Machine]:
+        """The machines on which workers can be asked for."""
+        return self.reservations.machines
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet."""
+        return self.reservations.reserved
 
     def permits(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""
         return self.able(app, tier) and self.plan.permits(app.context, tier.name)
 
     def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs."""
-        return self.contexts[app.context].spec.gpus <= self.tiers[tier.name].spec.gpus
+        """Whether workers of the tier have the GPUs and the memory on each that the app's context declares.
+
+        Not if it is broken. What it took where it was built does not count: some take what there is.
+        """
+        context, offered = self.contexts[app.context], self.tiers[tier.name]
+        if context.broken is not None or context.spec.gpus > offered.gpus:
+            return False
+        needed = context.spec.gpu_memory if context.spec.gpus else None
+        return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.
@@ -96,6 +156,8 @@ class RunState:
         """Put a worker where it belongs after its slots changed."""
         if self.usable(worker) and worker.id in self.workers:
             self.free.setdefault(worker.id, worker)
+            for context in worker.contexts:
+                self._holders_free.setdefault(context, {})[worker.id] = worker
         else:
             self.free.pop(worker.id, None)
 

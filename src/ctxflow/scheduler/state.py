@@ -16,10 +16,14 @@ from ctxflow.policies.protocols import (
     PreemptionPolicy,
     RoutingPolicy,
     ScalingPolicy,
+    SessionPolicy,
 )
 from ctxflow.policies.registry import DEFAULTS, described, make
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, TierSpec, WorkerSpec
 from ctxflow.scheduler.pace import CallCost, Pace
+
+STEP_WEIGHT = 0.3  # Of the last step in the average of those with as many sessions.
+STEP_MEMORY = 60.0  # Seconds for which steps with so many sessions are remembered.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Policies:
     placement: PlacementPolicy
     preemption: PreemptionPolicy
     scaling: ScalingPolicy
+    sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
     choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -113,6 +118,73 @@ class Attempt:
     answered: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    """A session's state in the cache of a worker, with so many chunks made."""
+
+    worker: str
+    made: int
+    digest: str
+    bytes: int
+
+
+@dataclasses.dataclass(slots=True)
+class Session:
+    """One session; only sessions.py changes it.
+
+    :ivar state: "waiting", "placed", "migrating", "suspended".
+    :ivar worker: who owns it (placed), or will (migrating).
+    :ivar target: where it goes at its next chunk boundary.
+    :ivar suspending: whether it is to be, or is, suspended; `by_user`: by its user.
+    :ivar chunks: delivered so far. `made`: by the state that it goes on from; `kept`: by the one that is kept beside
+        its worker, 0 if none is; `begun`: that were begun at some time.
+    :ivar loaded: whether its state is in its worker's library process.
+    :ivar step: the attempt that it is in.
+    :ivar prompts: that it has got, and how many had been got when its last chunk was begun for the first time.
+    :ivar turn_over: whether it makes nothing before it gets a prompt.
+    :ivar group: sessions of a group share no step with others, 0 for none; until `doubtful` chunks are made.
+    """
+
+    id: int
+    app: str
+    context: str
+    opened: float
+    keep_every: int | None
+    wanted: int
+    state: str = "waiting"
+    worker: str | None = None
+    target: str | None = None
+    suspending: bool = False
+    by_user: bool = False
+    chunks: int = 0
+    made: int = 0
+    kept: int = 0
+    begun: int = 0
+    loaded: bool = False
+    frozen: Frozen | None = None
+    step: int | None = None
+    prompts: int = 0
+    prompts_begun: int = 0
+    turn_over: bool = False
+    group: int = 0
+    doubtful: int = 0
+    crashes: int = 0
+    losses: int = 0
+    chunk_seconds: float | None = None
+    state_bytes: int | None = None
+    last_chunk_at: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return self.turn_over or self.chunks >= self.wanted or (self.suspending and self.by_user)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step may make its next chunk."""
+        return self.state == "placed" and self.step is None and not self.idle and not self.suspending
+
+
 @dataclasses.dataclass(slots=True)
 class Worker:
     """One connected worker."""
@@ -125,8 +197,12 @@ class Worker:
     draining: bool = False
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
     staged: set[str] = dataclasses.field(default_factory=set)
+    sessions: dict[int, Session] = dataclasses.field(default_factory=dict)  # That it owns; kept by sessions.py.
+    # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
+    steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)
 
     # Read in every decision, so copied out of the specification.
     id: str = ""
@@ -149,8 +225,23 @@ class Worker:
 
     @property
     def acquired(self) -> bool:
-        """Whether it was asked for, and not started by hand."""
-        return self.spec.acquired
+        """Whether it is one of those that were asked for by number, and neither started by hand nor pinned."""
+        return self.spec.acquired and self.spec.pin is None
+
+    @property
+    def pin(self) -> int | None:
+        """The number of the reservation that it was asked for by."""
+        return self.spec.pin
+
+    @property
+    def machine(self) -> str:
+        """What the batch system calls its host."""
+        return self.spec.machine or self.spec.host
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The ids of its GPUs."""
+        return self.spec.devices
 
     @property
     def region(self) -> str:
@@ -191,6 +282,22 @@ class Worker:
         """The last load's."""
         return self.context_seconds.get(context)
 
+    def stage_seconds(self, context: str) -> float | None:
+        """The last staging's."""
+        return self.staging_seconds.get(context)
+
+    def step_seconds(self, app: str) -> Mapping[int, float]:
+        """Moving averages by the number of sessions."""
+        return {count: seconds for count, (seconds, _) in self.steps.get(app, {}).items()}
+
+    def learn_step(self, app: str, count: int, seconds: float, now: float) -> None:
+        """A step of so many sessions has ended; numbers not seen for a while are forgotten, so as to be tried again."""
+        known = self.steps.setdefault(app, {})
+        before = known.get(count)
+        known[count] = (seconds if before is None else before[0] + STEP_WEIGHT * (seconds - before[0]), now)
+        for old in [n for n, (_, at) in known.items() if at < now - STEP_MEMORY]:
+            del known[old]
+
 
 @dataclasses.dataclass(slots=True)
 class App:
@@ -208,6 +315,7 @@ class App:
     arrived: int = 0
     waiting_since: float | None = None
     held_until: float | None = None
+    alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
     call_cost: CallCost = dataclasses.field(default_factory=CallCost)
 
     # Read in every decision, so copied out of the specification.
@@ -244,6 +352,11 @@ class App:
         return self.call_cost.error
 
     @property
+    def chunk_target(self) -> float | None:
+        """Seconds that a chunk of its sessions may take."""
+        return self.spec.chunk_target
+
+    @property
     def max_delay(self) -> float | None:
         """The longest an item may take."""
         return self.spec.max_delay
@@ -252,6 +365,16 @@ class App:
     def max_error(self) -> float | None:
         """The largest acceptable share of wrong answers."""
         return self.spec.max_error
+
+    @property
+    def error(self) -> float:
+        """The share of wrong answers with its context."""
+        return self.spec.error
+
+    @property
+    def alternative_of(self) -> str:
+        """The app whose items it may answer."""
+        return self.spec.alternative_of
 
 
 @dataclasses.dataclass(slots=True)
@@ -280,17 +403,21 @@ class ContextState:
 class Tier:
     """A tier of the site, and what was measured of it; only tiers.py changes it.
 
+    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
+    :ivar emptying: those that are given back when their sessions have left them.
     :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.
     """
 
     spec: TierSpec
+    gpu_memory: int | None = None
     asked: int | None = None
     connected: int = 0
+    emptying: set[str] = dataclasses.field(default_factory=set)
     worker_seconds: float = 0.0
     gpu_seconds: float = 0.0
     lifetimes: list[float] | None = None
@@ -304,6 +431,16 @@ class Tier:
     def name(self) -> str:
         """Its name."""
         return self.spec.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+        return self.spec.gpus
+
+    @property
+    def machines(self) -> str:
+        """What it shares with other tiers."""
+        return self.spec.machines
 
     @property
     def minimum(self) -> int:
@@ -352,4 +489,8 @@ class Counters:
     lost: int = 0
     evicted: int = 0
     crashes: int = 0
+    steps: int = 0
+    chunks: int = 0
+    migrations: int = 0
+    suspensions: int = 0
     loads: int = 0

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import reservations
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.state import Tier, Worker
 
@@ -21,7 +22,7 @@ def offered(state: RunState, spec: ev.TierSpec) -> None:
     known = state.tiers.get(spec.name)
     if known is None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
-        state.tiers[spec.name] = Tier(spec, connected=connected)
+        state.tiers[spec.name] = Tier(spec, spec.gpu_memory, connected=connected)
     else:
         known.spec = spec
 
@@ -34,7 +35,7 @@ def scale(state: RunState, out: list[Command]) -> None:
         if tier is None:
             continue
         low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
-        target = max(low, min(high, wanted))
+        target = reservations.bound(state, name, max(low, min(high, wanted)))
         if tier.asked != target:
             tier.asked = target
             out.append(Acquire(name, target))
@@ -43,17 +44,39 @@ def scale(state: RunState, out: list[Command]) -> None:
 
 
 def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
-    """Give back idle workers beyond the target; busy ones are looked at again on the next tick.
+    """Give back workers beyond the target: idle ones at once, those that carry sessions when these have left them.
 
-    Those that were started by hand are nobody's to give back, and do not count.
+    Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
+    and do not count.
     """
-    if tier.connected <= target:
+    if tier.connected <= target and not tier.emptying:
         return
-    held = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not w.draining]
-    idle = sorted((w for w in held if not w.running and not w.loading), key=lambda w: len(w.contexts))
-    for worker in idle[: max(0, len(held) - target)]:
-        worker.draining = True
-        state.update_free(worker)
+    held = [
+        w
+        for w in state.workers.values()
+        if w.tier == tier.name and w.acquired and (not w.draining or w.id in tier.emptying)
+    ]
+    surplus = max(0, len(held) - target)
+    able = [w for w in held if not w.loading and not any(attempt.items for attempt in w.running.values())]
+    able.sort(key=lambda w: (len(w.sessions), len(w.contexts)))
+    for worker in able[:surplus]:
+        _give_back(state, tier, worker, out)
+    for worker in able[surplus:]:
+        if worker.id in tier.emptying:  # It is wanted again.
+            tier.emptying.remove(worker.id)
+            worker.draining = False
+            state.update_free(worker)
+
+
+def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) -> None:
+    worker.draining = True
+    state.update_free(worker)
+    if worker.sessions or worker.running:
+        if worker.id not in tier.emptying:
+            tier.emptying.add(worker.id)
+            state.streams.unsettled = True
+    else:
+        tier.emptying.discard(worker.id)
         out.append(Release(worker.id))
 
 
@@ -88,6 +111,8 @@ def joined(state: RunState, worker: Worker) -> None:
     tier = state.tiers.get(worker.tier)
     if tier is not None:
         tier.connected += worker.acquired
+        known = [each for each in (tier.gpu_memory, worker.spec.gpu_memory) if each is not None]
+        tier.gpu_memory = min(known, default=None)
 
 
 def gone(state: RunState, worker: Worker, evicted: bool) -> None:
@@ -96,6 +121,7 @@ def gone(state: RunState, worker: Worker, evicted: bool) -> None:
     if tier is None:
         return
     tier.connected -= worker.acquired
+    tier.emptying.discard(worker.id)
     tier.worker_seconds += state.now - worker.joined
     tier.gpu_seconds += (state.now - worker.joined) * worker.gpus
     if evicted:
@@ -110,7 +136,7 @@ def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHe
     if tier is None:
         return
     if isinstance(event, ev.JobStarted):
-        tier.jobs_started += 1
+        tier.jobs_started += event.pin is None
     elif isinstance(event, ev.JobEvicted):
         tier.jobs_evicted += 1
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ctxflow.scheduler import sessions
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
 from ctxflow.scheduler.run_state import RunState
 
@@ -17,6 +18,8 @@ def validate(state: RunState) -> None:
     _check_workers(state)
     _check_contexts(state)
     _check_tiers(state)
+    _check_reservations(state)
+    sessions.validate(state)
 
 
 def _check_items(state: RunState) -> None:
@@ -25,6 +28,8 @@ def _check_items(state: RunState) -> None:
     queued = Counter(item for items in (*waiting.values(), *groups) for item in items)
     assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
     assert all(times == 1 for times in queued.values()), "an item is queued twice"
+    owners = [(item, app) for app in state.apps.values() for item in waiting[app.id]]
+    assert all(state.open[item] is app for item, app in owners), "an item is queued for an app that it is not noted for"
     assert not queued.keys() & assigned.keys(), "an item is both queued and assigned"
     assert queued.keys() | assigned.keys() == state.open.keys(), "an open item is neither queued nor assigned"
     assert {item: n for item, n in assigned.items() if n > 1} == state.copies, "the copies of items are miscounted"
@@ -82,3 +87,23 @@ def _check_tiers(state: RunState) -> None:
     for name, tier in state.tiers.items():
         here = sum(worker.tier == name and worker.acquired for worker in state.workers.values())
         assert tier.connected == here, f"{name}: workers are miscounted"
+
+
+def _check_reservations(state: RunState) -> None:
+    every = state.reservations.all
+    holders = [each.worker for each in every.values() if each.worker is not None]
+    assert len(holders) == len(set(holders)), "two places have one worker"
+    contexts = [each.context for each in every.values()]
+    assert len(contexts) == len(set(contexts)), "two places are kept for one context"
+    for pin, each in every.items():
+        assert each.pin == pin and each.context in state.reservations.wants, f"place {pin} is kept for nobody"
+        assert (each.state == "held") == (each.worker is not None), f"place {pin} is wrongly (not) held"
+        if each.worker is not None:
+            assert state.workers[each.worker].pin == pin, f"place {pin} is held by a worker of another"
+        if each.state == "clearing":
+            left = [state.workers[name] for name in each.room.victims if name in state.workers]
+            assert all(worker.draining for worker in left), f"a worker that gives way for place {pin} goes on"
+            assert all(not state.workers[name].running for name in each.released if name in state.workers)
+    for worker in state.workers.values():
+        if worker.pin is not None:
+            assert worker.id in holders or worker.draining, f"{worker.id} was asked for, and has no place"

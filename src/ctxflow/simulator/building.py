@@ -22,6 +22,7 @@ from ctxflow.simulator.staging import Origin, Part, TreeStaging
 from ctxflow.simulator.times import Drawn, GpuTimes, Kind, MixedTimes
 from ctxflow.simulator.workload_file import AppEntry, ContextEntry, WorkloadFile
 from ctxflow.sites import Site
+from ctxflow.sites.region import region_of, region_specs
 
 _BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
 
@@ -63,6 +64,7 @@ def _plain(scenario: Scenario, tier: Tier) -> list[Machine]:
             f"{spec.name}-{number}",
             tier.gpu_model,
             spec.name,
+            region_of(scenario.site.regions, scenario.site.home, spec.name),
             gpus=spec.gpus,
             slots=scenario.site.slots,
             memory=tier.memory,
@@ -80,9 +82,10 @@ def _as_recorded(site: Site, tier: Tier, places: Sequence[Place], paces: dict[st
             name = f"{stay.worker}{'+' * copy}"
             paces[name] = stay.pace
             host = f"{stay.host}{'+' * copy}"
+            region = region_of(site.regions, site.home, tier.spec.name, host)
             model = stay.gpu_model or tier.gpu_model
             yield Machine(
-                name, model, tier.spec.name, "default", host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
+                name, model, tier.spec.name, region, host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
                 pools.during(stay.joined, stay.until),
             )  # fmt: skip
 
@@ -128,7 +131,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     salvage = {app.name for app in workload.apps if app.salvage}
     engine = SimulatedEngine(machines, times, staging, seed, workload.evictions.notice_seconds, salvage)
     policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
-    arrivals = sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
+    arrivals = arrivals_of(workload, seed)
     apps = [
         ev.AppSpec(app.name, app.name, workload.context_of(app), app.batch, app.batch_size, app.priority)
         for app in workload.apps
@@ -136,7 +139,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     specs = [tier.spec for tier in tiers]
     simulation = Simulation(
         engine, policies, Workload(list(_contexts(scenario, tiers)), apps, arrivals), specs, scenario.limits, seed,
-        site.start_when, listener=listener,
+        site.start_when, listener=listener, regions=region_specs(site.regions, site.home),
     )  # fmt: skip
     items = {app.name: sum(count for _, name, count in arrivals if name == app.name) for app in workload.apps}
     return Built(simulation, times, staging, items)
@@ -220,6 +223,11 @@ def _contexts(scenario: Scenario, tiers: Iterable[Tier]) -> Iterator[ev.ContextS
             None if context.gpu_memory_gb is None else int(context.gpu_memory_gb * 1e9),
             context.level or scenario.site.level,
         )
+
+
+def arrivals_of(workload: WorkloadFile, seed: int) -> list[tuple[float, str, int]]:
+    """(time, app, items) of all that comes, in order of time."""
+    return sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
 
 
 def _arrivals(app: AppEntry, seed: int) -> Iterator[tuple[float, str, int]]:

@@ -159,7 +159,10 @@ def tiers_of_site(site: Site) -> list[Tier]:
     found = []
     for number, tier in enumerate(site.tiers):
         most = site.workers if number == 0 and site.workers is not None else tier.workers
-        spec = ev.TierSpec(tier.name, min(tier.minimum, most), most, tier.gpus, tier.price, tier.boot_seconds)
+        spec = ev.TierSpec(
+            tier.name, min(tier.minimum, most), most, tier.gpus, tier.price, tier.boot_seconds, tier.gpu_memory,
+            tier.machines or "",
+        )  # fmt: skip
         model = _DEVICE_NAME.search(tier.require_gpus or "")
         found.append(Tier(spec, model[1] if model else tier.name, tier.memory))
     return found

@@ -17,6 +17,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.bounds import fluid_seconds
 
+_STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
 
 
@@ -106,11 +107,13 @@ class Simulation:
         start_when: float = 0.0,
         tick: float = 1.0,
         listener: Listener | None = None,
+        regions: Iterable[ev.RegionSpec] = (),
     ) -> None:
         self.scheduler = Scheduler(policies, limits, seed, start_when)
         self.engine = engine
         self._workload = workload
         self._tiers = list(tiers)
+        self._regions = list(regions)
         self._tick = tick
         self._listener = listener
         self._arrivals = list(workload.arrivals)
@@ -132,7 +135,7 @@ class Simulation:
         self._declare()
         self._arrivals.reverse()
         engine, scheduler = self.engine, self.scheduler
-        next_tick = self._tick
+        next_tick, moved = self._tick, 0.0
         while self._left and engine.now < until:
             wake = scheduler.next_wake
             due = min(next_tick, until, math.inf if wake is None else wake)
@@ -147,7 +150,9 @@ class Simulation:
                 stuck = engine.idle and not self._arrivals and wake is None
                 next_tick = now + self._tick
                 self._feed(ev.Tick(now))
-                if stuck and self._left and engine.idle and scheduler.next_wake is None:
+                if not (stuck and self._left and engine.idle and scheduler.next_wake is None):
+                    moved = now
+                elif now > moved + _STUCK_SECONDS:
                     if until == math.inf:
                         left = f"{self._left} items are left at {now:,.0f} s"
                         raise RuntimeError(f"{left}, and nothing will happen any more")
@@ -156,6 +161,8 @@ class Simulation:
         return self._outcome()
 
     def _declare(self) -> None:
+        for region in self._regions:
+            self._feed(ev.RegionOffered(0.0, region))
         for tier in self._tiers:
             self._feed(ev.TierOffered(0.0, tier))
         for context in self._workload.contexts:

@@ -17,6 +17,7 @@ from ctxflow.sites.condor_keys import SUBMIT_EXAMPLES
 from ctxflow.sites.model import Site
 from ctxflow.sites.parsl_options import takes
 from ctxflow.sites.problem import Path, Problem, shown, suggestion
+from ctxflow.sites.region import Region
 from ctxflow.sites.tier import Tier
 
 _MEANT = {
@@ -31,6 +32,7 @@ _MEANT = {
     "env": "variables", "environment": "variables", "env_vars": "variables",
     "cost": "price", "batch_system": "provider", "type": "provider", "scheduler": "provider",
 }  # fmt: skip
+_LIST_EXAMPLES = {"tiers": '["a10"]', "hosts": '["gpu*.example.org"]'}
 _UNITS = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 _KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text in quotes",
@@ -61,10 +63,12 @@ def _place(loc: Sequence[str | int]) -> Path:
     path = tuple(loc)
     if path[0] == "tiers":
         return path
-    return path[:1]
+    return path[:3] if path[0] == "regions" else path[:1]
 
 
 def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> str:
+    if path[0] == "regions":
+        return _of_region(path, error)
     in_tier = len(path) >= 3 and path[0] == "tiers"
     key = str(path[2] if in_tier else path[0])
     whose = f" of {tier_called(path[1], values)}" if in_tier else ""
@@ -76,6 +80,22 @@ def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> s
         return f'{path[3]} in {key}{whose} cannot be {shown(error["input"])}: write {path[3]} = "{error["input"]}"'
     given = error["input"] if in_tier else values.get(key, error["input"])
     return f"{key}{whose} cannot be {shown(given)}: {advice(key, error, (Tier if in_tier else Site).model_fields[key])}"
+
+
+def _of_region(path: Path, error: dict[str, Any]) -> str:
+    """What is wrong with the regions, or with a key of one."""
+    if len(path) < 3:
+        given = shown(error["input"])
+        return f"regions cannot have {given}: write [[regions]] on a line of its own, and the region's keys under it"
+    key = str(path[2])
+    if error["type"] == "extra_forbidden":
+        return f"a region has no key {key!r}: {suggestion(key, Region.model_fields, _all_keys('a region', Region))}"
+    whose, given = f"of region {int(path[1]) + 1}", shown(error["input"])
+    if key in ("tiers", "hosts"):
+        return f"{key} {whose} cannot be {given}: write a list of texts, such as {key} = {_LIST_EXAMPLES[key]}"
+    if key in ("latency_ms", "bandwidth_mbit"):
+        return f"{key} {whose} cannot have {given}: write a number for each region, such as {key} = {{campus = 40}}"
+    return f"{key} {whose} cannot be {given}: {advice(key, error, Region.model_fields[key])}"
 
 
 def _tier_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:

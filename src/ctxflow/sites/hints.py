@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from ctxflow.policies.registry import DEFAULTS
 from ctxflow.sites.model import Site
 from ctxflow.sites.rules import ARCHIVES
 from ctxflow.sites.tier import Tier
@@ -41,8 +42,15 @@ def hints(site: Site, environment: bool = True) -> Iterator[str]:
             f"environment {site.environment} is not on this machine: see that it is on those of the workers, or have "
             "it sent there: `ctxflow env pack`"
         )
+    if site.preemption != DEFAULTS["preemption"] and not any(tier.machine_gpus for tier in site.tiers):
+        yield "preemption makes room on machines for workers with several GPUs: write machine_gpus in a tier"
     for tier in site.tiers:
         yield from _of_tier(tier)
+    if site.regions and not any(region.hosts for region in site.regions):
+        claimed = {name for region in site.regions for name in region.tiers}
+        for tier in site.tiers:
+            if tier.name not in claimed and "CTXFLOW_REGION" not in tier.variables:
+                yield f"tier {tier.name} is in no region, so its workers count as in {site.home}: name it in one"
 
 
 def _of_tier(tier: Tier) -> Iterator[str]:

@@ -14,36 +14,39 @@ import pydantic
 from ctxflow.sites.model import Site
 from ctxflow.sites.problem import toml_key, toml_value
 
+_HEADERS = ("tiers", "regions")
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of a site or of a tier.
+    """One key of a site, of a tier or of a region.
 
-    :param tier: the number of the tier that it is of, None for the site's own.
+    :param of: what it is of, such as ("tiers", 0); () for the site's own.
     :param given: whether somebody gave it; otherwise it is the default.
     """
 
-    tier: int | None
+    of: tuple[()] | tuple[str, int]
     key: str
     value: Any
     given: bool
 
 
 def entries(site: Site) -> Iterator[Entry]:
-    """Every key of a site, and then of its tiers.
+    """Every key of a site, and then of its tiers and regions.
 
     >>> [entry.key for entry in entries(Site(workers=2)) if entry.given]
     ['workers']
     """
-    yield from _of(site, None)
-    for number, tier in enumerate(site.tiers):
-        yield from _of(tier, number)
+    yield from _of(site, ())
+    for header in _HEADERS:
+        for number, model in enumerate(getattr(site, header)):
+            yield from _of(model, (header, number))
 
 
-def _of(model: pydantic.BaseModel, tier: int | None) -> Iterator[Entry]:
+def _of(model: pydantic.BaseModel, of: tuple[()] | tuple[str, int]) -> Iterator[Entry]:
     for key in type(model).model_fields:
-        if key != "tiers":
-            yield Entry(tier, key, getattr(model, key), key in model.model_fields_set)
+        if of or key not in _HEADERS:
+            yield Entry(of, key, getattr(model, key), key in model.model_fields_set)
 
 
 def toml_lines(site: Site) -> Iterator[tuple[str, Entry | None]]:
@@ -56,12 +59,12 @@ def toml_lines(site: Site) -> Iterator[tuple[str, Entry | None]]:
     engine = "embedded"                # default
     workers = 2
     """
-    tier: int | None = None
+    of: tuple[()] | tuple[str, int] = ()
     for entry in entries(site):
-        if entry.tier != tier:
-            tier = entry.tier
+        if entry.of and entry.of != of:
+            of = entry.of
             yield "", None
-            yield "[[tiers]]", None
+            yield f"[[{of[0]}]]", None
         key = toml_key(entry.key)
         if entry.value is None:
             yield f"# {key} =", entry
@@ -77,6 +80,6 @@ def as_data(site: Site) -> dict[str, Any]:
     ['workers']
     """
     given = [
-        entry.key if entry.tier is None else f"tiers.{entry.tier}.{entry.key}" for entry in entries(site) if entry.given
+        f"{entry.of[0]}.{entry.of[1]}.{entry.key}" if entry.of else entry.key for entry in entries(site) if entry.given
     ]
     return {"site": site.model_dump(mode="json"), "given": given}

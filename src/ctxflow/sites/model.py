@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pydantic
 
 from ctxflow.policies.registry import DEFAULTS
+from ctxflow.sites.region import Region
 from ctxflow.sites.tier import Tier
 
 
@@ -46,6 +47,14 @@ class Site(pydantic.BaseModel):
         "pervasive", description="What workers keep of a context from call to call; less than all is for measuring."
     )
     tiers: tuple[Tier, ...] = pydantic.Field((), description="TaskVine: the kinds of workers there are.")
+    regions: tuple[Region, ...] = pydantic.Field(
+        (), description="TaskVine: groups of workers close to each other, where there are several."
+    )
+    region: str | None = pydantic.Field(
+        None,
+        description="TaskVine: the region of this machine, from which items and files come, and of workers that no "
+        "region claims; by default the first.",
+    )
     environment: str | None = pydantic.Field(
         None,
         description="TaskVine: the Python environment of the workers: a folder that they all see (a venv or a conda "
@@ -82,6 +91,13 @@ class Site(pydantic.BaseModel):
     batching: Any = pydantic.Field(DEFAULTS["batching"], description="How many items a batch takes.")
     placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
     preemption: Any = pydantic.Field(
-        DEFAULTS["preemption"], description="Who gives way when an app that waits has no worker."
+        DEFAULTS["preemption"],
+        description="Who gives way when a context needs a worker of its own, with several GPUs close together.",
     )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
+    sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")
+
+    @property
+    def home(self) -> str:
+        """The region of this machine."""
+        return self.region or (self.regions[0].name if self.regions else "default")

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.sites.model import Site
 from ctxflow.sites.problem import toml_value
+from ctxflow.sites.region import Region
 from ctxflow.sites.tier import Tier
 
 _HEAD = """\
@@ -72,6 +73,33 @@ _TIER = """
 Under a header `[[tiers]]`. Keys whose meaning begins with the name of a batch system are for tiers that it lends.
 What `options` takes is what Parsl's provider takes; `ctxflow site check` knows the names.
 """
+_REGION = """
+## Keys of a region
+
+A site whose workers are in several places (pools, racks, campuses, with slow links between them) says which, under a
+header `[[regions]]` for each. `routing = "torta"` and `scaling = "activation"` decide with them
+([routing](routing.md)); other policies take no notice.
+
+```toml
+region = "campus"                        # of this machine: above the first header
+
+[[regions]]
+name = "campus"
+tiers = ["a10"]                          # a tier for each schedd, pool, or set of machines
+power_price = 0.21
+
+[[regions]]
+name = "north"
+hosts = ["n*.example.org"]               # or by the machines' names, whatever their tier
+latency_ms = {campus = 40}
+bandwidth_mbit = {campus = 200}
+power_price = 0.09
+```
+
+A worker may tell its region itself, in the variable `CTXFLOW_REGION`, which a tier can set; HTCondor fills in an
+attribute of the machine: `variables = {CTXFLOW_REGION = "$$(Rack:campus)"}`. That goes before patterns of names, and
+these before tiers; what no region claims is in this machine's.
+"""
 _POLICIES = f"""
 ## Policies
 
@@ -92,7 +120,7 @@ A name that there is not is answered with those that there are. In a program, `S
 
 def reference() -> str:
     """The page, in Markdown."""
-    return "".join([_HEAD, _SITE, *_table(Site), _TIER, *_table(Tier), _POLICIES])
+    return "".join([_HEAD, _SITE, *_table(Site), _TIER, *_table(Tier), _REGION, *_table(Region), _POLICIES])
 
 
 def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
@@ -100,8 +128,8 @@ def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
     for key, field in model.model_fields.items():
         if key in FAMILIES:
             kind = "policy"
-        elif key == "tiers":
-            kind = "`[[tiers]]`"
+        elif model is Site and key in ("tiers", "regions"):
+            kind = f"`[[{key}]]`"
         else:
             kind = _kind(field.annotation) + _bounds(field)
         cells = (f"`{key}`", kind, _default(field), (field.description or "").replace("|", "\\|"))
@@ -120,9 +148,9 @@ def _kind(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f'`"{word}"`' for word in arguments)
     if origin is tuple:
-        return f"list of {len(arguments)}"
+        return "list of texts" if arguments[-1] is ... else f"list of {len(arguments)}"
     if origin is dict:
-        return "table of texts" if arguments[1] is str else "table"
+        return {str: "table of texts", float: "table of numbers"}.get(arguments[1], "table")
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from ctxflow.policies.registry import FAMILIES, names
+from ctxflow.policies.registry import FAMILIES, make, names
 from ctxflow.sites.classad_text import mistake
 from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS, TIER_KEYS
 from ctxflow.sites.model import Site
 from ctxflow.sites.parsl_options import option_problems
 from ctxflow.sites.problem import Problem, shown, suggestion
+from ctxflow.sites.region_rules import region_problems
 from ctxflow.sites.tier import Tier
 
 PROVIDERS = ("condor", "slurm", "pbs", "grid-engine", "kubernetes", "local")
@@ -49,6 +51,7 @@ def problems(site: Site) -> Iterator[Problem]:
     yield from _environment(site.environment)
     for family in FAMILIES:
         yield from _policy(family, getattr(site, family))
+    yield from _machines(site)
     seen: dict[str, int] = {}
     for number, tier in enumerate(site.tiers):
         first = seen.setdefault(tier.name, number)
@@ -56,8 +59,9 @@ def problems(site: Site) -> Iterator[Problem]:
             other = next(f"{tier.name}-{n}" for n in range(2, len(site.tiers) + 2) if f"{tier.name}-{n}" not in seen)
             key = ("tiers", number, "name")
             yield Problem(key, f'two tiers have the name "{tier.name}": write another, such as name = "{other}"')
-        for problem in tier_problems(tier):
+        for problem in (*tier_problems(tier), *_places(tier, site.acquire)):
             yield Problem(("tiers", number, *problem.path), problem.text)
+    yield from region_problems(site)
 
 
 def _engine(site: Site) -> Iterator[Problem]:
@@ -73,6 +77,18 @@ def _engine(site: Site) -> Iterator[Problem]:
             'engine = "taskvine" needs at least one tier: write [[tiers]] and under it provider = "condor" (or '
             'another), as in site-configs/; for this machine alone write engine = "embedded"',
         )
+
+
+def _machines(site: Site) -> Iterator[Problem]:
+    """Tiers that share machines with no other."""
+    count = Counter(tier.machines for tier in site.tiers)
+    for number, tier in enumerate(site.tiers):
+        if tier.machines is not None and count[tier.machines] < 2:
+            yield Problem(
+                ("tiers", number, "machines"),
+                f"machines of tier {tier.name} are {shown(tier.machines)}, and no other tier's are: write the same for "
+                "the tiers that are the same machines, or leave it out",
+            )
 
 
 def _network(site: Site) -> Iterator[Problem]:
@@ -141,6 +157,12 @@ def _policy(family: str, choice: Any) -> Iterator[Problem]:
         yield Problem((family,), f"there is no {family} policy {name!r}: {choose}" + (f"; {close}" if close else ""))
     elif isinstance(name, (int, float, list)):
         yield Problem((family,), f"the {family} policy cannot be {shown(name)}: write a name ({', '.join(known)})")
+    elif isinstance(choice, Mapping):
+        try:
+            make(family, dict(choice))
+        except (ValueError, TypeError) as error:
+            named = [key for key in choice if key != "policy" and key in str(error)]
+            yield Problem((family, *named[:1]), f"the {family} policy {name!r} cannot be made so: {error}")
 
 
 def tier_problems(tier: Tier) -> Iterator[Problem]:
@@ -156,7 +178,7 @@ def tier_problems(tier: Tier) -> Iterator[Problem]:
             f"minimum = {tier.minimum} {whose} is more than workers = {tier.workers}: write at most {tier.workers}, or "
             "more workers",
         )
-    for key in ("memory_gb", "disk_gb", "price", "boot_seconds"):
+    for key in ("memory_gb", "disk_gb", "gpu_memory_gb", "price", "boot_seconds"):
         if math.isinf(getattr(tier, key) or 0):
             yield Problem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
     for name in tier.variables:
@@ -200,6 +222,19 @@ def _foreign_keys(tier: Tier) -> Iterator[Problem]:
         instead = "" if tier.provider == "local" else instead
         what = f"write it in {instead}" if instead else "leave it out"
         yield Problem((key,), f'{key} of tier {tier.name} is {only}, and its provider is "{tier.provider}": {what}')
+
+
+def _places(tier: Tier, acquire: str) -> Iterator[Problem]:
+    if not tier.machine_gpus:
+        return
+    key = ("machine_gpus",)
+    what = f"machine_gpus of tier {tier.name}"
+    if tier.provider != "condor":
+        yield Problem(key, f'{what} is HTCondor\'s, and its provider is "{tier.provider}": leave it out')
+    elif acquire == "factory":
+        yield Problem(key, f'{what} needs runs that acquire their workers themselves: write acquire = "run"')
+    elif tier.machine_gpus < tier.gpus:
+        yield Problem(key, f"{what} is less than a worker has: write machine_gpus = {tier.gpus} or more")
 
 
 def _expressions(tier: Tier) -> Iterator[Problem]:

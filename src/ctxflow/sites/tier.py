@@ -34,6 +34,20 @@ class Tier(pydantic.BaseModel):
     memory_gb: float = pydantic.Field(10, gt=0, description="Memory of a worker in GB.")
     disk_gb: float = pydantic.Field(70, gt=0, description="Disk of a worker in GB.")
     gpus: int = pydantic.Field(1, ge=0, description="GPUs of a worker.")
+    machine_gpus: int = pydantic.Field(
+        0,
+        ge=0,
+        description="HTCondor: the most GPUs of one of the machines, where a run may ask for workers on GPUs of its "
+        "choice: contexts with up to as many get a worker of their own, for which the `preemption` policy makes room.",
+    )
+    gpu_memory_gb: float | None = pydantic.Field(
+        None, gt=0, description="Memory of each GPU in GB, for plans that are made before a worker has joined."
+    )
+    machines: str | None = pydantic.Field(
+        None,
+        description="What several tiers have in common that are the same machines, cut into workers with more or fewer "
+        "GPUs: a plan holds no more GPUs of all of them than of the largest one alone.",
+    )
     price: float | None = pydantic.Field(
         None, ge=0, description="What an hour of a worker costs, in dollars or GPU-hours: cheap tiers are used first."
     )
@@ -64,6 +78,11 @@ class Tier(pydantic.BaseModel):
     def memory(self) -> int:
         """Memory of a worker in bytes."""
         return int(self.memory_gb * 1e9)
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Memory of each GPU in bytes, None if the site does not say."""
+        return None if self.gpu_memory_gb is None else int(self.gpu_memory_gb * 1e9)
 
     @property
     def disk(self) -> int:

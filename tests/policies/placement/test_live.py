@@ -131,7 +131,7 @@ def test_a_run_with_plans_is_replayed_to_the_same_decisions():
     assert lines == again
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     counts=st.dictionaries(st.sampled_from(sorted(COUNTS)), st.integers(1, 5), min_size=1),
     up=st.sampled_from([None, 200.0, 900.0]),
@@ -159,8 +159,21 @@ def test_before_anything_is_measured_there_is_no_plan():
     assert not scheduler.state.plan.workers and not scheduler.state.plan.tiers
 
 
+def test_what_is_impossible_is_said_and_the_rest_is_planned():
+    watch = Watch()
+    watch.simulation = simulated(400, watch, counts={"cheap": 2})
+    apps = watch.simulation._workload.apps
+    apps[:] = [dataclasses.replace(app, max_delay=0.5 if app.id == "ask-large" else None) for app in apps]
+    watch.simulation.run(400)
+    plan = watch.at(395)[3]
+    assert plan.reasons[0].startswith("ask-large: (5i) no tier answers an item within max_delay = 0.5 s")
+    assert plan.reasons[1].startswith("(5g) all workers together do not answer in time all that waits")
+    assert sum(plan.holders.values()) >= 2
+
+
 @pytest.mark.parametrize("option", ["period", "clear", "least_gain"])
-def test_options_that_make_no_sense(option):
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "often", True, None])
+def test_options_that_make_no_sense(option, value):
     with pytest.raises(ValueError, match=option):
-        make("placement", {"policy": "agh", option: -1.0})
+        make("placement", {"policy": "agh", option: value})
     assert isinstance(make("placement", {"policy": "agh", option: 1.0}), AdaptivePlacement)

@@ -89,6 +89,7 @@ class SimulatedEngine:
     :param notice: seconds from an eviction's notice to the eviction; 0 for none.
     :param salvage: the apps that answer their items one by one. Their calls end at a notice with the item in flight;
         without one, what was done half a second before is kept. (It is told when the worker is lost, not before.)
+    :param state_bytes: the size of each session's state, and `carry_seconds`, how long one takes to another worker.
 
     >>> class Times:
     ...     match = dispatch = lambda self, *of: 0.0
@@ -116,7 +117,10 @@ class SimulatedEngine:
         seed: int = 0,
         notice: float = 0.0,
         salvage: Container[str] = (),
+        state_bytes: int = 0,
+        carry_seconds: float = 0.0,
     ) -> None:
+        self._state_bytes, self._carry_seconds = state_bytes, carry_seconds
         self.now = 0.0
         self.account = Account()
         # (time, machine, +1 or -1) for every worker that joined or went.
@@ -135,12 +139,18 @@ class SimulatedEngine:
         self._stopped = False
         self._commands: dict[type[cmd.Command], Callable[[Any], None]] = {
             cmd.Run: self._run,
+            cmd.Step: self._step,
+            cmd.Carry: self._carry,
             cmd.Load: self._load,
             cmd.Stage: self._stage,
             cmd.Unload: self._unload,
             cmd.Abandon: self._abandon,
             cmd.Acquire: self._acquire,
             cmd.Release: self._release,
+            cmd.Drain: self._drain,
+            cmd.AcquireAt: self._acquire_at,
+            cmd.Forgo: self._forgo,
+            cmd.Survey: self._survey,
         }
         self._staging.attach(self)
         self._market = Market(machines, times.match, self, self, seed, notice)
@@ -211,13 +221,17 @@ class SimulatedEngine:
         self._workers[worker.id] = self._holders[place] = worker
         self.account.joined += 1
         self.presence.append((self.now, machine, 1))
-        self._out.append(ev.JobStarted(self.now, machine.tier, worker.id, self.now - place.since))
-        self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id)))
+        self._out.append(ev.JobStarted(self.now, machine.tier, worker.id, self.now - place.since, place.pin))
+        self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id, place.pin)))
 
     def noticed(self, place: Place) -> None:
         """A worker's machine will be taken soon."""
         worker = self._holders[place]
         self._out.append(ev.EvictionNotice(self.now, worker.id))
+        self._end_calls(worker)
+
+    def _end_calls(self, worker: _Worker) -> None:
+        """Calls that answer their items one by one end as soon as they can."""
         for attempt, call in worker.calls.items():
             if call.salvaged:
                 # The item in flight is done; a call that has not begun does not begin.
@@ -256,7 +270,7 @@ class SimulatedEngine:
         self._out.append(ev.WorkerLost(self.now, worker.id, evicted=True))
 
     def _lose_call(self, call: _Call, kept: int = 0) -> None:
-        kept_seconds = call.seconds * kept / call.items
+        kept_seconds = call.seconds * kept / call.items if kept else 0.0
         self.account.call_seconds += kept_seconds
         self.account.lost_seconds += max(0.0, self.now - call.begins - kept_seconds)
         self.account.lost_items += call.items - kept
@@ -265,6 +279,24 @@ class SimulatedEngine:
 
     def _acquire(self, command: cmd.Acquire) -> None:
         self._market.ask(command.tier, command.workers)
+
+    def _acquire_at(self, command: cmd.AcquireAt) -> None:
+        self._market.ask_at(command.pin, command.tier, command.machine, command.devices)
+
+    def _forgo(self, command: cmd.Forgo) -> None:
+        self._market.forgo(command.pin)
+
+    def _survey(self, command: cmd.Survey) -> None:
+        def name_of(place: Place) -> str | None:
+            worker = self._holders.get(place)
+            return worker.id if worker is not None else None
+
+        self._out.append(ev.MachinesFound(self.now, command.tier, self._market.survey(command.tier, name_of)))
+
+    def _drain(self, command: cmd.Drain) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is not None:
+            self._end_calls(worker)
 
     def _release(self, command: cmd.Release) -> None:
         worker = self._workers.get(command.worker)
@@ -313,6 +345,9 @@ class SimulatedEngine:
         self._out.append(ev.ContextUnloaded(self.now, worker.id, command.context))
 
     def _run(self, command: cmd.Run) -> None:
+        self._begin(command, command.items, self._finish)
+
+    def _begin(self, command: cmd.Run, items: Sequence[int], end: Callable[..., None], *more: Any) -> None:
         worker = self._workers.get(command.worker)
         if worker is None:
             return
@@ -320,20 +355,50 @@ class SimulatedEngine:
         if library is None or not library.ready:
             raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
         machine = worker.place.machine
-        seconds = self._times.call(command.app, machine, command.items, self._generator)
+        seconds = self._times.call(command.app, machine, items, self._generator) if items else 0.0
         begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until)
         library.busy_until = ends = begins + seconds
-        salvaged = command.app in self._salvage
-        worker.calls[command.attempt] = _Call(command.context, len(command.items), begins, seconds, salvaged)
-        self.at(ends, self._finish, worker, command.attempt)
+        salvaged = type(command) is cmd.Run and command.app in self._salvage
+        worker.calls[command.attempt] = _Call(command.context, len(items), begins, seconds, salvaged)
+        self.at(ends, end, worker, command.attempt, *more)
 
     def _finish(self, worker: _Worker, attempt: int) -> None:
-        if worker.id not in self._workers:
-            return
-        call = worker.calls.pop(attempt, None)
+        call = self._ended(worker, attempt)
+        if call is not None:
+            self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
+
+    def _ended(self, worker: _Worker, attempt: int) -> _Call | None:
+        """A call that has run to its end, unless its worker or its context went before."""
+        call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
             self.account.call_seconds += call.seconds
-            self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
+        return call
+
+    def _step(self, command: cmd.Step) -> None:
+        """A step takes as long as a batch of as many items as it makes chunks."""
+        made = sum(order.chunk is not None for order in command.orders)
+        self._begin(command, range(made), self._step_ended, command.orders)
+
+    def _step_ended(self, worker: _Worker, attempt: int, orders: Sequence[cmd.Order]) -> None:
+        call = self._ended(worker, attempt)
+        if call is None:
+            return
+        outcomes: list[dict[str, Any]] = []
+        for order in orders:
+            outcome: dict[str, Any] = {"made": 1} if order.chunk is not None else {}
+            if order.then in ("keep", "leave"):
+                outcome["kept"] = self._state_bytes
+            elif order.then == "freeze":
+                outcome["frozen"] = ["", self._state_bytes]
+            outcomes.append(outcome)
+        self._out.append(ev.StepFinished(self.now, worker.id, attempt, call.seconds, outcomes))
+
+    def _carry(self, command: cmd.Carry) -> None:
+        self.at(self.now + self._carry_seconds, self._carried, command)
+
+    def _carried(self, command: cmd.Carry) -> None:
+        if command.worker in self._workers and command.source in self._workers:
+            self._out.append(ev.StateArrived(self.now, command.worker, command.session, command.made))
 
     def _abandon(self, command: cmd.Abandon) -> None:
         worker = self._workers.get(command.worker)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ctxflow.scheduler import events as ev
 
@@ -28,6 +29,9 @@ class Machine:
     :ivar name: of the place; it differs from all others.
     :ivar host: the machine that it is a part of, where several share one disk and network link; "" for its name.
     :ivar available: when it can be had; drawn from the machine's own generator, whatever is decided.
+    :ivar devices: the ids of its GPUs.
+    :ivar topology: its host's, as `ctxflow.topology.to_graph` writes it; workers can then be asked for on GPUs of one's
+        choice there, across several machines of one host.
     """
 
     name: str
@@ -40,8 +44,10 @@ class Machine:
     memory: int | None = None
     gpu_memory: int | None = None
     available: Availability = always
+    devices: tuple[str, ...] = ()
+    topology: Mapping[str, Any] | None = None
 
-    def spec(self, worker: str) -> ev.WorkerSpec:
+    def spec(self, worker: str, pin: int | None = None) -> ev.WorkerSpec:
         """What a worker on it says of itself."""
         return ev.WorkerSpec(
             worker,
@@ -53,4 +59,21 @@ class Machine:
             gpu_model=self.gpu_model,
             memory=self.memory,
             gpu_memory=self.gpu_memory,
+            topology=self.topology,
+            devices=self.devices,
+            pin=pin,
         )
+
+
+def together(machines: Sequence[Machine], devices: Sequence[str]) -> Machine:
+    """Several machines of one host as one, with their GPUs in an order of one's choice."""
+    first = machines[0]
+    memory = [machine.memory for machine in machines if machine.memory is not None]
+    return dataclasses.replace(
+        first,
+        name="+".join(machine.name for machine in machines),
+        host=first.host or first.name,
+        gpus=sum(machine.gpus for machine in machines),
+        memory=sum(memory) if memory else None,
+        devices=tuple(devices),
+    )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from ctxflow.executors.simulated.machines import Machine
+from ctxflow.executors.simulated.machines import Machine, together
 from ctxflow.executors.simulated.models import Timers
+from ctxflow.topology import from_graph, to_graph, used_by
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -23,6 +24,8 @@ class Place:
     :ivar turn: goes up whenever what was planned for it no longer holds.
     :ivar since: since when nobody has it.
     :ivar generator: of what its workers draw while it can be had this time: the same whatever is decided elsewhere.
+    :ivar parts: the machines that it consists of, if it was made of several; `whole` leads back to it.
+    :ivar pin: the number by which it was asked for, None for others.
     """
 
     machine: Machine
@@ -31,6 +34,9 @@ class Place:
     state: str = "down"
     turn: int = 0
     since: float = 0.0
+    parts: tuple[Place, ...] = ()
+    whole: Place | None = None
+    pin: int | None = None
 
 
 class Tenant(Protocol):
@@ -75,10 +81,13 @@ class Market:
         self._seed = seed
         self._notice = notice
         self._tiers: dict[str, _Tier] = {}
+        self._pins: dict[int, tuple[str, str, tuple[str, ...]]] = {}  # What is asked for and not given yet.
+        self._places: list[Place] = []
         for machine in machines:
             # A generator of its own each: when it can be had depends on no decision.
             own = random.Random(f"{seed}/{machine.name}")
-            self._next_period(Place(machine, iter(machine.available(own)), own))
+            self._places.append(Place(machine, iter(machine.available(own)), own))
+            self._next_period(self._places[-1])
 
     def ask(self, tier: str, workers: int) -> None:
         """Let so many workers be there, if so many machines are; those there already are not taken."""
@@ -86,8 +95,43 @@ class Market:
         wanted.asked = workers
         self._match(wanted)
 
+    def ask_at(self, pin: int, tier: str, host: str, devices: Sequence[str]) -> None:
+        """Let one worker more be there: on these GPUs of a host, once nobody has them."""
+        self._pins[pin] = tier, host, tuple(devices)
+        self._match(self._tiers.setdefault(tier, _Tier()))
+
+    def forgo(self, pin: int) -> None:
+        """That worker is not wanted any more, if it is not there yet."""
+        self._pins.pop(pin, None)
+
+    def survey(self, tier: str, name_of: Callable[[Place], str | None]) -> dict[str, Mapping[str, Any]]:
+        """The hosts of a tier whose topology is known, with who uses their GPUs.
+
+        :param name_of: the worker on a place, None if there is none.
+        """
+        graphs: dict[str, Mapping[str, Any]] = {}
+        users: dict[str, dict[str, str]] = {}
+        for place in self._places:
+            machine = place.machine
+            if machine.tier != tier or machine.topology is None:
+                continue
+            host = machine.host or machine.name
+            graphs[host] = machine.topology
+            if place.state != "idle":
+                who = name_of(place.whole or place) or "somebody else"
+                users.setdefault(host, {}).update(dict.fromkeys(machine.devices, who))
+        return {host: to_graph(used_by(from_graph(graph), users.get(host, {}))) for host, graph in graphs.items()}
+
     def give_back(self, place: Place) -> None:
         """A worker has left its machine, which can be had again."""
+        if place.parts:
+            place.turn += 1
+            for part in place.parts:
+                part.whole = None
+            for part in place.parts:
+                if part.state != "down":
+                    self._become_idle(part)
+            return
         self._tier(place).given -= 1
         place.turn += 1
         self._become_idle(place)
@@ -124,8 +168,9 @@ class Market:
         self._become_idle(place)
 
     def _announce(self, place: Place) -> None:
-        if place.state == "held":
-            self._tenant.noticed(place)
+        holder = place.whole or place
+        if holder.state == "held":
+            self._tenant.noticed(holder)
 
     def _become_idle(self, place: Place) -> None:
         place.state, place.since = "idle", self._timers.now
@@ -134,19 +179,25 @@ class Market:
         self._match(tier)
 
     def _down(self, place: Place) -> None:
-        tier = self._tier(place)
-        if place.state == "held":
+        tier, whole, before = self._tier(place), place.whole, place.state
+        if whole is None and before == "held":
             self._tenant.taken(place)
-        if place.state == "idle":
+        if before == "idle":
             del tier.idle[place.machine.name]
-        else:
+        elif whole is None:
             tier.given -= 1
         place.state = "down"
         place.turn += 1
+        if whole is not None:
+            if whole.state == "held":
+                self._tenant.taken(whole)
+            self.give_back(whole)
         self._match(tier)
         self._next_period(place)
 
     def _match(self, tier: _Tier) -> None:
+        for pin in list(self._pins):
+            self._match_pin(pin)
         while tier.idle and tier.given < tier.asked:
             place = tier.idle.pop(next(iter(tier.idle)))
             place.state = "matching"
@@ -154,11 +205,29 @@ class Market:
             delay = self._match_seconds(place.machine, place.generator)
             self._timers.at(self._timers.now + delay, self._join, place, place.turn)
 
+    def _match_pin(self, pin: int) -> None:
+        """Give the GPUs that were asked for by this number, if nobody has them: to whole machines only."""
+        tier, host, devices = self._pins[pin]
+        idle = self._tiers.setdefault(tier, _Tier()).idle
+        parts = [each for each in idle.values() if (each.machine.host or each.machine.name) == host]
+        parts = [each for each in parts if set(each.machine.devices) & set(devices)]
+        if {device for each in parts for device in each.machine.devices} != set(devices):
+            return
+        del self._pins[pin]
+        machine = together([part.machine for part in parts], devices)
+        whole = Place(machine, iter(()), parts[0].generator, "matching", 0, self._timers.now, tuple(parts), pin=pin)
+        for part in parts:
+            del idle[part.machine.name]
+            part.state, part.whole = "held", whole
+            part.turn += 1
+        delay = self._match_seconds(machine, whole.generator)
+        self._timers.at(self._timers.now + delay, self._join, whole, whole.turn)
+
     def _join(self, place: Place, turn: int) -> None:
         if place.turn != turn:
             return
         tier = self._tier(place)
-        if tier.given > tier.asked:
+        if not place.parts and tier.given > tier.asked:
             self.give_back(place)
             return
         place.state = "held"

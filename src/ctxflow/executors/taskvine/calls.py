@@ -31,9 +31,13 @@ class Calls:
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Worker, Then, bytes]] = {}  # The last is the call's seal.
 
+    def number(self) -> int:
+        """A number that was never used before."""
+        return next(self._numbers)
+
     def key(self) -> str:
         """A key that was never used before."""
-        return str(next(self._numbers))
+        return str(self.number())
 
     def make(
         self,

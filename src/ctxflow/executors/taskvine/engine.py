@@ -21,8 +21,12 @@ from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.reports import events_of, events_of_job
 from ctxflow.executors.taskvine.setup import Setup, acquirer_of
 from ctxflow.executors.taskvine.stagings import Stagings
+from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.worker import Worker, refusal
+from ctxflow.factory.condor_places import pinned
+from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import Provider
+from ctxflow.factory.worker_job import worker_job
 from ctxflow.host.wire import Head, frame
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
@@ -60,8 +64,19 @@ class TaskVineEngine:
         """What the site offers."""
         first, *others = self._site.tiers
         most = first.workers if self._site.workers is None else self._site.workers
+        own = self._site.acquire == "run"  # A factory is told of numbers only.
         return [
-            ev.TierSpec(tier.name, min(tier.minimum, maximum), maximum, tier.gpus, tier.price, tier.boot_seconds)
+            ev.TierSpec(
+                tier.name,
+                min(tier.minimum, maximum),
+                maximum,
+                tier.gpus,
+                tier.price,
+                tier.boot_seconds,
+                tier.gpu_memory,
+                tier.machines or "",
+                machine_gpus=tier.machine_gpus if own else 0,
+            )
             for tier, maximum in ((first, most), *((other, other.workers) for other in others))
         ]
 
@@ -83,6 +98,7 @@ class TaskVineEngine:
             self._connection = self._setup.connection(self._port)
             self._calls = Calls(self._link, self._setup.key, self._forged)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
+            self._states = StateTransfers(run, self._calls, self._report)
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
             self._acquirer.start()
@@ -108,8 +124,8 @@ class TaskVineEngine:
                 return
             before: dict[str, list[bytes]] = {}  # What ends at once goes along with what comes after it.
             for command in commands:
-                if isinstance(command, cmd.Acquire):
-                    self._acquirer.hold(command.tier, command.workers)
+                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
+                    self._acquire(command)
                     continue
                 worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None and worker.joined:
@@ -118,6 +134,21 @@ class TaskVineEngine:
                 if frames:
                     self._calls.make(self._workers[name], b"".join(frames), self._heard)
             self._link.ring()
+
+    def _acquire(self, command: cmd.Command) -> None:
+        """Have other workers than there are."""
+        if isinstance(command, cmd.Acquire):
+            self._acquirer.hold(command.tier, command.workers)
+        elif isinstance(self._acquirer, FactoryClient):  # No tier of this run has `machine_gpus`.
+            return
+        elif isinstance(command, cmd.AcquireAt):
+            tier = next(each for each in self._site.tiers if each.name == command.tier)
+            there = pinned(tier, command.pin, command.machine, command.devices)
+            self._acquirer.pin(command.tier, command.pin, worker_job(there, self._setup.lead(self._port)))
+        elif isinstance(command, cmd.Forgo):
+            self._acquirer.forgo(command.tier, command.pin)
+        elif isinstance(command, cmd.Survey):
+            self._acquirer.survey(command.tier)
 
     def _tell(self, worker: Worker, command: cmd.Command, before: dict[str, list[bytes]]) -> None:
         frames = before.setdefault(worker.name, [])
@@ -135,12 +166,26 @@ class TaskVineEngine:
                 frames += self._stagings.forget(worker, self._run.context_payload(command.context))
         elif isinstance(command, cmd.Abandon):
             frames.append(frame({"do": "unload", "context": command.context}))
+        elif isinstance(command, cmd.Drain):
+            frames.append(frame({"do": "drain"}))
+        elif isinstance(command, cmd.Carry):
+            self._states.carry(self._workers.get(command.source), worker, command)
         elif isinstance(command, cmd.Release):
             self._release(worker)
 
+    def _report(self, event: ev.Event) -> None:
+        self._events.append(event)
+        self._ring()
+
+    def _release_noticed(self) -> None:
+        """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
+        for worker in self._workers.values():
+            if worker.noticed and not worker.running and not worker.released:
+                self._release(worker)
+
     def _release(self, worker: Worker) -> None:
         """Have a worker end by itself, and its job with it."""
-        worker.leaving = True
+        worker.leaving = worker.released = True
         self._calls.make(worker, frame({"do": "release"}), self._heard)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
@@ -210,6 +255,8 @@ class TaskVineEngine:
         if self._failed is not None:
             raise self._failed
         with self._lock:
+            self._release_noticed()
+            self._link.ring()
             wait = 0.0 if self._events else min(timeout, self._losses.due())
             self._poll.register(self._link.channel.fileno(), self._interest())
         self._poll.poll(max(0.0, wait) * 1000)
@@ -237,7 +284,10 @@ class TaskVineEngine:
         self._stagings.serve()
         for tier, change in self._acquirer.take():
             self._losses.heard(tier, change)
-            self._events += events_of_job(self._run.clock(), tier, change)
+            pin = self._acquirer.pin_of(tier, change.job)
+            self._events += events_of_job(self._run.clock(), tier, change, pin)
+        for tier, machines, reason in self._acquirer.surveyed():
+            self._events.append(ev.MachinesFound(self._run.clock(), tier, machines, reason))
         for worker, evicted in self._losses.explained():
             self._lost_for_good(worker, evicted)
         if self._acquirer.failure is not None and not any(w.joined for w in self._workers.values()):
@@ -302,7 +352,7 @@ class TaskVineEngine:
         if worker.job is not None:
             self._acquirer.joined(worker.tier, worker.job)
         self._stagings.joined(worker)
-        spec = worker.spec(hello, self._site.tiers, self._site.slots)
+        spec = worker.spec(hello, self._site)
         self._events.append(ev.WorkerJoined(self._run.clock(), spec))
 
     def _refuse(self, worker: Worker, reason: str) -> None:
@@ -331,8 +381,6 @@ class TaskVineEngine:
     def _call_answered(self, worker: Worker, reports: Reports) -> None:
         worker.running -= 1
         self._heard(worker, reports)
-        if worker.noticed and not worker.running:
-            self._release(worker)
 
     def _heard(self, worker: Worker, reports: Reports) -> None:
         """The events that a host's reports stand for."""
@@ -342,8 +390,6 @@ class TaskVineEngine:
             if kind == "notice":
                 worker.noticed = worker.leaving = True
                 self._events.append(ev.EvictionNotice(now, name))
-                if not worker.running:
-                    self._release(worker)
             elif kind == "refused":
                 logger.warning("the worker on %s: %s", worker.host, head["message"])
                 self._end(worker)
@@ -356,6 +402,7 @@ class TaskVineEngine:
         """A worker is gone: find out whether it was taken back, for a moment, before that is told."""
         self._calls.lost(worker)
         self._stagings.lost(worker)
+        self._states.lost(worker.name)
         if worker.joined:
             self._losses.add(worker)
 

@@ -26,14 +26,16 @@ def events_of(now: float, worker: Worker, head: Head, body: bytes) -> list[ev.Ev
     return translate(now, worker, head, body)
 
 
-def events_of_job(now: float, tier: str, change: JobChange) -> list[ev.Event]:
+def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = None) -> list[ev.Event]:
     """The events that a change of a worker's job stands for; none if it only waits, or has ended.
+
+    :param pin: the number of the `AcquireAt` that it was submitted for, None for others.
 
     >>> events_of_job(2.0, "a10", JobChange("7.0", "held", "the disk is full"))
     [JobHeld(time=2.0, tier='a10', job='7.0', reason='the disk is full')]
     """
     if change.state == "running":
-        return [ev.JobStarted(now, tier, change.job, change.waited)]
+        return [ev.JobStarted(now, tier, change.job, change.waited, pin)]
     if change.state == "evicted":
         return [ev.JobEvicted(now, tier, change.job, change.reason)]
     if change.state == "held":

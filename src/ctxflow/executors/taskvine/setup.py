@@ -20,6 +20,7 @@ from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.engine import RunServices
 from ctxflow.factory.acquirer import Acquirer
+from ctxflow.factory.condor_places import unpinned
 from ctxflow.factory.connection import Connection, Run, write_private
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.providers import provider_of
@@ -136,7 +137,7 @@ def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]
     lead, run = setup.lead(port), setup.run.id
     if site.acquire == "factory":
         return FactoryClient(run, site.name, changed)
-    tiers = {tier.name: (provider_of(tier, run), worker_job(tier, lead)) for tier in site.tiers}
+    tiers = {tier.name: (provider_of(tier, run), worker_job(unpinned(tier), lead)) for tier in site.tiers}
     waiting = {tier.name: tier.waiting for tier in site.tiers}
     return Acquirer(tiers, setup.path("jobs"), changed, waiting=waiting, join_timeout=site.join_timeout)
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import events as ev
+from ctxflow.sites.model import Site
+from ctxflow.sites.region import region_of
 from ctxflow.sites.tier import Tier
 from ctxflow.version import __version__
 
@@ -33,10 +35,12 @@ class Worker:
     tier: str = ""
     job: str | None = None
     place: str = ""
+    cache: str = ""  # Its host's, on its machine.
     transfer_port: int | None = None  # Where it serves files to its peers.
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
+    released: bool = False
     running: int = 0
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     functions: set[str] = dataclasses.field(default_factory=set)
@@ -49,23 +53,31 @@ class Worker:
         names = [tier.name for tier in tiers]
         given = hello.get("tier")
         self.tier = given if given in names else names[0]
+        self.cache = hello["transfer"].get("cache", "")
         self.transfer_port = hello["transfer"].get("port")
         # Hard links work between workers of one machine whose directories are on one file system.
         self.place = f"{hello['host']}:{hello['transfer']['device']}"
 
-    def spec(self, hello: Head, tiers: Sequence[Tier], slots: int) -> ev.WorkerSpec:
+    def spec(self, hello: Head, site: Site) -> ev.WorkerSpec:
         """What the scheduler hears of it."""
-        tier = next(each for each in tiers if each.name == self.tier)
+        tier = next(each for each in site.tiers if each.name == self.tier)
+        pin = hello.get("pin")
+        memory = hello["memory"] if pin is not None else min(tier.memory, hello["memory"])
         return ev.WorkerSpec(
             self.name,
             host=self.host,
             tier=self.tier,
-            slots=slots,
+            region=region_of(site.regions, site.home, self.tier, self.host, hello.get("region")),
+            slots=site.slots,
             gpus=max(tier.gpus, hello["gpus"]),
             gpu_model=hello["gpu_model"],
-            memory=min(tier.memory, hello["memory"]),
+            memory=memory,
             gpu_memory=hello["gpu_memory"],
             acquired=self.job is not None,
+            topology=hello.get("topology"),
+            machine=hello.get("machine") or "",
+            devices=tuple(hello.get("devices") or ()),
+            pin=None if pin is None else int(pin),
         )
 
 

@@ -1,49 +1,78 @@
 """What a run asks of a plan: how much of each context, and how fast each tier's workers are at it, as measured.
 
-What does not live here: what is made of it (`live`).
+What does not live here: what is made of it (`asked`, `live`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ctxflow.policies.placement.workers import Speed
+import numpy as np
+
 from ctxflow.policies.protocols import AppView, View
+
+_LOOKS = 16  # In a period.
+UNTRIED = 0.1
+"""Seconds of an item with an alternative that nobody tried, in those of the app's own: tried if that may be of use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A context that may answer an app's items.
+
+    :ivar seconds: of an item, by tier, of those that can run it; there is one at least.
+    :ivar error: the share of its answers that are wrong.
+    """
+
+    context: str
+    seconds: dict[str, float]
+    load_seconds: float
+    error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """A context with work.
+    """The items of one app that should be answered.
 
-    :ivar per_hour: items that should be answered in an hour.
-    :ivar speeds: by tier, of those that can run it.
-    :ivar max_delay: seconds, None where nobody minds.
+    :ivar per_hour: how many in an hour.
+    :ivar candidates: the contexts that may do it, the app's own first; there is one at least.
+    :ivar max_delay: seconds, None where nobody minds; `max_error` likewise, a share.
     """
 
-    context: str
+    app: str
     per_hour: float
-    speeds: dict[str, Speed]
-    load_seconds: float
-    max_delay: float | None
+    candidates: tuple[Candidate, ...]
+    max_delay: float | None = None
+    max_error: float | None = None
 
 
 class Demand:
     """Keeps what was measured, also of workers that are gone, and by when what is queued should be done.
 
     :param clear: seconds in which an item should be answered.
-    :param least: what is overdue counts as due in so many seconds.
+    :param period: from one plan to the next; what is overdue counts as due by then.
+    :ivar unable: apps with work that no tier can run, when it was asked last.
     """
 
-    def __init__(self, clear: float, least: float) -> None:
+    def __init__(self, clear: float, period: float) -> None:
         self._clear = clear
-        self._least = least
+        self._period = period
         self._seconds: dict[tuple[str, str], float] = {}
         self._loads: dict[str, float] = {}
         self._due: dict[str, float] = {}
+        self._known: dict[str, int] = {}  # What had been submitted when it was asked last, by app.
         self._came: dict[str, list[tuple[float, int]]] = {}
+        self.unable: list[str] = []
+
+    def look(self, view: View) -> None:
+        """Note what has been submitted; to be called often."""
+        for name, family in _families(view).items():
+            seen = self._came.setdefault(name, [])
+            if not seen or view.now >= seen[-1][0] + self._period / _LOOKS:
+                seen.append((view.now, _arrived(family)))
+                del seen[: -2 * _LOOKS]
 
     def settled(self, view: View, seconds: float) -> bool:
         """Whether somebody has been working long enough that a first plan rests on something."""
@@ -66,45 +95,50 @@ class Demand:
         return frozenset(view.apps[app].context for app, _ in self._seconds)
 
     def wanted(self, view: View) -> list[Wanted]:
-        """The contexts with work, in the order of their apps; without those that no tier can run."""
+        """What there is to do, in the order of apps; what no tier can run is in `unable`."""
+        self.unable = []
         running = Counter(attempt.app for attempt in view.attempts.values() for _ in attempt.items)
-        apps: dict[str, list[tuple[AppView, float]]] = {}
-        for app in view.apps.values():
-            rate = self._rate(app, app.backlog + running[app.id], view.now)
-            if rate > 0:
-                apps.setdefault(app.context, []).append((app, rate))
         pace = self._tier_paces(view)
         found = []
-        for context, those in apps.items():
-            tiers = [tier.name for tier in view.tiers.values() if all(view.able(app, tier) for app, _ in those)]
-            delays = [app.max_delay for app, _ in those if app.max_delay is not None]
-            total = sum(rate for _, rate in those)
-            speeds = {}
-            for tier in tiers:
-                seconds = sum(rate * self._item(app.id, tier, pace) for app, rate in those) / total
-                speeds[tier] = Speed(seconds if delays else 0.0, seconds)
-            if speeds:
-                load = self._loads.get(context, 0.0)
-                found.append(Wanted(context, total, speeds, load, min(delays, default=None)))
+        for name, family in _families(view).items():
+            rate = self._rate(family, sum(app.backlog + running[app.id] for app in family), view.now)
+            if rate <= 0:
+                continue
+            own, *others = [self._candidate(view, app, pace) for app in family]
+            if own.seconds:
+                able = (own, *(each for each in others if each.seconds))
+                found.append(Wanted(name, rate, able, family[0].max_delay, family[0].max_error))
+            else:
+                self.unable.append(name)
         return found
 
-    def _rate(self, app: AppView, left: int, now: float) -> float:
-        """Items an hour: what waits until it is due, and what keeps coming.
+    def _candidate(self, view: View, app: AppView, pace: dict[str, float]) -> Candidate:
+        tiers = [tier.name for tier in view.tiers.values() if view.able(app, tier)]
+        seconds = {tier: self._item(view, app, tier, pace) for tier in tiers}
+        return Candidate(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
 
-        What came since the last look is due later than what was there. What keeps coming is what came at the lower of
-        the rates of the last two intervals: what was submitted all at once does not come again.
-        """
-        came = self._came.setdefault(app.id, [])
-        new = min(left, app.arrived - came[-1][1]) if came else left
-        came.append((now, app.arrived))
-        del came[:-3]
+    def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
+        """Items an hour: what waits until it is due, and what keeps coming. What is new is due later than the rest."""
+        name, arrived = family[0].id, _arrived(family)
+        new = min(left, arrived - self._known.get(name, 0))
+        self._known[name] = arrived
         if not left:
-            self._due[app.id] = now
+            self._due[name] = now
         else:
-            self._due[app.id] = ((left - new) * self._due.get(app.id, now) + new * (now + self._clear)) / left
-        rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(came) if b[0] > a[0]]
-        steady = min(rates) if len(rates) == 2 else 0.0
-        return 3600 * (steady + left / max(self._least, self._due[app.id] - now))
+            self._due[name] = ((left - new) * self._due.get(name, now) + new * (now + self._clear)) / left
+        return 3600 * (self._steady(name, arrived, now) + left / max(self._period, self._due[name] - now))
+
+    def _steady(self, name: str, arrived: int, now: float) -> float:
+        """Items a second that keep coming: the median over the quarters of the last period.
+
+        So what was submitted all at once does not come again. While an app is new, over the time since it was seen.
+        """
+        times, counts = zip(*self._came.get(name, ()), (now, arrived), strict=True)
+        span = min(self._period, now - times[0])
+        if span < self._period / 8:
+            return 0.0
+        quarters = now - span * np.linspace(1, 0, 5)
+        return float(np.median(np.diff(np.interp(quarters, times, counts))) / (span / 4))
 
     def _tier_paces(self, view: View) -> dict[str, float]:
         """How many times longer than on all tiers an item takes on each, over the apps measured there."""
@@ -116,13 +150,27 @@ class Demand:
         best = min((_average(each) for each in ratios.values()), default=1.0)
         return {name: _average(ratios[name]) if name in ratios else best for name in view.tiers}
 
-    def _item(self, app: str, tier: str, pace: dict[str, float]) -> float:
+    def _item(self, view: View, app: AppView, tier: str, pace: dict[str, float]) -> float:
         """Seconds of an item: measured, or from other tiers or apps."""
-        known = self._seconds.get((app, tier))
+        known = self._seconds.get((app.id, tier))
         if known is not None:
             return max(known, 1e-9)
-        others = [seconds for (a, _), seconds in self._seconds.items() if a == app] or list(self._seconds.values())
-        return max(_average(others) * pace[tier], 1e-9)
+        others = [seconds for (a, _), seconds in self._seconds.items() if a == app.id]
+        if not others and app.alternative_of:
+            return UNTRIED * self._item(view, view.apps[app.alternative_of], tier, pace)
+        return max(_average(others or self._seconds.values()) * pace[tier], 1e-9)
+
+
+def _families(view: View) -> dict[str, list[AppView]]:
+    """Apps that items are submitted to, each with its alternatives after it."""
+    found: dict[str, list[AppView]] = {}
+    for app in view.apps.values():
+        found.setdefault(app.alternative_of or app.id, []).append(app)
+    return found
+
+
+def _arrived(family: Sequence[AppView]) -> int:
+    return sum(app.arrived for app in family)
 
 
 def _mean(shown: Sequence[tuple[float, int]]) -> float:

@@ -5,7 +5,8 @@ Each context with work is a query type that only its own model serves; tiers are
 change (`rolling`). It is deterministic: a run's replay plans the same.
 
 What lives here: when to plan, what of it all, and what becomes of the answer. What does not live here: what is wanted
-and how fast workers are (`demand`), finding plans (`rolling`), and following them (the scheduler).
+and how fast workers are (`demand`), how items are divided among contexts (`mixes`), the problem made of that
+(`asked`), finding plans (`rolling`), and following them (the scheduler).
 """
 
 from __future__ import annotations
@@ -16,19 +17,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.placement.allocation import Allocation
-from ctxflow.policies.placement.arrays import Arrays
+from ctxflow.policies.placement.asked import ROOM_GB, SERVED, Asked
 from ctxflow.policies.placement.demand import Demand, Wanted
-from ctxflow.policies.placement.greedy import greedy
-from ctxflow.policies.placement.problem import Model, Problem, QueryType
+from ctxflow.policies.placement.impossible import too_much, unable, without_impossible
+from ctxflow.policies.placement.machines import Cut, cut_best, limited
+from ctxflow.policies.placement.mixes import cheapest
+from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.rolling import Switching, plan_rolling
-from ctxflow.policies.placement.workers import Offer, Speeds, problem_of, staffing
+from ctxflow.policies.placement.workers import Offer, staffing
 from ctxflow.policies.protocols import Plan, TierView, View
-
-UTILIZATION = 0.9
-_LESS = 0.9  # By how much demand is scaled down at a time until the site can serve it.
-_ROOM_GB = 1e9  # What fits a worker's memory the scheduler knows; here a model's "GB" are its seconds of loading.
-_ANY_DELAY = 1e6
-_NOTHING = 1e-6
 
 
 class AdaptivePlacement:
@@ -48,19 +45,24 @@ class AdaptivePlacement:
 
     def __init__(self, period: float = 300.0, clear: float = 1800.0, least_gain: float = 0.05) -> None:
         for name, value in (("period", period), ("clear", clear)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is a number of seconds: give more than 0")
+            if not (_is_number(value) and value > 0):
+                raise ValueError(f"{name} is a number of seconds: give more than 0, not {value!r}")
+        if not (_is_number(least_gain) and least_gain >= 0):
+            raise ValueError(f"least_gain is a share of the cost: give 0 or more, not {least_gain!r}")
         self._period = period
         hold = 2 * period / 3600
         self._switching = Switching(load_seconds_per_gb=1.0, hold_hours=hold, least_gain=least_gain)
         self._demand = Demand(clear, period)
         self._plan = Plan()
         self._state: tuple[Problem, Allocation] | None = None
+        self._mixes: dict[str, Mapping[str, float]] = {}
+        self._cut: Cut = {}
         self._planned: _Occasion | None = None
         self._gives: dict[str, int] = {}  # Of tiers that did not give what was asked.
 
     def plan(self, view: View) -> Plan:
         """The plan in place, or a new one if it is time for it."""
+        self._demand.look(view)
         before = self._planned
         if before is not None and view.now < before.at + self._period / 5:
             return self._plan
@@ -89,32 +91,40 @@ class AdaptivePlacement:
         elif tier.name in self._gives and there and there >= asked:
             self._gives[tier.name] = max(self._gives[tier.name], 2 * there)
         most = min(tier.maximum, self._gives.get(tier.name, tier.maximum))
-        return Offer(tier.name, most, 1.0 if tier.price is None else tier.price, _ROOM_GB)
+        return Offer(tier.name, most, 1.0 if tier.price is None else tier.price, ROOM_GB)
 
     def _new(self, view: View, wanted: Sequence[Wanted], offers: Sequence[Offer]) -> Plan:
-        speeds = [
-            [[each.speeds.get(offer.name) if i == j else None for offer in offers] for j in range(len(wanted))]
-            for i, each in enumerate(wanted)
-        ]
-        share = _possible(wanted, offers)
+        wanted, reasons = without_impossible(wanted)
+        self._mixes = cheapest(wanted, offers, self._mixes, self._switching.least_gain)
+        self._cut = cut_best(wanted, self._mixes, offers, view.tiers, self._cut, self._switching.least_gain)
+        offers = limited(offers, self._cut)
+        asked = Asked.of(wanted, self._mixes, offers)
+        share = asked.possible()
         previous, allocation = self._state or (None, None)
-        problem = _problem(wanted, offers, speeds, share)
+        problem = asked.problem(share)
         revision = plan_rolling(problem, allocation, before=previous, switching=self._switching)
-        if max(revision.allocation.unserved) > _NOTHING:
-            problem = _fitting(wanted, offers, speeds, share)
+        reasons += unable(self._demand.unable) + too_much(revision.allocation.unserved)
+        if max(revision.allocation.unserved) > SERVED:
+            problem = asked.fitting(share)
             revision = plan_rolling(problem, allocation, before=previous, switching=self._switching)
             share = 0.0
         self._state = (problem, revision.allocation)
         counts = {
-            (wanted[each.model].context, offers[each.offer].name): each.workers
-            for each in staffing(problem, offers, speeds, revision.allocation)
+            (asked.tasks[each.model].context, offers[each.offer].name): each.workers
+            for each in staffing(problem, offers, asked.speeds, revision.allocation)
         }
         if share < 1:
-            _fill(counts, wanted, offers)
+            asked.fill(counts)
         old = self._plan.holders
         if counts.keys() == old.keys() and all(n <= old[pair] <= 1.25 * n for pair, n in counts.items()):
             counts = dict(old)
-        return _as_plan(counts, view.tiers, self._gives)
+        several = [each.app for each in wanted if len(each.candidates) > 1]
+        shares = {(app, context): share for app in several for context, share in self._mixes[app].items()}
+        return dataclasses.replace(_as_plan(counts, view.tiers, self._gives), shares=shares, reasons=tuple(reasons))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +143,8 @@ class _Occasion:
     @classmethod
     def of(cls, view: View, measured: frozenset[str]) -> _Occasion:
         bounds = tuple((tier.name, tier.minimum, tier.maximum) for tier in view.tiers.values())
-        busy = frozenset(app.context for app in view.apps.values() if app.backlog)
+        running = {attempt.app for attempt in view.attempts.values()}
+        busy = frozenset(app.context for app in view.apps.values() if app.backlog or app.id in running)
         there = Counter(worker.tier for worker in view.workers.values() if not worker.draining)
         return cls(view.now, bounds, busy, measured, there)
 
@@ -151,52 +162,6 @@ class _Occasion:
 def _given_back(connected: Mapping[str, int], plan: Plan) -> int:
     """How many of the workers that were there the plan does not want."""
     return sum(max(0, there - plan.workers.get(tier, (0, there))[1]) for tier, there in connected.items())
-
-
-def _possible(wanted: Sequence[Wanted], offers: Sequence[Offer]) -> float:
-    """A share of the demand beyond which no plan can go."""
-    hours = sum(each.per_hour * min(speed.seconds for speed in each.speeds.values()) / 3600 for each in wanted)
-    workers = sum(offer.workers for offer in offers)
-    return min(1.0, UTILIZATION * workers / hours) if hours else 1.0
-
-
-def _fitting(wanted: Sequence[Wanted], offers: Sequence[Offer], speeds: Speeds, share: float) -> Problem:
-    """The problem with all demand scaled down alike until it can be served."""
-    for _ in range(50):
-        problem = _problem(wanted, offers, speeds, share)
-        if max(greedy(Arrays.of(problem)).allocation().unserved) <= _NOTHING:
-            break
-        share *= _LESS
-    return problem
-
-
-def _problem(wanted: Sequence[Wanted], offers: Sequence[Offer], speeds: Speeds, share: float) -> Problem:
-    rent = sum(offer.price * offer.workers for offer in offers)
-    queries = [
-        QueryType(
-            name=each.context, queries_per_hour=share * each.per_hour, input_tokens=1.0, output_tokens=0.0,
-            max_delay_seconds=_ANY_DELAY if each.max_delay is None else each.max_delay, max_error=1.0,
-            unserved_dollars=10.0 * (rent + 1.0),
-        )
-        for each in wanted
-    ]  # fmt: skip
-    models = [Model(name=each.context, weights_gb=max(1e-3, each.load_seconds)) for each in wanted]
-    return problem_of("live", queries, models, offers, speeds, hours=1.0, utilization=UTILIZATION)
-
-
-def _fill(counts: dict[tuple[str, str], int], wanted: Sequence[Wanted], offers: Sequence[Offer]) -> None:
-    """Give what is left of the workers where there is more work than they can do: each to who has most per worker."""
-    load = {each.context: each.per_hour * min(s.seconds for s in each.speeds.values()) for each in wanted}
-    total = Counter({each.context: 0 for each in wanted})
-    for (context, _), workers in counts.items():
-        total[context] += workers
-    for offer in offers:
-        able = [each.context for each in wanted if offer.name in each.speeds]
-        left = offer.workers - sum(n for (_, tier), n in counts.items() if tier == offer.name)
-        for _ in range(left if able else 0):
-            context = max(able, key=lambda each: load[each] / (total[each] + 1))
-            counts[context, offer.name] = counts.get((context, offer.name), 0) + 1
-            total[context] += 1
 
 
 def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, TierView], gives: Mapping[str, int]) -> Plan:

@@ -116,7 +116,7 @@ def problem_of(
         source=source,
         horizon_hours=hours,
         budget_dollars=most + 1.0 if budget is None else budget,
-        storage_gb=1.0 + len(queries) * sum(model.weights_gb for model in models),
+        storage_gb=1.0 + len(owners) * len(queries) * sum(model.weights_gb for model in models),  # Each place counts.
         utilization=utilization,
         query_types=tuple(queries),
         models=tuple(models),

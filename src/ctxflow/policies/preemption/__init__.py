@@ -1,5 +1,6 @@
-"""Who gives way when an app that waits has no worker."""
+"""Who gives way when a context that waits needs a worker of its own."""
 
+from ctxflow.policies.preemption.live import ExactPreemption, IncrementalMinimalPreemption, StandardPreemption
 from ctxflow.policies.preemption.none import NoPreemption
 
-__all__ = ["NoPreemption"]
+__all__ = ["ExactPreemption", "IncrementalMinimalPreemption", "NoPreemption", "StandardPreemption"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ctxflow.policies.protocols import AppView, View
+from ctxflow.policies.protocols import PlaceRequest, View
 
 
 class NoPreemption:
     """Nobody gives way."""
 
-    def victims(self, view: View, app: AppView) -> Sequence[int]:
+    reserves = False
+    patience = grace = idle = 0.0
+
+    def victims(self, view: View, request: PlaceRequest) -> None:
         """Nobody."""
-        return ()
+        return

@@ -73,7 +73,7 @@ def lookahead(
 
 def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switching: float) -> Floats | None:
     """The first slot's flows, None if the solver failed. Variables: flows (H, I, J), rises (H, J), overfull (H,)."""
-    linprog, sparse = _scipy()
+    linprog, sparse = needs_scipy()
     slots, origins = demand.shape
     regions = len(capacity)
     flows, rises = slots * origins * regions, slots * regions
@@ -97,7 +97,11 @@ def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switc
     return np.where(first > 1e-10, first, 0.0)
 
 
-def _scipy() -> tuple[Any, Any]:
+def needs_scipy() -> tuple[Any, Any]:
+    """SciPy's `linprog` and `sparse`.
+
+    :raises ModuleNotFoundError: saying what to install.
+    """
     try:
         from scipy import sparse
         from scipy.optimize import linprog

@@ -4,7 +4,8 @@ The functions are TurboServe's: assignment, rebalancing and consolidation place 
 say how many GPUs to hold, profiling and bounds look back (docs/scaling.md).
 """
 
+from ctxflow.policies.scaling.closed_loop import ClosedLoop
 from ctxflow.policies.scaling.fixed import FixedWorkers
 from ctxflow.policies.scaling.queue_proportional import QueueProportional
 
-__all__ = ["FixedWorkers", "QueueProportional"]
+__all__ = ["ClosedLoop", "FixedWorkers", "QueueProportional"]

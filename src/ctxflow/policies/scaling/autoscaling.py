@@ -42,7 +42,7 @@ def load(counts: Iterable[int], capacity: int) -> float:
     return max(counts, default=0) / capacity
 
 
-def target_gpus(sessions: int, capacity: int, utilization: float, most: int, least: int = 1) -> int:
+def target_gpus(sessions: float, capacity: int, utilization: float, most: int, least: int = 1) -> int:
     """m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
 
     >>> target_gpus(38, 5, 0.6, most=16)
@@ -52,7 +52,7 @@ def target_gpus(sessions: int, capacity: int, utilization: float, most: int, lea
     return max(least, min(most, wish))
 
 
-def anticipated(sessions: int, before: int, margin: float = 0.0) -> int:
+def anticipated(sessions: float, before: float, margin: float = 0.0) -> float:
     """The sessions to expect a boot from now, if they go on growing as they did since a boot ago. Not the paper's.
 
     A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
@@ -62,14 +62,14 @@ def anticipated(sessions: int, before: int, margin: float = 0.0) -> int:
     :param margin: sessions that may come beyond that by chance.
 
     >>> anticipated(40, 30), anticipated(30, 40), anticipated(30, 40, 2.5)
-    (50, 30, 33)
+    (50.0, 30.0, 32.5)
     """
-    return math.ceil(sessions + max(0, sessions - before) + margin - _TRIFLE)
+    return sessions + max(0.0, sessions - before) + margin
 
 
 def decide(
     rho: float,
-    sessions: int,
+    sessions: float,
     gpus: int,
     capacity: int,
     parameters: Parameters,

@@ -8,12 +8,16 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from ctxflow.policies.scaling.autoscaling import Parameters
 
+EPOCH, EPOCHS = 10.0, 20
+"""Seconds of an epoch, and how many of them volatility looks back: with these Table 5 is found again."""
 
-def volatility(activations: Sequence[int]) -> float:
+
+def volatility(activations: Sequence[float]) -> float:
     """(6): the standard deviation, over a sliding window of events, of the sessions newly activated at each.
 
     >>> volatility([0, 0, 0, 4])
@@ -23,6 +27,32 @@ def volatility(activations: Sequence[int]) -> float:
         return 0.0
     mean = sum(activations) / len(activations)
     return math.sqrt(sum((each - mean) ** 2 for each in activations) / len(activations))
+
+
+class Epochs:
+    """What was activated in the last epochs, as time goes on.
+
+    >>> epochs = Epochs()
+    >>> epochs.add(0.0, 3.0), epochs.add(25.0, 1.0), list(epochs.activated)[-4:]
+    (None, None, [0.0, 3.0, 0.0, 1.0])
+    """
+
+    def __init__(self) -> None:
+        self.activated: deque[float] = deque([0.0] * EPOCHS, EPOCHS)
+        self._number: int | None = None
+
+    def add(self, now: float, activations: float) -> None:
+        """Count activations, of which there may be none, in the epoch of a time; times do not go back."""
+        number = int(now // EPOCH)
+        for _ in range(min(EPOCHS, number - (number if self._number is None else self._number))):
+            self.activated.append(0.0)
+        self._number = number
+        self.activated[-1] += activations
+
+    @property
+    def volatility(self) -> float:
+        """(6) over the epochs that are looked back at."""
+        return volatility(self.activated)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,11 +19,9 @@ from ctxflow.policies.scaling.autoscaling import Parameters, anticipated, decide
 from ctxflow.policies.scaling.consolidation import consolidate
 from ctxflow.policies.scaling.latency import Curve, MigrationCost, PowerCurve
 from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance
-from ctxflow.policies.scaling.volatility import Levels, volatility
+from ctxflow.policies.scaling.volatility import EPOCH, EPOCHS, Levels, volatility
 from ctxflow.simulator.turboserve.traces import Trace
 
-EPOCH, EPOCHS = 10.0, 20
-"""Seconds of an epoch, and how many of them volatility looks back: with these Table 5's are found again."""
 DEVIATIONS = 2.0
 """How many standard deviations of the activations during a boot are anticipated."""
 PROPORTIONAL = PowerCurve(0.0, 0.1336)
@@ -236,7 +234,7 @@ class _Run:
         rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), self.cluster.capacity)
         cluster, sessions = self.cluster, len(self.place)
         if self.strategy.anticipates and sessions:
-            expected = anticipated(sessions, self.earlier[0], self._margin())
+            expected = math.ceil(anticipated(sessions, self.earlier[0], self._margin()) - 1e-9)
             rho, sessions = rho * expected / sessions, expected
         wish = decide(rho, sessions, held, cluster.capacity, parameters, cluster.most, cluster.least)
         wish = settled(wish, held, self.now - self.since_out, cluster.boot_seconds)

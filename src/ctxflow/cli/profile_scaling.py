@@ -1,0 +1,123 @@
+"""`ctxflow profile-scaling`: which levels the scaling policy `closed-loop` should have for a site and its work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ctxflow.cli.simulate import progress, recorded_of
+from ctxflow.policies.scaling.profiling import Profiled, levels
+from ctxflow.simulator.changes import parse
+from ctxflow.simulator.scaling_profile import SHARES, Window, closed_loop_of, profiled, windows_of
+from ctxflow.simulator.scenario import load_scenario, recorded_scenario
+
+
+def profile_scaling(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="SITE|RUN", help="A site file, or the directory of a recorded run.", show_default=False),
+    ],
+    workload: Annotated[
+        Path | None,
+        typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.", show_default=False),
+    ] = None,
+    target: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.001, help="The longest that an item may take.")
+    ] = 60.0,
+    window: Annotated[
+        float, typer.Option(metavar="SECONDS", min=10.0, help="Length of the stretches that are simulated.")
+    ] = 720.0,
+    shares: Annotated[str, typer.Option(metavar="A,B,C", help="The shares of a worker's capacity to try.")] = ",".join(
+        map(str, SHARES)
+    ),
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key, as `ctxflow simulate` does.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find the levels of `scaling = "closed-loop"`, in simulation.
+
+    The policy holds as many workers as bring their load to a share of what
+    they can carry, and the share falls as arrivals become more volatile. This
+    cuts a workload (or a recorded run) into windows, simulates each with every
+    share, and keeps the cheapest with which no item takes longer than the
+    target. It prints the line for the site file.
+
+    \b
+    ctxflow profile-scaling site.toml workload.toml --target 120
+    ctxflow profile-scaling runs/20261121-054135-17 --target 120
+    """
+    candidates = _shares(shares)
+    recorded = recorded_of(what, workload)
+    asked = [parse(text) for text in changes or ()]
+    if recorded is not None:
+        scenario = recorded_scenario(recorded, asked)
+    else:
+        assert workload is not None
+        scenario = load_scenario(what, workload, asked)
+    windows = windows_of(scenario, window, seed)
+    with progress("Profiling") as tell:
+        rows = profiled(windows, target, candidates, seed, tell)
+    found = levels(rows)
+    table = [[bound, each.utilization] for bound, each in zip(found.bounds, found.parameters, strict=False)]
+    table.append([found.parameters[-1].utilization])
+    tolerance = closed_loop_of(scenario)["tolerance"]
+    line = f'scaling = {{ policy = "closed-loop", levels = {json.dumps(_rounded(table))}, tolerance = {tolerance} }}'
+    if as_json:
+        print(json.dumps({"target": target, "windows": _as_data(rows), "levels": table, "line": line}))
+    else:
+        _show(rows, windows, target, line)
+    if not all(row.valid for row in rows):
+        raise typer.Exit(1)
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        found = sorted({float(each) for each in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] <= 0:
+        raise typer.BadParameter(f"--shares is a list of numbers above 0, such as 0.5,0.8; this is {text!r}")
+    return found
+
+
+def _rounded(table: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[float(f"{each:.4g}") for each in row] for row in table]
+
+
+def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
+    return [
+        {
+            "volatility": row.volatility, "share": row.parameters.utilization, "worker_hours": row.replayed.cost,
+            "longest_seconds": row.replayed.worst, "target_kept": row.valid,
+        }
+        for row in rows
+    ]  # fmt: skip
+
+
+def _show(rows: Sequence[Profiled], windows: Sequence[Window], target: float, line: str) -> None:
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, title=f"{len(windows)} windows, items within {target:g} s", title_justify="left")
+    for name in ("volatility", "share", "worker-hours", "longest wait, s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        worst = f"{row.replayed.worst:,.1f}" + ("" if row.valid else " (too long)")
+        table.add_row(f"{row.volatility:.3g}", f"{row.parameters.utilization:g}", f"{row.replayed.cost:,.2f}", worst)
+    console.print(table)
+    if missed := sum(not row.valid for row in rows):
+        print(
+            f"{missed} of {len(rows)} windows miss the target with every share: give the site more workers, or --target"
+            " more seconds. They have the share with the shortest wait.\n"
+        )
+    print(f"For the site file:\n\n{line}")

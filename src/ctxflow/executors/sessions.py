@@ -1,0 +1,177 @@
+"""What a run holds of its sessions: their prompts, their kept states, and who waits for their chunks.
+
+What does not live here: where a session is and what it does next (scheduler/sessions.py), and how a person holds one
+(ctxflow/sessions.py). Not thread-safe: the run locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ctxflow.executors.engine import CallPayload
+from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.state import Session
+
+logger = logging.getLogger("ctxflow")
+
+
+class News:
+    """Something that is told to who waits for it, outside the run's lock."""
+
+    def __init__(self, make: Callable[[], None]) -> None:
+        self.make = make
+
+
+class ChunkSink(Protocol):
+    """Something that waits for a session's chunks."""
+
+    def chunk(self, number: int, value: bytes) -> None:
+        """The session's next chunk, pickled."""
+
+    def turn_over(self, prompts: int) -> None:
+        """Having got so many prompts, it makes no more before it gets another."""
+
+    def over(self, error: BaseException | None) -> None:
+        """It makes no more at all."""
+
+
+@dataclasses.dataclass
+class _Held:
+    """What is held of one session.
+
+    :ivar waiting: prompts that no chunk has got.
+    :ivar given: chunk -> the prompts that it has got, for those that may have to be made again.
+    :ivar kept: how many chunks the kept state has made, its size and its digest.
+    """
+
+    sink: ChunkSink
+    waiting: list[bytes] = dataclasses.field(default_factory=list)
+    given: dict[int, list[bytes]] = dataclasses.field(default_factory=dict)
+    kept: tuple[int, str] | None = None
+
+
+class SessionStore:
+    """The sessions of a run.
+
+    States are kept in files of the run's directory: there they outlive any worker, without one having to trust another
+    to be there; and the driver, through which they come, has to be there anyway.
+
+    :param directory: for the kept states; made when there is one.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._held: dict[int, _Held] = {}
+
+    def add(self, session: int, sink: ChunkSink, prompts: Sequence[bytes]) -> None:
+        """A session is opened, with its first prompts."""
+        self._held[session] = _Held(sink, list(prompts))
+
+    def prompt(self, session: int, prompt: bytes) -> bool:
+        """A session gets a prompt; False if it is over."""
+        held = self._held.get(session)
+        if held is not None:
+            held.waiting.append(prompt)
+        return held is not None
+
+    def payload(
+        self, step: cmd.Step, states: Mapping[int, Session], function: str, timeout: float | None
+    ) -> CallPayload:
+        """What a step is called with."""
+        entries = [tuple(self._entry(order, states)) for order in step.orders]
+        return CallPayload("step", function, False, timeout, pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
+
+    def _entry(self, order: cmd.Order, states: Mapping[int, Session]) -> Entry:
+        makes_chunk = order.chunk is not None
+        entry = Entry(order.session, order.thaw, order.made, makes_chunk, order.then)
+        held = self._held.get(order.session)
+        if held is None:
+            return entry
+        if order.chunk is not None:
+            if order.chunk not in held.given:
+                held.given[order.chunk], held.waiting = held.waiting, []
+            entry = entry._replace(prompts=held.given[order.chunk])
+        if order.thaw == "kept":
+            entry = entry._replace(state=self._read(order.session, order.made, held))
+        elif order.thaw == "frozen" and (frozen := states[order.session].frozen) is not None:
+            entry = entry._replace(digest=frozen.digest)
+        return entry
+
+    def _path(self, session: int) -> str:
+        return os.path.join(self._directory, f"{session}.state")
+
+    def _read(self, session: int, made: int, held: _Held) -> bytes:
+        """The kept state; none if it is not what was kept, which the worker then finds out."""
+        try:
+            with open(self._path(session), "rb") as file:
+                state = file.read()
+        except OSError as error:
+            logger.error("the kept state of a session cannot be read: %s", error)
+            return b""
+        return state if held.kept == (made, digest_of(state)) else b""
+
+    def opened(self, event: ev.StepFinished, orders: Sequence[cmd.Order]) -> ev.StepFinished:
+        """Keep the states that came with a step, and open the list of its chunks.
+
+        :returns: the event with what the run needs of it; states that could not be kept are not said to be.
+        """
+        results: list[tuple[bytes | None, bytes | None]] = pickle.loads(event.results)
+        outcomes = [dict(outcome) for outcome in event.outcomes]
+        for order, outcome, (_, state) in zip(orders, outcomes, results, strict=True):
+            made = order.made + ("made" in outcome)
+            if state is not None and not self._keep(order.session, made, state):
+                outcome.pop("kept", None)
+        return dataclasses.replace(event, outcomes=outcomes, results=[chunk for chunk, _ in results])
+
+    def _keep(self, session: int, made: int, state: bytes) -> bool:
+        held = self._held.get(session)
+        if held is None or (held.kept is not None and held.kept[0] > made):
+            return False
+        path = self._path(session)
+        try:
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            with open(path + ".part", "wb") as file:
+                file.write(state)
+            os.replace(path + ".part", path)
+        except OSError as error:
+            logger.warning("the state of a session cannot be kept, so that more would be done again: %s", error)
+            return False
+        held.kept = made, digest_of(state)
+        for chunk in [chunk for chunk in held.given if chunk < made]:
+            del held.given[chunk]
+        return True
+
+    def news(
+        self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event, error: BaseException | None
+    ) -> News:
+        """What the scheduler says of a session, for who waits for it.
+
+        :param error: of a session that failed.
+        """
+        held = self._held[command.session]
+        if isinstance(command, cmd.DeliverChunk):
+            value = event.results[command.position]  # type: ignore[attr-defined]
+            return News(functools.partial(held.sink.chunk, command.chunk, value))
+        if isinstance(command, cmd.EndTurn):
+            return News(functools.partial(held.sink.turn_over, command.prompts))
+        del self._held[command.session]
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(command.session))
+        return News(functools.partial(held.sink.over, error))
+
+    def end_all(self) -> list[ChunkSink]:
+        """The run is over: who still waits."""
+        sinks = [held.sink for held in self._held.values()]
+        self._held.clear()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return sinks

@@ -1,0 +1,413 @@
+"""Reservations: GPUs of one machine that are made free, and kept, for one worker that holds one context.
+
+A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker, gets one of its
+own: the machines are surveyed, the preemption policy names a place and the workers that give way, these are drained
+and released ("clearing"), a worker is asked for on just these GPUs ("asked", "started" once its job runs), and serves
+the context until nothing waits for it ("held"). What does not live here: who gives way (policies/preemption), and
+stopping a batch (core.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ctxflow.policies.protocols import PlaceRequest, Room
+from ctxflow.policies.routing.simple import urgency
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
+from ctxflow.scheduler.state import App, Worker
+from ctxflow.topology import Topology, from_graph
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
+
+TRIES = 3  # How often in a row somebody else may get the GPUs first, before there is a pause.
+PAUSE_SECONDS = 60.0  # After that, and where no machine has room.
+LOOK_SECONDS = 1.0  # How often it is looked whether the worker that could run the context is still there.
+SURVEY_SECONDS = 30.0  # How long a survey may take.
+GONE_SECONDS = 60.0  # How long released victims may take to be gone.
+JOIN_SECONDS = 300.0  # How long a worker may take to join once its job runs.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine as it was surveyed."""
+
+    name: str
+    tier: str
+    topology: Topology
+
+
+@dataclasses.dataclass(slots=True)
+class Reservation:
+    """GPUs kept for one worker.
+
+    :ivar state: "clearing", "asked", "started" or "held".
+    :ivar due: when the state has lasted too long.
+    :ivar tiers: the tiers of the victims.
+    :ivar released: victims that were given back.
+    :ivar worker: who holds the place.
+    """
+
+    pin: int
+    context: str
+    room: Room
+    state: str
+    due: float
+    grace_until: float
+    tiers: tuple[str, ...]
+    released: set[str] = dataclasses.field(default_factory=set)
+    worker: str | None = None
+    idle_since: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Want:
+    """A context that may need a worker of its own.
+
+    :ivar again_at: when it is looked at again.
+    :ivar lost: how often in a row somebody else got its GPUs first.
+    :ivar told: what was told last of why it waits.
+    """
+
+    again_at: float = 0.0
+    lost: int = 0
+    told: str = ""
+
+
+class Reservations:
+    """The table of reservations; only this module changes it.
+
+    :ivar wants: the contexts with two GPUs or more, where the preemption policy makes room.
+    :ivar machines: as they were surveyed last.
+    :ivar awaited: the tiers whose survey is not there yet, and when it was asked for.
+    :ivar surveyed: the tiers whose machines nobody has decided on since they were surveyed.
+    :ivar told: why a survey failed, as it was told last.
+    """
+
+    def __init__(self) -> None:
+        self.all: dict[int, Reservation] = {}
+        self.wants: dict[str, Want] = {}
+        self.machines: dict[str, Machine] = {}
+        self.awaited: dict[str, float] = {}
+        self.surveyed: set[str] = set()
+        self.told = ""
+        self.next_pin = 1
+
+    @property
+    def reserved(self) -> Mapping[str, Sequence[str]]:
+        """The GPUs that are kept for workers that have not joined yet, by machine."""
+        kept: dict[str, list[str]] = {}
+        for each in self.all.values():
+            if each.worker is None:
+                kept.setdefault(each.room.machine, []).extend(each.room.devices)
+        return kept
+
+
+# --- what others ask
+
+
+def declared(state: RunState, spec: ev.ContextSpec) -> None:
+    """A context may be needed from now on."""
+    if spec.gpus >= 2 and state.policies.preemption.reserves:
+        state.reservations.wants[spec.id] = Want()
+
+
+def bound(state: RunState, tier: str, target: int) -> int:
+    """How many workers of a tier may be asked for, that no reserved GPU goes to one of them.
+
+    While GPUs are made free no tier grows, since no batch system could tell its jobs to leave these alone; afterwards
+    a tier has as many workers fewer as gave way.
+    """
+    every = state.reservations.all.values()
+    if any(each.worker is None for each in every):
+        there = sum(w.tier == tier and w.acquired and not w.draining for w in state.workers.values())
+        return min(target, there)
+    return max(0, target - sum(each.tiers.count(tier) for each in every))
+
+
+def may_hold(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> bool:
+    """Whether a worker may hold a context: one with a place of its own, that for which it was made.
+
+    GPUs that must be close together are those of such a place, where places can be had.
+    """
+    if worker.pin is not None:
+        reservation = state.reservations.all.get(worker.pin)
+        return reservation is not None and reservation.context == wanted.id
+    return wanted.affinity != "guaranteed" or wanted.id not in state.reservations.wants or not _tiers(state, wanted)
+
+
+# --- what happens
+
+
+def surveyed(state: RunState, event: ev.MachinesFound, out: list[Command]) -> None:
+    """The batch system has told which machines there are."""
+    table = state.reservations
+    if event.reason:  # It is asked again when an answer would be overdue.
+        if event.reason != table.told:
+            table.told = event.reason
+            out.append(Note(f"tier {event.tier}: {event.reason}", trouble=True))
+        return
+    table.awaited.pop(event.tier, None)
+    table.told = ""
+    table.machines = {name: each for name, each in table.machines.items() if each.tier != event.tier}
+    for name, graph in event.machines.items():
+        table.machines.setdefault(name, Machine(name, event.tier, from_graph(graph)))
+    table.surveyed.add(event.tier)
+
+
+def started(state: RunState, pin: int) -> None:
+    """The job of a worker that was asked for runs."""
+    reservation = state.reservations.all.get(pin)
+    if reservation is not None and reservation.state == "asked":
+        reservation.state, reservation.due = "started", state.now + JOIN_SECONDS
+        state.wake(reservation.due)
+
+
+def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
+    """A worker has joined that was asked for in a place; it goes again if nobody waits for it any more."""
+    reservation = state.reservations.all.get(worker.pin or 0)
+    if reservation is None or reservation.worker is not None:
+        worker.draining = True
+        out.append(Release(worker.id))
+        return
+    reservation.state, reservation.worker, reservation.idle_since = "held", worker.id, state.now
+    state.reservations.wants[reservation.context].lost = 0
+    name, got = _name(state, reservation), _gpus(worker.devices or reservation.room.devices)
+    out.append(Note(f"the context {name} has a worker of its own on {worker.machine}, with the GPUs {got}"))
+
+
+def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
+    """A worker is gone; if it had a place of its own, that is given up."""
+    for reservation in list(state.reservations.all.values()):
+        if reservation.worker == worker.id:
+            _end(state, reservation, out)
+
+
+# --- what is done
+
+
+def follow(state: RunState, out: list[Command]) -> bool:
+    """Take every reservation one step further, and make new ones; gives whether tiers are to be asked for anew."""
+    changed = False
+    for reservation in list(state.reservations.all.values()):
+        changed |= _advance(state, reservation, out)
+    if not state.awaiting:
+        for context, want in state.reservations.wants.items():
+            changed |= _consider(state, context, want, out)
+    return changed
+
+
+def overdue(state: RunState) -> Iterator[int]:
+    """The batches of victims whose time to finish has run out."""
+    for reservation in state.reservations.all.values():
+        if reservation.state == "clearing" and state.now >= reservation.grace_until:
+            for worker in _victims_left(state, reservation):
+                yield from worker.running
+
+
+def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
+    if reservation.state == "clearing":
+        return _clear(state, reservation, out)
+    if reservation.state == "held":
+        _release_idle(state, reservation, out)
+        return False
+    if _waiting(state, reservation.context) is None:
+        out.append(Note(f"the context {_name(state, reservation)} has no work any more, so it needs no place"))
+    elif state.now < reservation.due:
+        return False
+    else:
+        _missed(state, reservation, out)
+    _end(state, reservation, out)
+    return True
+
+
+def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
+    left = _victims_left(state, reservation)
+    for worker in left:
+        stays = worker.running or (worker.sessions and state.now < reservation.grace_until)
+        if not stays and worker.id not in reservation.released:
+            reservation.released.add(worker.id)
+            out.append(Release(worker.id))
+    if left:
+        if state.now < reservation.due:
+            return False
+        names = ", ".join(sorted(worker.id for worker in left))
+        out.append(Note(f"the workers {names} do not go, though they were given back", trouble=True))
+        _pause(state, reservation.context, PAUSE_SECONDS)
+        del state.reservations.all[reservation.pin]
+        return True
+    if _waiting(state, reservation.context) is None:
+        del state.reservations.all[reservation.pin]
+        return True
+    room = reservation.room
+    reservation.state, reservation.due = "asked", state.now + state.policies.preemption.patience
+    state.wake(reservation.due)
+    out.append(AcquireAt(reservation.pin, room.tier, room.machine, room.devices))
+    return True
+
+
+def _missed(state: RunState, reservation: Reservation, out: list[Command]) -> None:
+    """The worker did not come: try again elsewhere, or after a pause."""
+    want, room = state.reservations.wants[reservation.context], reservation.room
+    want.lost += 1
+    if reservation.state == "started":
+        why = "its job runs, but it does not join"
+    else:
+        why = "somebody else has taken them, or its job does not fit there"
+    if want.lost >= TRIES:
+        want.lost = 0
+        _pause(state, reservation.context, PAUSE_SECONDS)
+        then = f"it is tried again in {PAUSE_SECONDS:.0f} s"
+    else:
+        then = "it is tried again"
+    name, devices = _name(state, reservation), _gpus(room.devices)
+    text = f"no worker came to the GPUs {devices} of {room.machine}, kept for the context {name}: {why}; {then}"
+    out.append(Note(text, trouble=True))
+
+
+def _release_idle(state: RunState, reservation: Reservation, out: list[Command]) -> None:
+    """Give a worker back that has had nothing to do for long enough; its place is kept until it is gone."""
+    worker = state.workers[reservation.worker or ""]
+    if worker.draining:
+        return
+    if worker.running or worker.loading or worker.sessions or _waiting(state, reservation.context) is not None:
+        reservation.idle_since = None
+        return
+    if reservation.idle_since is None:
+        reservation.idle_since = state.now
+    until = reservation.idle_since + state.policies.preemption.idle
+    if state.now < until:
+        state.wake(until)
+        return
+    worker.draining = True
+    state.update_free(worker)
+    out.append(Release(worker.id))
+    out.append(Note(f"the worker of the context {_name(state, reservation)} has nothing to do, and is given back"))
+
+
+def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> bool:
+    """Reserve GPUs for a context that waits and has no worker."""
+    if state.now < want.again_at or any(each.context == context for each in state.reservations.all.values()):
+        return False
+    app = _waiting(state, context)
+    if app is None:
+        return False
+    spec = state.contexts[context].spec
+    tiers = _tiers(state, spec)
+    if not tiers or not _needed(state, spec):
+        _pause(state, context, LOOK_SECONDS)
+        return False
+    if not _surveyed(state, tiers, out):
+        return False
+    state.reservations.surveyed.clear()  # What is decided now is true no longer for who comes next.
+    room = state.policies.preemption.victims(state, PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity))
+    if room is None:
+        _pause(state, context, PAUSE_SECONDS)
+        close = " close together" if spec.affinity == "guaranteed" else ""
+        text = (
+            f"no machine has {spec.gpus} GPUs{close} for the context {spec.name}, even if all workers of lower "
+            f"priority than {app.priority} gave way: it waits"
+        )
+        if text != want.told:
+            want.told = text
+            out.append(Note(text, trouble=True))
+        return False
+    want.told = ""
+    _reserve(state, spec, room, out)
+    return True
+
+
+def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Command]) -> None:
+    table, policy = state.reservations, state.policies.preemption
+    victims = [state.workers[name] for name in room.victims]
+    grace = state.now + policy.grace
+    reservation = Reservation(
+        table.next_pin,
+        spec.id,
+        room,
+        "clearing",
+        grace + GONE_SECONDS,
+        grace,
+        tuple(worker.tier for worker in victims if worker.acquired),
+    )
+    table.all[reservation.pin] = reservation
+    table.next_pin += 1
+    who = f"the workers {', '.join(sorted(room.victims))} give way" if victims else "nobody has to give way"
+    place = f"the GPUs {_gpus(room.devices)} of {room.machine}"
+    out.append(Note(f"{place} are kept for the context {spec.name}: {who}"))
+    for worker in victims:
+        worker.draining = True
+        state.update_free(worker)
+        if worker.running:
+            out.append(Drain(worker.id))
+    if victims:
+        state.wake(grace)
+        state.streams.unsettled = True  # Sessions that they carry go elsewhere.
+
+
+# --- what is the case
+
+
+def _waiting(state: RunState, context: str) -> App | None:
+    """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
+    apps = [state.ready[name] for name in state.contexts[context].apps if name in state.ready]
+    for session in state.streams.open.values():
+        if session.context == context and session.state == "waiting" and not session.idle:
+            apps.append(state.apps[session.app])
+    return min(apps, key=urgency, default=None)
+
+
+def _tiers(state: RunState, spec: ev.ContextSpec) -> list[str]:
+    """The tiers whose machines have as many GPUs as a context needs."""
+    return [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
+
+
+def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
+    """Whether a context has no worker, and gets none in the ordinary way."""
+    wide = spec.affinity is not None or spec.gpus > max((tier.spec.gpus for tier in state.tiers.values()), default=0)
+    return wide and not any(
+        worker.gpus >= spec.gpus
+        and not worker.draining
+        and worker.noticed is None
+        and may_hold(state, worker, spec)
+        and worker.id not in state.contexts[spec.id].suspects
+        for worker in state.workers.values()
+    )
+
+
+def _surveyed(state: RunState, tiers: list[str], out: list[Command]) -> bool:
+    """Whether all these tiers' machines are known as they are now; asks for what is not."""
+    table = state.reservations
+    for tier in tiers:
+        if tier not in table.surveyed and table.awaited.get(tier, -SURVEY_SECONDS) + SURVEY_SECONDS <= state.now:
+            table.awaited[tier] = state.now
+            state.wake(state.now + SURVEY_SECONDS)
+            out.append(Survey(tier))
+    return table.surveyed.issuperset(tiers)
+
+
+def _victims_left(state: RunState, reservation: Reservation) -> list[Worker]:
+    return [state.workers[name] for name in reservation.room.victims if name in state.workers]
+
+
+def _gpus(devices: Sequence[str]) -> str:
+    """GPUs as people are told of them: by the first digits of their UUIDs, as HTCondor does."""
+    return ", ".join(device[:12] for device in devices)
+
+
+def _name(state: RunState, reservation: Reservation) -> str:
+    return state.contexts[reservation.context].spec.name
+
+
+def _pause(state: RunState, context: str, seconds: float) -> None:
+    state.reservations.wants[context].again_at = state.now + seconds
+    state.wake(state.now + seconds)
+
+
+def _end(state: RunState, reservation: Reservation, out: list[Command]) -> None:
+    """Nothing is kept any more; a job that waits must not start."""
+    del state.reservations.all[reservation.pin]
+    out.append(Forgo(reservation.pin, reservation.room.tier))

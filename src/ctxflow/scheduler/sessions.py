@@ -1,0 +1,311 @@
+"""Transitions of sessions: waiting, placed, migrating, suspended, over.
+
+A session's *state* (what the app keeps for it) is in at most one library process, whose worker owns the session. It
+changes hands at chunk boundaries only: frozen to the worker's cache, carried, thawed elsewhere. What is kept of it
+beside its worker, every few chunks, is what it goes back to when its worker is lost; chunks that are then made again
+were delivered before, and are not delivered twice. What does not live here: the steps in which chunks are made
+(steps.py), which worker carries which session (policies), what is in a state (host/sessions.py), and chunks themselves
+(executors/sessions.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ctxflow.scheduler import residency
+from ctxflow.scheduler.commands import Carry, Command, EndSession, Order
+from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
+from ctxflow.scheduler.state import Session, Worker
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
+
+WAITING, PLACED, MIGRATING, SUSPENDED = "waiting", "placed", "migrating", "suspended"
+
+
+@dataclasses.dataclass(slots=True)
+class Sessions:
+    """All that is known of a run's sessions.
+
+    :ivar open: those that are not over, by number.
+    :ivar steps: attempt -> the orders of that step.
+    :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
+    :ivar unsettled: whether the policy is to be asked again.
+    :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
+    """
+
+    open: dict[int, Session] = dataclasses.field(default_factory=dict)
+    steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
+    drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
+    unsettled: bool = False
+    groups: int = 0
+
+
+# --- what its user does
+
+
+def opened(state: RunState, event: SessionOpened) -> None:
+    """A session begins."""
+    app = state.apps[event.app]
+    session = Session(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
+    session.prompts = event.prompts
+    state.streams.open[session.id] = session
+    state.streams.unsettled = True
+
+
+def prompted(state: RunState, number: int) -> None:
+    """A session has got something to do."""
+    session = state.streams.open.get(number)
+    if session is not None:
+        session.prompts += 1
+        session.turn_over = False
+        _wake(state, session)
+
+
+def wanted(state: RunState, number: int, until: int) -> None:
+    """More chunks of a session are wanted."""
+    session = state.streams.open.get(number)
+    if session is not None:
+        session.wanted = max(session.wanted, until)
+        _wake(state, session)
+
+
+def _wake(state: RunState, session: Session) -> None:
+    if session.state == WAITING or (session.state == SUSPENDED and not session.by_user):
+        state.streams.unsettled = True
+
+
+def suspended(state: RunState, number: int) -> None:
+    """Its user wants a session to make no chunks for now."""
+    session = state.streams.open.get(number)
+    if session is not None:
+        session.by_user = True
+        _suspend(session)
+
+
+def _suspend(session: Session) -> None:
+    session.suspending, session.target = True, None
+    if session.state == WAITING:
+        session.state = SUSPENDED
+
+
+def resumed(state: RunState, number: int) -> None:
+    """Its user wants a session to go on."""
+    session = state.streams.open.get(number)
+    if session is not None:
+        session.by_user = session.suspending = False
+        if session.state == SUSPENDED:
+            session.state = WAITING
+        state.streams.unsettled = True
+
+
+def closed(state: RunState, number: int, out: list[Command]) -> None:
+    """Nobody wants a session any more."""
+    session = state.streams.open.get(number)
+    if session is not None:
+        end(state, session, None, out)
+
+
+def end(
+    state: RunState, session: Session, failure: Failure | None, out: list[Command], context: str | None = None
+) -> None:
+    """A session is over; a step that it is in goes on for the others."""
+    del state.streams.open[session.id]
+    place = session.worker if session.state == PLACED else session.frozen.worker if session.frozen else None
+    if place in state.workers and (session.loaded or session.step is not None or session.frozen):
+        state.streams.drops.setdefault((place, session.app), []).append(session.id)
+    if session.worker in state.workers:
+        state.workers[session.worker].sessions.pop(session.id, None)
+    state.streams.unsettled = True
+    out.append(EndSession(session.id, failure, context))
+
+
+# --- where sessions are
+
+
+def bury_broken(state: RunState, out: list[Command]) -> None:
+    """Sessions whose context no worker can build are over."""
+    for session in list(state.streams.open.values()):
+        broken = state.contexts[session.context].broken
+        if broken is not None:
+            end(state, session, broken, out, session.context)
+
+
+def owner(state: RunState, event: Event) -> str | None:
+    """The worker whose sessions an event may have given something to do; None for all, "" for none."""
+    if type(event) is Tick:
+        return None
+    worker = getattr(event, "worker", None)
+    if worker is None and (session := state.streams.open.get(getattr(event, "session", -1))) is not None:
+        worker = session.worker
+    return worker if isinstance(worker, str) else getattr(worker, "id", "")
+
+
+def follow(state: RunState, session: Session, worker_id: str | None, out: list[Command]) -> None:
+    """Do with a session what the policy says, if that is possible."""
+    if session.by_user or session.state == MIGRATING:
+        return
+    if worker_id is None:
+        _suspend(session)
+        return
+    worker = state.workers.get(worker_id)
+    if worker is None or not can_carry(state, session, worker):
+        return
+    session.suspending = False
+    if session.state == PLACED:
+        session.target = worker_id if worker_id != session.worker else None
+        prepare(state, worker, session.app, out)
+    else:
+        place(state, session, worker, out)
+
+
+def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> None:
+    """Have a worker build the context of sessions that it carries or will, if it does not have it."""
+    app = state.apps[app_id]
+    missing = app.context not in worker.contexts and worker.id in state.free
+    if missing and residency.able(state, worker, state.contexts[app.context].spec):
+        residency.begin(state, worker, app, out)
+
+
+def expected(state: RunState, session: Session) -> bool:
+    """Whether a session's target could give it its next chunk at once: until then it stays where it is."""
+    target = state.workers.get(session.target or "")
+    held = target.contexts.get(session.context) if target is not None else None
+    return held is not None and held.state == "ready"
+
+
+def place(state: RunState, session: Session, worker: Worker, out: list[Command]) -> None:
+    """A session without an owner gets one; its frozen state is carried there first, if another worker has it."""
+    session.target, session.worker = None, worker.id
+    frozen = session.frozen
+    if frozen is not None and frozen.worker != worker.id:
+        session.state = MIGRATING
+        out.append(Carry(worker.id, frozen.worker, session.id, frozen.made, frozen.digest, frozen.bytes))
+        return
+    session.state = PLACED
+    worker.sessions[session.id] = session
+
+
+def arrived(state: RunState, event: StateArrived) -> None:
+    """A frozen state is where its session is to go on."""
+    session = _carried(state, event)
+    if session is None or session.frozen is None:
+        return
+    session.frozen = dataclasses.replace(session.frozen, worker=event.worker)
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        homeless(state, session)
+    elif session.suspending:
+        session.worker, session.state = None, SUSPENDED
+    else:
+        session.state = PLACED
+        worker.sessions[session.id] = session
+
+
+def not_arrived(state: RunState, event: StateLost) -> None:
+    """A frozen state is gone: the session goes back to what is kept."""
+    session = _carried(state, event)
+    if session is not None:
+        session.frozen = None
+        homeless(state, session)
+
+
+def _carried(state: RunState, event: StateArrived | StateLost) -> Session | None:
+    session = state.streams.open.get(event.session)
+    if session is None or session.state != MIGRATING or session.worker != event.worker:
+        return None
+    return session if session.frozen is not None and session.frozen.made == event.made else None
+
+
+def homeless(state: RunState, session: Session) -> None:
+    """A session has no owner any more, and goes on from what there is of it."""
+    if session.worker in state.workers:
+        state.workers[session.worker].sessions.pop(session.id, None)
+    session.worker = session.target = session.step = None
+    session.state = SUSPENDED if session.suspending else WAITING
+    unload(session)
+    state.streams.unsettled = True
+
+
+def unload(session: Session) -> None:
+    """Its state is in no library process any more."""
+    session.loaded = False
+    session.made = session.frozen.made if session.frozen is not None else session.kept
+
+
+def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
+    """Whether a worker stays, and holds a session's context or could load it."""
+    context = state.contexts[session.context]
+    return (
+        context.broken is None
+        and residency.able(state, worker, context.spec)
+        and (session.context in worker.contexts or residency.trusted(state, worker, context))
+    )
+
+
+# --- losses
+
+
+def context_gone(state: RunState, worker: Worker, context: str) -> None:
+    """A library process is gone with the states in it; its sessions go on from what is kept."""
+    for session in worker.sessions.values():
+        if session.context == context:
+            session.step = None
+            unload(session)
+    for key in [key for key in state.streams.drops if key[0] == worker.id and state.apps[key[1]].context == context]:
+        del state.streams.drops[key]  # What is frozen stays until the worker goes.
+
+
+def context_failed(state: RunState, worker: Worker, context: str) -> None:
+    """A context could not be built on a worker: its sessions look for another."""
+    for session in state.streams.open.values():
+        if session.context == context and session.target == worker.id:
+            session.target = None
+    for session in list(worker.sessions.values()):
+        if session.context == context:
+            homeless(state, session)
+
+
+# --- invariants
+
+
+def validate(state: RunState) -> None:
+    """Check what always holds of sessions.
+
+    :raises AssertionError: naming what does not.
+    """
+    streams = state.streams
+    owners = [number for worker in state.workers.values() for number in worker.sessions]
+    assert len(owners) == len(set(owners)), "a session has two owners"
+    for session in streams.open.values():
+        _check(state, session)
+    assert set(owners) <= streams.open.keys(), "a worker carries a session that is over"
+    for number in streams.steps:
+        assert number in state.attempts, f"step {number} is not running"
+    for worker in state.workers.values():
+        steps = [a.context for n, a in worker.running.items() if n in streams.steps]
+        assert len(steps) == len(set(steps)), f"{worker.id} has two steps of a context at a time"
+
+
+def _check(state: RunState, session: Session) -> None:
+    name = f"session {session.id}"
+    placed = session.state == PLACED
+    owner = state.workers.get(session.worker or "")
+    assert placed == (owner is not None and session.id in owner.sessions), f"{name}: wrongly (not) placed"
+    assert (session.worker is None) == (session.state in (WAITING, SUSPENDED)), f"{name}: {session.state} at a worker"
+    assert placed or not (session.loaded or session.step or session.target), f"{name} is on a worker that is not its"
+    assert session.kept <= session.made <= session.chunks, f"{name}: its state, its chunks and what is kept disagree"
+    assert session.state != MIGRATING or session.frozen is not None, f"{name} migrates without a state"
+    assert session.state != SUSPENDED or session.suspending, f"{name} is suspended for nobody"
+    if session.frozen is not None:
+        assert session.frozen.worker in state.workers, f"{name}: its frozen state is on a worker that is gone"
+        assert not session.loaded and session.made == session.frozen.made, f"{name} has two states"
+    if session.step is not None:
+        orders = state.streams.steps.get(session.step, ())
+        assert sum(order.session == session.id for order in orders) == 1, f"{name} is not in its step"
+        assert state.attempts[session.step].worker == session.worker, f"{name}: its step is on another worker"
+    elif placed and session.loaded and owner is not None:
+        held = owner.contexts.get(session.context)
+        assert held is not None and held.state == "ready", f"{name}: its state is in no library process"

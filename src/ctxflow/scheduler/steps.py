@@ -1,0 +1,321 @@
+"""Steps: one call in which a worker makes the chunks of several sessions, and what becomes of them.
+
+A step collects the sessions of an app that are ready on a worker, up to K; what else is to be done with the states that
+the worker carries travels along. What does not live here: where sessions are (sessions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.policies.batching.coalescing import Coalescing
+from ctxflow.policies.protocols import AppView, WorkerView
+from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
+from ctxflow.scheduler.events import Failure, StepFinished
+from ctxflow.scheduler.sessions import (
+    MIGRATING,
+    PLACED,
+    WAITING,
+    bury_broken,
+    can_carry,
+    end,
+    expected,
+    follow,
+    homeless,
+    place,
+    prepare,
+    unload,
+)
+from ctxflow.scheduler.state import Attempt, Frozen, Session, Worker
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
+
+_COALESCING = Coalescing()
+
+
+def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
+    """Follow the policy, and give workers their next steps.
+
+    :param worker: the one that the event was about; None for all.
+    """
+    streams = state.streams
+    touched = {worker} if worker is not None else set(state.workers)
+    if streams.unsettled and streams.open and not state.awaiting:
+        streams.unsettled = False
+        bury_broken(state, out)
+        for number, worker_id in state.policies.sessions.place(state).items():
+            session = streams.open.get(number)
+            if session is not None:
+                follow(state, session, worker_id, out)
+                touched.add(session.worker or "")
+        if worker is None:
+            for session in list(streams.open.values()):
+                if session.target in state.workers:
+                    prepare(state, state.workers[session.target], session.app, out)
+    for name in touched:
+        if name in state.workers:
+            _advance(state, state.workers[name], out)
+
+
+# --- what a step is made of
+
+
+def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
+    """Give a worker the next step of each app whose sessions it carries; load what it needs for that."""
+    apps = dict.fromkeys(session.app for session in worker.sessions.values())
+    apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
+    for app_id in apps:
+        app = state.apps[app_id]
+        held = worker.contexts.get(app.context)
+        _let_go(state, worker, app_id, out)
+        if held is None:
+            state.streams.drops.pop((worker.id, app_id), None)
+            wanting = [s for s in worker.sessions.values() if s.app == app_id and not s.idle]
+            if wanting:
+                prepare(state, worker, app_id, out)
+        elif held.state == "ready" and worker.free_slots > 0 and not state.awaiting:
+            busy = any(attempt.context == app.context for attempt in worker.running.values())
+            if not busy:
+                _step(state, worker, app_id, out)
+
+
+def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> None:
+    """Sessions that are to leave, and of whom the library process has nothing, need no step for it."""
+    leaving = [s for s in worker.sessions.values() if s.app == app and not s.loaded and s.step is None]
+    for session in leaving:
+        if session.suspending or expected(state, session) or worker.noticed is not None or worker.draining:
+            _left(state, session, out)
+
+
+def _left(state: RunState, session: Session, out: list[Command]) -> None:
+    """A session has left its worker; it goes on at once where it was to go."""
+    target = session.target
+    homeless(state, session)
+    there = state.workers.get(target or "")
+    if session.state == WAITING and there is not None and can_carry(state, session, there):
+        place(state, session, there, out)
+        if session.state == PLACED:
+            _advance(state, there, out)
+
+
+def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> None:
+    app = state.apps[app_id]
+    mine = [s for s in worker.sessions.values() if s.app == app_id]
+    chosen = {s.id for s in _chosen([s for s in mine if s.ready], state.capacity(app, worker))}
+    orders = [Order(number, then="drop") for number in state.streams.drops.pop((worker.id, app_id), ())]
+    for session in mine:
+        then = _then(state, session, worker, session.id in chosen)
+        if session.id in chosen:
+            thaw = "" if session.loaded else "frozen" if session.frozen else "kept" if session.kept else "anew"
+            orders.append(Order(session.id, thaw, session.made, session.made, then))
+        elif then:
+            orders.append(Order(session.id, "", session.made, None, then))
+    if not orders:
+        return
+    number = state.next_attempt
+    state.next_attempt = number + 1
+    attempt = Attempt(number, app_id, app.context, worker.id, (), state.now)
+    state.attempts[number] = worker.running[number] = attempt
+    state.streams.steps[number] = orders
+    for order in orders:
+        begun = state.streams.open.get(order.session)
+        if begun is not None:
+            begun.step = number
+            if order.chunk is not None and order.chunk >= begun.begun:
+                begun.begun, begun.prompts_begun = order.chunk + 1, begun.prompts
+    state.counters.steps += 1
+    state.update_free(worker)
+    out.append(Step(worker.id, number, app_id, app.context, (), orders))
+
+
+def _chosen(ready: list[Session], most: int) -> list[Session]:
+    """The sessions whose chunks a step makes: the longest unserved, and with it all of its group."""
+    ready.sort(key=lambda s: (-1.0 if s.last_chunk_at is None else s.last_chunk_at, s.id))
+    return [s for s in ready if s.group == ready[0].group][: max(1, most)]
+
+
+def _then(state: RunState, session: Session, worker: Worker, makes_chunk: bool) -> str:
+    """What a step does with a session's state after the chunk."""
+    if not session.loaded and not makes_chunk:
+        return ""
+    if worker.noticed is not None or worker.draining:
+        return "leave"  # The worker may be gone before its cache could be read.
+    if session.suspending or expected(state, session):
+        return "freeze"
+    made = session.made + makes_chunk
+    every = session.keep_every
+    return "keep" if makes_chunk and every is not None and made % every == 0 and made > session.kept else ""
+
+
+def capacity(state: RunState, app: AppView, worker: WorkerView) -> int:
+    """K of an app on a worker."""
+    batching = state.policies.batching
+    coalescing = batching if isinstance(batching, Coalescing) else _COALESCING
+    return coalescing.coalesced(state, app, worker)
+
+
+# --- what became of steps
+
+
+def finished(
+    state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Order], event: StepFinished, out: list[Command]
+) -> None:
+    """A step has ended: its chunks are delivered, and its sessions go on."""
+    made = 0
+    for position, (order, outcome) in enumerate(zip(orders, event.outcomes, strict=True)):
+        session = state.streams.open.get(order.session)
+        if session is None or session.step != attempt.id:
+            continue
+        session.step = None
+        made += "made" in outcome
+        _take(state, session, worker, position, order, outcome, event.seconds, out)
+    if made:
+        worker.learn_step(attempt.app, made, event.seconds, state.now)
+
+
+def _take(
+    state: RunState,
+    session: Session,
+    worker: Worker,
+    position: int,
+    order: Order,
+    outcome: Any,
+    seconds: float,
+    out: list[Command],
+) -> None:
+    """What came of one order."""
+    if "failure" in outcome:
+        end(state, session, Failure(**outcome["failure"], worker=worker.id, host=worker.host), out)
+        return
+    if "lost" in outcome:
+        if order.thaw == "kept":
+            end(state, session, Failure("exception", "StateLost", outcome["lost"], worker=worker.id), out)
+        else:
+            session.frozen = None
+            unload(session)
+        return
+    if order.thaw:
+        session.loaded, session.frozen = True, None
+    if "made" in outcome and _made(state, session, position, outcome, seconds, out):
+        return
+    if "kept" in outcome:
+        session.kept, session.state_bytes = session.made, outcome["kept"]
+    if "frozen" in outcome:
+        digest, size = outcome["frozen"]
+        session.frozen, session.state_bytes = Frozen(worker.id, session.made, digest, size), size
+    if order.then in ("freeze", "leave"):
+        state.counters.migrations += session.target is not None
+        state.counters.suspensions += session.suspending
+        session.loaded = False
+        _left(state, session, out)
+
+
+def _made(state: RunState, session: Session, position: int, outcome: Any, seconds: float, out: list[Command]) -> bool:
+    """A session has made a chunk; say whether that was its last."""
+    session.made += 1
+    session.chunk_seconds, session.last_chunk_at = seconds, state.now
+    session.losses = 0
+    if session.made >= session.doubtful:
+        session.group, session.crashes = 0, 0
+    if session.made <= session.chunks:  # It was delivered before.
+        return False
+    session.chunks = session.made
+    state.counters.chunks += 1
+    out.append(DeliverChunk(session.id, session.made - 1, position))
+    if outcome.get("last"):
+        end(state, session, None, out)
+        return True
+    if outcome.get("idle") and session.prompts == session.prompts_begun:
+        session.turn_over = True
+        out.append(EndTurn(session.id, session.prompts))
+    return False
+
+
+def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: Failure, out: list[Command]) -> None:
+    """A step failed: one of the sessions whose chunks it made is to blame, and the half that has it is tried again."""
+    blamed = []
+    for order in orders:
+        session = state.streams.open.get(order.session)
+        if session is None:
+            if order.then == "drop":  # It may still be there.
+                state.streams.drops.setdefault((attempt.worker, attempt.app), []).append(order.session)
+            continue
+        session.step = None
+        if order.chunk is not None:
+            session.doubtful = max(session.doubtful, order.made + 1)
+            unload(session)  # The app may have left its state half changed.
+            blamed.append(session)
+    _blame(state, blamed, _is_alone(orders), failure, out)
+
+
+def _blame(state: RunState, blamed: list[Session], alone: bool, failure: Failure, out: list[Command]) -> None:
+    """Halve those that may be to blame, so that one stands alone at last, and is over."""
+    if alone and blamed and _is_over(state, blamed[0], failure):
+        end(state, blamed[0], failure, out)
+        return
+    middle = len(blamed) // 2
+    for half in (blamed[:middle], blamed[middle:]):
+        state.streams.groups += 1
+        for session in half:
+            session.group = state.streams.groups
+
+
+def _is_over(state: RunState, session: Session, failure: Failure) -> bool:
+    """Count a failure of a session that was alone in its step, and say whether it was the last one it may have."""
+    session.crashes += 1
+    if failure.kind == "input":
+        return True
+    if failure.kind in ("crash", "lost"):
+        return session.crashes >= state.limits.crashes
+    return session.crashes > state.apps[session.app].spec.retries
+
+
+def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Command]) -> None:
+    """A worker is gone with all states that were on it."""
+    streams = state.streams
+    steps = [streams.steps.pop(number) for number in worker.running if number in streams.steps]
+    for session in list(streams.open.values()):
+        if session.frozen is not None and session.frozen.worker == worker.id:
+            session.frozen = None
+            if session.state == MIGRATING:
+                homeless(state, session)
+            else:
+                unload(session)
+        if session.target == worker.id:
+            session.target = None
+        if session.worker == worker.id:
+            homeless(state, session)
+    for key in [key for key in streams.drops if key[0] == worker.id]:
+        del streams.drops[key]
+    for orders in steps if not evicted else ():
+        _blame_loss(state, worker, orders, out)
+    streams.unsettled = True
+
+
+def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: list[Command]) -> None:
+    """Count a worker that was lost in a step; one of the sessions in too many such steps running may be to blame."""
+    blamed = []
+    for order, session in _makers(state, orders):
+        session.losses += 1
+        if session.losses >= state.limits.losses:
+            session.doubtful = max(session.doubtful, order.made + 1)
+            blamed.append(session)
+    message = (
+        f"the workers that made its chunks were lost {state.limits.losses} times running, without notice: its state "
+        "may exhaust the machine's memory"
+    )
+    failure = Failure("lost", "WorkerLost", message, worker=worker.id)
+    _blame(state, blamed, _is_alone(orders), failure, out)
+
+
+def _makers(state: RunState, orders: Sequence[Order]) -> list[tuple[Order, Session]]:
+    """The open sessions whose chunks a step was to make."""
+    pairs = [(order, state.streams.open.get(order.session)) for order in orders if order.chunk is not None]
+    return [(order, session) for order, session in pairs if session is not None]
+
+
+def _is_alone(orders: Sequence[Order]) -> bool:
+    """Whether a step was to make one chunk: else it may be another session's fault, even of one that is over since."""
+    return sum(order.chunk is not None for order in orders) == 1

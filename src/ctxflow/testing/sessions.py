@@ -1,0 +1,233 @@
+# ruff: noqa: D102 - the tests' names say what they check
+"""The engines' contract on sessions: what a step does, and how a state gets from worker to worker.
+
+Subclass `SessionContract` beside `ctxflow.testing.engines.EngineContract`, with the same hooks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxflow.context import dumps
+from ctxflow.executors.engine import CallPayload, Engine
+from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.testing.engines import ContractRun
+from ctxflow.turns import idle, last
+
+
+class SessionRun(ContractRun):
+    """A run that gives its engine steps.
+
+    :ivar app: the app of all steps; whoever subclasses may name another.
+    """
+
+    def step(
+        self, worker: str, context: str, function: Callable[..., Any], *entries: Entry, timeout: float | None = None
+    ) -> int:
+        """Have a worker make a step, without waiting for it; gives the attempt."""
+        attempt = next(self._numbers)
+        self._functions.setdefault(function.__name__, dumps(function, "the function"))
+        body = pickle.dumps([tuple(entry) for entry in entries])
+        self._calls[attempt] = lambda: CallPayload("step", function.__name__, False, timeout, body)
+        orders = [
+            cmd.Order(each.session, each.thaw, each.made, each.made if each.makes_chunk else None, each.then)
+            for each in entries
+        ]
+        self.engine.execute([cmd.Step(worker, attempt, "app", context, (), orders)])
+        return attempt
+
+    def stepped(
+        self, worker: str, context: str, function: Callable[..., Any], *entries: Entry
+    ) -> tuple[Sequence[Any], list[Any], list[bytes | None]]:
+        """What came of a step: its outcomes, its chunks and the states that it kept."""
+        attempt = self.step(worker, context, function, *entries)
+        event = self.wait(ev.StepFinished)
+        assert event.attempt == attempt and event.worker == worker and event.seconds >= 0
+        results = pickle.loads(event.results) if event.results is not None else [(None, None)] * len(entries)
+        chunks = [None if chunk is None else pickle.loads(chunk) for chunk, _ in results]
+        return event.outcomes, chunks, [state for _, state in results]
+
+
+class SessionContract:
+    """Subclass it as a pytest class, and say how to make an engine."""
+
+    tier = "local"
+    executes = True
+    """Whether functions run for real; without it only events are looked at."""
+
+    def make(self) -> Engine:
+        """A new engine, not started, that takes at least 2 workers."""
+        raise NotImplementedError
+
+    def notify(self, engine: Any, worker: str) -> None:
+        """Give a worker notice that it will be taken away."""
+        pytest.skip("this engine's workers cannot be given notice")
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Iterator[SessionRun]:
+        """A run whose engine is stopped afterwards."""
+        run = SessionRun(self.make(), str(tmp_path / "run"), self.tier)
+        yield run
+        run.engine.stop()
+
+    def test_a_step_makes_a_chunk_of_each_session(self, run: SessionRun) -> None:
+        worker, context = self._ready(run)
+        outcomes, chunks, _ = run.stepped(worker, context, _add, _first(1, 10), _first(2, 20))
+        assert [dict(outcome) for outcome in outcomes] == [{"made": 1}, {"made": 1}]
+        self._check(chunks, [110, 120])
+        outcomes, chunks, _ = run.stepped(worker, context, _add, Entry(2, "", 1, True, ""))
+        self._check(chunks, [220])
+
+    def test_a_state_that_is_kept_can_be_gone_on_from_anywhere(self, run: SessionRun) -> None:
+        first, second, context = self._ready_twice(run)
+        outcomes, _, states = run.stepped(first, context, _add, _first(1, 10, "leave"))
+        assert set(outcomes[0]) == {"made", "kept"}
+        thawed = Entry(1, "kept", 1, True, "", (), states[0] or b"")
+        _, chunks, _ = run.stepped(second, context, _add, thawed)
+        self._check(chunks, [210])
+
+    def test_a_frozen_state_is_carried_and_verified(self, run: SessionRun) -> None:
+        first, second, context = self._ready_twice(run)
+        outcomes, _, _ = run.stepped(first, context, _add, _first(1, 10, "freeze"))
+        digest, size = outcomes[0]["frozen"]
+        run.engine.execute([cmd.Carry(second, first, 1, 1, digest, size)])
+        arrived = run.wait(ev.StateArrived)
+        assert (arrived.worker, arrived.session, arrived.made) == (second, 1, 1)
+        outcomes, chunks, _ = run.stepped(second, context, _add, Entry(1, "frozen", 1, True, "", (), b"", digest))
+        assert dict(outcomes[0]) == {"made": 1}
+        self._check(chunks, [210])
+
+    def test_a_frozen_state_stays_where_it_is(self, run: SessionRun) -> None:
+        worker, context = self._ready(run)
+        run.stepped(worker, context, _add, _first(1, 10))
+        outcomes, _, _ = run.stepped(worker, context, _add, Entry(1, "", 1, False, "freeze"))
+        digest = outcomes[0]["frozen"][0]
+        _, chunks, _ = run.stepped(worker, context, _add, Entry(1, "frozen", 1, True, "", (), b"", digest))
+        self._check(chunks, [210])
+
+    def test_a_state_that_is_not_what_was_frozen_is_lost(self, run: SessionRun) -> None:
+        self._needs_code()
+        worker, context = self._ready(run)
+        run.stepped(worker, context, _add, _first(1, 10, "freeze"))
+        wrong = Entry(1, "frozen", 1, True, "", (), b"", digest_of(b"another"))
+        outcomes, chunks, _ = run.stepped(worker, context, _add, wrong, _first(2, 20))
+        assert "digest" in outcomes[0]["lost"] and dict(outcomes[1]) == {"made": 1}
+        assert chunks == [None, 120]
+
+    def test_a_state_that_is_nowhere_does_not_arrive(self, run: SessionRun) -> None:
+        self._needs_code()
+        first, second, _ = self._ready_twice(run)
+        run.engine.execute([cmd.Carry(second, first, 7, 3, "", 1)])
+        lost = run.wait(ev.StateLost)
+        assert (lost.worker, lost.session, lost.made) == (second, 7, 3) and "cannot be brought" in lost.message
+
+    def test_turns_and_sessions_end(self, run: SessionRun) -> None:
+        self._needs_code()
+        worker, context = self._ready(run)
+        outcomes, chunks, _ = run.stepped(worker, context, _end, _first(1, "idle"), _first(2, "last"))
+        assert [dict(outcome) for outcome in outcomes] == [{"idle": 1, "made": 1}, {"last": 1, "made": 1}]
+        assert chunks == ["idle", "last"]
+
+    def test_what_cannot_be_pickled_harms_its_session_alone(self, run: SessionRun) -> None:
+        self._needs_code()
+        worker, context = self._ready(run)
+        entries = [_first(n, what, "keep") for n, what in enumerate(("chunk", "state", "neither"))]
+        outcomes, chunks, _ = run.stepped(worker, context, _unpicklable, *entries)
+        assert [sorted(outcome) for outcome in outcomes] == [["failure"], ["failure"], ["kept", "made"]]
+        assert "lock" in outcomes[1]["failure"]["message"] and chunks[2] == "neither"
+
+    def test_what_the_function_raises_fails_the_step_and_not_the_states_beside_it(self, run: SessionRun) -> None:
+        self._needs_code()
+        worker, context = self._ready(run)
+        run.stepped(worker, context, _add, _first(1, 10))
+        attempt = run.step(worker, context, _raise, _first(2, 20))
+        failed = run.wait(ev.BatchFailed)
+        assert failed.attempt == attempt and not failed.lost_context and failed.failure.error == "ValueError"
+        _, chunks, _ = run.stepped(worker, context, _add, Entry(1, "", 1, True, ""))
+        assert chunks == [210]
+        outcomes, _, _ = run.stepped(worker, context, _add, Entry(2, "", 1, True, ""))
+        assert "lost" in outcomes[0]
+
+    def test_a_dropped_state_is_gone(self, run: SessionRun) -> None:
+        self._needs_code()
+        worker, context = self._ready(run)
+        run.stepped(worker, context, _add, _first(1, 10))
+        run.stepped(worker, context, _add, Entry(1, "", 1, False, "drop"))
+        outcomes, _, _ = run.stepped(worker, context, _add, Entry(1, "", 1, True, ""))
+        assert "lost" in outcomes[0]
+
+    def test_a_worker_with_notice_leaves_after_the_steps_that_it_was_given_then(self, run: SessionRun) -> None:
+        worker, context = self._ready(run)
+        run.stepped(worker, context, _add, _first(1, 10))
+        self.notify(run.engine, worker)
+        run.wait(ev.EvictionNotice)
+        outcomes, _, states = run.stepped(worker, context, _add, Entry(1, "", 1, False, "leave"))
+        assert set(outcomes[0]) == {"kept"}
+        self._check([pickle.loads(states[0])] if states[0] else [], [(10, 1)])
+        assert run.wait(ev.WorkerLost).evicted
+
+    # --- helpers
+
+    def _ready(self, run: SessionRun) -> tuple[str, str]:
+        (worker,) = run.start()
+        context = run.declare(_hundred)
+        run.load(worker, context)
+        return worker, context
+
+    def _ready_twice(self, run: SessionRun) -> tuple[str, str, str]:
+        first, second = run.start(2)
+        context = run.declare(_hundred)
+        run.load(first, context)
+        run.load(second, context)
+        return first, second, context
+
+    def _needs_code(self) -> None:
+        if not self.executes:
+            pytest.skip("this engine runs no functions")
+
+    def _check(self, found: Any, expected: Any) -> None:
+        if self.executes:
+            assert found == expected
+
+
+def _first(session: int, prompt: Any, then: str = "") -> Entry:
+    """The first chunk of a session, with a prompt."""
+    return Entry(session, "anew", 0, True, then, (pickle.dumps(prompt),))
+
+
+# What the suite's contexts and steps do; workers import it from here.
+
+
+def _hundred() -> int:
+    return 100
+
+
+def _add(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
+    """A session's nth chunk is n hundred and its first prompt."""
+    for state, new in zip(states, prompts, strict=True):
+        base, count = state or (new[0], 0)
+        yield base + context * (count + 1), (base, count + 1)
+
+
+def _end(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> list[tuple[Any, None]]:
+    return [({"idle": idle, "last": last}[new[0]](new[0]), None) for new in prompts]
+
+
+def _unpicklable(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
+    what = itertools.chain.from_iterable(prompts)
+    return [
+        (threading.Lock() if each == "chunk" else each, threading.Lock() if each == "state" else 0) for each in what
+    ]
+
+
+def _raise(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> None:
+    raise ValueError("not this one")

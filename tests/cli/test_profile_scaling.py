@@ -1,0 +1,52 @@
+"""`ctxflow profile-scaling` as a person meets it."""
+
+import json
+
+import pytest
+import tomllib
+from typer.testing import CliRunner
+
+from ctxflow.cli.app import app
+from ctxflow.sites import load_site
+
+SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a"\nworkers = 9\ngpus = 0\nprovider = "condor"\nboot_seconds = 10\n'
+WORKLOAD = "[[apps]]\narrivals = [[0, 200], [900, 20]]\nitem_seconds = 0.5\n[[contexts]]\ngpus = 0\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "site.toml").write_text(SITE)
+    (tmp_path / "work.toml").write_text(WORKLOAD)
+    return [str(tmp_path / "site.toml"), str(tmp_path / "work.toml")]
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["profile-scaling", *words])
+
+
+def test_the_line_it_prints_is_one_for_a_site_file(files):
+    done = command(*files, "--target", "300", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert len(found["windows"]) == 2
+    assert all(row["target_kept"] for row in found["windows"])
+    site = load_site(files[0], **tomllib.loads(found["line"]))
+    assert site.scaling["policy"] == "closed-loop"
+
+
+def test_a_target_out_of_reach_is_told(files):
+    done = command(*files, "--target", "1", "--shares", "0.5,0.8")
+    assert done.exit_code == 1
+    assert "miss the target with every share: give the site more workers" in " ".join(done.stdout.split())
+    assert "(too long)" in done.stdout
+
+
+@pytest.mark.parametrize("shares", ["", "a", "0.5,,", "0,1"])
+def test_shares_have_to_be_numbers(files, shares):
+    done = command(*files, "--shares", shares)
+    assert done.exit_code == 2
+    assert "list of numbers" in done.stderr
+
+
+def test_help_teaches():
+    assert "line for the site file" in command("--help").stdout

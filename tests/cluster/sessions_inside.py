@@ -1,0 +1,108 @@
+"""Runs inside the testbed: the engines' contract on sessions with real vine_workers, and sessions that wander.
+
+`sessions_inside.py contract` is the contract; `sessions_inside.py wander --site SITE` writes one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+import pytest
+
+from ctxflow import ContextExecutor
+from ctxflow.executors.taskvine.engine import TaskVineEngine
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+from ctxflow.testing.sessions import SessionContract
+from ctxflow.testing.wandering import Wandering, take_all, walk
+
+_TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, disk_gb=2, gpus=0)
+
+
+class TestTaskVineSessions(SessionContract):
+    def make(self) -> TaskVineEngine:
+        site = Site(
+            engine="taskvine", tiers=(_TIER,), address="127.0.0.1", keepalive_interval=1, keepalive_timeout=5, slots=2
+        )
+        return TaskVineEngine(site)
+
+    def notify(self, engine: Any, worker: str) -> None:
+        tier, job = engine.worker_jobs()[worker]
+        engine.provider(tier).notify(job)
+
+
+def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) -> None:
+    """Sessions over the site's workers, moved, suspended and evicted meanwhile."""
+    placement = Wandering(per_second=moves / 12, at_most=moves)
+    os.chdir(tempfile.mkdtemp())
+    with ContextExecutor(site, workers=6, sessions=placement) as executor:
+        stop, taken = threading.Event(), []
+
+        def evict() -> None:
+            luck = random.Random(3)
+            while len(taken) < evictions and not stop.wait(2.0):
+                jobs = executor.engine.worker_jobs()
+                if len(jobs) > 1:
+                    _, job = jobs[luck.choice(sorted(jobs))]
+                    how = ["condor_vacate_job", *(["-fast"] if len(taken) % 2 else []), job]
+                    subprocess.run(how, check=True, capture_output=True)
+                    taken.append(job)
+
+        first = walk(0.0).open(0)
+        first.take(60)  # Somebody is there.
+        first.close()
+        thread = threading.Thread(target=evict, daemon=True)
+        thread.start()
+        walked = take_all(walk(0.05), sessions, chunks, suspensions=sessions // 2)
+        stop.set()
+        thread.join()
+        run = executor.run
+        assert run is not None
+        run._scheduler.validate()
+        counters = run._scheduler.state.counters
+        hosts = {event.host for event in run._scheduler.state.workers.values()}
+        print(
+            json.dumps(
+                {
+                    "right": walked.right,
+                    "wrong": walked.wrong,
+                    "errors": walked.errors,
+                    "seconds": round(walked.seconds, 1),
+                    "moves": placement.moves,
+                    "migrations": counters.migrations,
+                    "suspensions": counters.suspensions,
+                    "evictions": len(taken),
+                    "lost": counters.lost,
+                    "steps": counters.steps,
+                    "hosts": sorted(hosts),
+                }
+            )
+        )
+
+
+def main() -> int:
+    """Do what is asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["contract", "wander"])
+    parser.add_argument("--site", default="")
+    parser.add_argument("--sessions", type=int, default=24)
+    parser.add_argument("--chunks", type=int, default=300)
+    parser.add_argument("--moves", type=int, default=60)
+    parser.add_argument("--evictions", type=int, default=4)
+    given = parser.parse_args()
+    if given.what == "contract":
+        return int(pytest.main([__file__, "-q", "--noconftest", "-p", "no:cacheprovider", "--timeout", "60"]))
+    wander(given.site, given.sessions, given.chunks, given.moves, given.evictions)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

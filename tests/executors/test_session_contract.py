@@ -1,0 +1,29 @@
+"""The engines' contract on sessions, on the embedded engine, and on the simulated one, which executes nothing."""
+
+import os
+import signal
+
+from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.simulator import Drawn, GpuTimes
+from ctxflow.testing.sessions import SessionContract
+
+
+class TestEmbedded(SessionContract):
+    def make(self):
+        return EmbeddedEngine(workers=2, rejoin_seconds=0.05)
+
+    def notify(self, engine, worker):
+        os.kill(engine.worker_pids()[worker], signal.SIGTERM)
+
+
+class TestSimulated(SessionContract):
+    executes = False
+    tier = "default"
+
+    def make(self):
+        times = GpuTimes({"": 0.01}, loading=Drawn(0.25), matching=Drawn(0.5))
+        return SimulatedEngine([Machine("a"), Machine("b")], times, state_bytes=100, carry_seconds=0.02)
+
+    def notify(self, engine, worker):
+        engine.evict(worker, notice=0.1)

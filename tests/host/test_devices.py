@@ -1,0 +1,56 @@
+"""Which GPUs a worker tells of, where they are, and in which order its library processes see them."""
+
+import pytest
+
+from ctxflow.host import devices, facts
+from ctxflow.topology import Gpu, NumaNode, Topology, from_graph
+
+# Eight GPUs whose neighbours are not neighbours by number.
+NODES = tuple(NumaNode(number, number % 2) for number in range(8))
+MACHINE = Topology("m", (0, 1), NODES, gpus=tuple(Gpu(n, f"GPU-{n}000-full", numa=n) for n in range(8)))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    monkeypatch.setattr(devices, "read_machine", lambda: MACHINE)
+
+
+def test_neighbours_come_beside_each_other(machine):
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-3000,GPU-0000, GPU-1000,GPU-2000"}
+    devices.order_devices(devices.machine_of(["GPU-3000"]), environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0000,GPU-2000,GPU-1000,GPU-3000"
+
+
+@pytest.mark.parametrize("given", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "GPU-3000"}])
+def test_nothing_to_order(machine, given):
+    environment = dict(given)
+    devices.order_devices(MACHINE, environment)
+    assert environment == given
+
+
+def test_a_machine_that_tells_nothing(monkeypatch):
+    def broken():
+        raise ValueError("no /sys")
+
+    monkeypatch.setattr(devices, "read_machine", broken)
+    assert devices.machine_of(["0"]) is None and devices.machine_of([]) is None
+    environment = {"CUDA_VISIBLE_DEVICES": "1,0"}
+    devices.order_devices(None, environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1,0"
+
+
+def test_what_a_worker_tells(machine, monkeypatch, tmp_path):
+    (tmp_path / "ad").write_text('Cpus = 4\nMachine = "n1.pool"\nMachineResources = "Cpus"\n')
+    for name, value in {
+        "CUDA_VISIBLE_DEVICES": "GPU-1000,GPU-0000", "CTXFLOW_TESTBED_GPU": "NVIDIA A10", "CTXFLOW_PIN": "7",
+        "_CONDOR_MACHINE_AD": str(tmp_path / "ad"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    told = facts.facts(1, 1, str(tmp_path / "cache"))
+    assert (told["machine"], told["devices"], told["pin"]) == ("n1.pool", ["GPU-0000", "GPU-1000"], 7)
+    assert [gpu.numa for gpu in from_graph(told["topology"]).gpus] == list(range(8))
+    for name in ("CUDA_VISIBLE_DEVICES", "CTXFLOW_TESTBED_GPU", "CTXFLOW_PIN", "_CONDOR_MACHINE_AD"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(devices, "_nvidia_smi", list)
+    told = facts.facts(1, 1, str(tmp_path / "cache"))
+    assert (told["machine"], told["devices"], told["topology"], told["pin"]) == (None, [], None, None)

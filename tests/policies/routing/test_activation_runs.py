@@ -1,0 +1,74 @@
+"""The scaling policy `activation` in whole runs: as many workers as Eq. 6 says, gradually fewer, cheap ones first."""
+
+import math
+
+import pytest
+from simulated_runs import REGIONS, Run, machine
+
+from ctxflow.policies.scaling.activation import Activation
+from ctxflow.scheduler import events as ev
+
+STREAM = [(1.0 * n, "a0", 2) for n in range(300)]  # Two workers' work, until 300 s.
+
+
+def run(machines, arrivals, regions=(), tiers=None, **options):
+    return Run(
+        "torta", machines, arrivals, contexts=1, load=5.0, regions=regions, scaling={"policy": "activation", **options},
+        tiers=tiers or [ev.TierSpec("default", 0, len(machines), gpus=1, boot_seconds=10.0)],
+    )  # fmt: skip
+
+
+def asked_at(found, time, tier="default"):
+    return [workers for when, name, workers in found.asked if name == tier and when <= time][-1]
+
+
+def test_a_stream_gets_what_eq_6_says_and_gives_it_back_gradually():
+    found = run([machine(f"m{n}") for n in range(10)], [*STREAM, (400.0, "a0", 1)])
+    # 90 items in a slot of 45 s, one second each: (90 + sqrt(90) + what is under way) / 45.
+    assert 3 <= asked_at(found, 250) <= 4
+    assert asked_at(found, 302) >= 2, "who has just worked is kept"
+    assert asked_at(found, 390) == 0, "in the end nobody is needed"
+    assert found.outcome.done == found.outcome.items
+
+
+def test_a_burst_gets_workers_at_once_and_no_more_than_its_calls():
+    found = run([machine(f"m{n}") for n in range(10)], [(0.0, "a0", 10), (200.0, "a0", 400)])
+    assert asked_at(found, 1) <= 3, "ten items in batches of four, of unknown length"
+    assert asked_at(found, 203) >= math.ceil(400 / 45), "400 s of work in 45 s"
+
+
+def test_the_buffer_asks_for_more_when_it_fills():
+    machines = [machine(f"m{n}") for n in range(20)]
+    arrivals = [(0.0, "a0", 4), (103.5, "a0", 200)]
+    usual, full = (run(machines, arrivals, buffer=size) for size in (1000, 200))
+    assert asked_at(full, 105) > asked_at(usual, 105) == math.ceil(200 / 45)
+
+
+def test_cheap_regions_are_activated_first():
+    """The tiers of the far region, where power is cheap, have room for all of the stream."""
+    tiers = [ev.TierSpec(name, 0, 6, gpus=1, boot_seconds=10.0) for name in ("here", "there")]
+    campus, north = (
+        ev.RegionSpec(r.name, r.latency, r.bandwidth, r.power_price, (tier,), r.home)
+        for r, tier in zip(REGIONS, ("here", "there"), strict=True)
+    )
+    machines = [machine(f"{tier}{n}", region, tier=tier) for tier, region in (("here", "campus"), ("there", "north"))
+                for n in range(6)]  # fmt: skip
+    found = run(machines, STREAM, [campus, north], tiers)
+    assert (asked_at(found, 250, "here"), asked_at(found, 250, "there")) == (0, 3) or asked_at(found, 250, "there") == 4
+    later = [found.regions[worker] for time, worker, _ in found.calls if time > 100]
+    assert set(later) == {"north"}
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+def test_a_forecast_that_is_no_number_counts_as_none(rate):
+    found = run([machine("m0")], [(0.0, "a0", 4)])
+    state = found.simulation.scheduler.state
+    state.arrivals._forecast = {"a0": rate}
+    assert Activation(boot_seconds=1e9).target(state) == {"default": 1}, "who is there stays until he has rested"
+    assert Activation(boot_seconds=0.0, patience=0.0).target(state) in ({"default": 0}, {"default": 1})
+
+
+@pytest.mark.parametrize("option", ["slot_seconds", "buffer", "safety", "boot_seconds", "patience", "batch_size"])
+def test_options_that_make_no_sense_are_refused(option):
+    with pytest.raises(ValueError, match=option):
+        Activation(**{option: -1})

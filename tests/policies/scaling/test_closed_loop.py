@@ -1,0 +1,199 @@
+"""TurboServe's controller on views made by hand, and on the simulated engine."""
+
+import dataclasses
+import itertools
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxflow.policies.registry import described, make
+from ctxflow.policies.scaling import ClosedLoop
+from ctxflow.scheduler import commands as cmd
+from ctxflow.simulator.building import build
+from ctxflow.simulator.result import run
+from ctxflow.simulator.scenario import Scenario
+from ctxflow.simulator.workload_file import WorkloadFile
+from ctxflow.sites import Site
+
+BOOT = 30.0
+
+
+@dataclasses.dataclass
+class Run:
+    """A run in which all calls are of one item and one app; workers are there at once."""
+
+    now: float = 0.0
+    backlog: int = 0
+    arrived: int = 0
+    there: int = 0
+    maximum: int = 20
+    boot_seconds: float | None = BOOT
+
+    def view(self):
+        tier = types.SimpleNamespace(
+            name="a", minimum=0, maximum=self.maximum, price=None, boot_seconds=self.boot_seconds
+        )
+        worker = types.SimpleNamespace(tier="a", acquired=True, draining=False, noticed=None)
+        app = types.SimpleNamespace(id="x", backlog=self.backlog, arrived=self.arrived, batch_size=1)
+        return types.SimpleNamespace(
+            now=self.now, tiers={"a": tier}, apps={"x": app}, attempts={}, sessions={},
+            workers=dict.fromkeys(range(self.there), worker),
+            batch_size=lambda app, worker: 1, permits=lambda app, tier: True,
+        )  # fmt: skip
+
+    def step(self, policy, seconds=0.0, submitted=0, answered=0):
+        self.now += seconds
+        self.arrived += submitted
+        self.backlog += submitted - answered
+        self.there = policy.target(self.view())["a"]
+        return self.there
+
+
+def steady(share, **options):
+    return ClosedLoop(calls_per_worker=4, levels=[[share]], **options)
+
+
+def test_as_many_as_bring_the_load_to_the_share():
+    assert Run().step(steady(0.8), submitted=32) == 10
+    assert Run().step(steady(0.5), submitted=32) == 16
+    assert Run(maximum=7).step(steady(0.5), submitted=32) == 7
+
+
+def test_nobody_is_held_for_nothing_and_nobody_beyond_a_worker_a_call():
+    assert Run().step(steady(0.8)) == 0
+    assert Run().step(steady(0.01), submitted=3) == 3
+
+
+def test_within_the_tolerance_nothing_changes():
+    run, policy = Run(), steady(0.8)
+    assert run.step(policy, submitted=32) == 10
+    assert run.step(policy, 100, submitted=3) == 10
+    assert run.step(policy, 100, submitted=2) == 12
+
+
+def test_fewer_only_after_a_boot_time():
+    run, policy = Run(), steady(0.8)
+    assert run.step(policy, submitted=32) == 10
+    assert run.step(policy, 1, answered=24) == 10
+    assert run.step(policy, BOOT - 1) == 10
+    assert run.step(policy, 1) == 3
+
+
+def test_volatile_arrivals_want_more_for_the_same_load():
+    calm, wild = Run(), Run()
+    policies = [ClosedLoop(levels=[[0.5, 0.8], [0.4]]) for _ in range(2)]
+    for _ in range(10):
+        calm.step(policies[0], 10, submitted=2)
+    wild.step(policies[1], 100, submitted=20)
+    assert calm.backlog == wild.backlog == 20
+    assert calm.there < wild.there
+
+
+def test_without_a_boot_time_from_the_site_its_own_counts():
+    run, policy = Run(boot_seconds=None), steady(0.8, boot_seconds=5.0)
+    assert run.step(policy, submitted=32) == 10
+    run.step(policy, 1, answered=32)
+    assert run.step(policy, 5) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 60), st.floats(0, 1)), max_size=60))
+def test_always_within_bounds_and_never_given_back_sooner_than_a_boot_after_asking(steps):
+    run, policy, asked_at = Run(), ClosedLoop(levels=[[0.5, 0.8], [1.5, 0.5], [0.25]]), -BOOT
+    for seconds, submitted, share in steps:
+        before = run.there
+        held = run.step(policy, seconds, submitted, answered=int(share * run.backlog))
+        assert 0 <= held <= run.maximum
+        if held > before:
+            asked_at = run.now
+        assert held >= before or run.now >= asked_at + BOOT
+
+
+def test_bursts_on_the_simulated_engine_come_and_go_without_flapping():
+    """Two bursts half an hour apart: up, down, up, down, and never a reversal sooner than a boot after the last."""
+    app = {"arrivals": [[0, 400], [1800, 400]], "item_seconds": 1.0, "batch_size": 10}
+    site = Site(
+        engine="taskvine", scaling="closed-loop",
+        tiers=[{"name": "a", "workers": 12, "boot_seconds": BOOT, "gpus": 0, "provider": "condor"}],
+    )  # fmt: skip
+    asked = []
+
+    def listen(event, commands):
+        asked.extend((event.time, c.workers) for c in commands if isinstance(c, cmd.Acquire))
+
+    result = run(build(Scenario(site, WorkloadFile(apps=[app], contexts=[{"gpus": 0}])), 0, listen))
+    assert result.done == 800
+    changes = [(t, b - a) for (_, a), (t, b) in zip([(0, 0), *asked], asked, strict=False) if a != b]
+    turns = [t for (_, a), (t, b) in itertools.pairwise(changes) if (a > 0) != (b > 0)]
+    assert max(n for _, n in asked) > 3
+    assert 0 in [n for _, n in asked[1:]]
+    assert len(turns) >= 2
+    assert all(b - a >= BOOT for a, b in itertools.pairwise(turns))
+
+
+def test_it_goes_by_its_name():
+    made = make("scaling", {"policy": "closed-loop", "levels": [[1.0, 0.8], [0.5]], "tolerance": 0.05})
+    assert made.levels.at(2.0).utilization == 0.5
+    assert made.levels.at(2.0).tolerance == 0.05
+    assert described("scaling", "closed-loop")["calls_per_worker"] == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"calls_per_worker": 0}, {"boot_seconds": -1}, {"batch_size": 0}, {"levels": []}, {"levels": [[1.0], [0.5]]},
+     {"levels": [[2.0, 0.8], [1.0, 0.7], [0.5]]}, {"levels": [[0.0]]}, {"tolerance": -1}],
+)  # fmt: skip
+def test_nonsense_is_refused(options):
+    with pytest.raises(ValueError, match=r"give|levels"):
+        ClosedLoop(**options)
+
+
+# --- sessions
+
+
+@dataclasses.dataclass
+class Streams(Run):
+    """A run of sessions: K is 4 where a worker has made a step."""
+
+    active: int = 0
+    measured: bool = True
+
+    def view(self):
+        view = super().view()
+        names = list(view.workers)
+        for worker in view.workers.values():
+            worker.step_seconds = lambda app: {1: 0.1} if self.measured else {}
+        view.capacity = lambda app, worker: 4
+        view.sessions = {
+            n: types.SimpleNamespace(
+                id=n, app="x", idle=False, by_user=False, worker=names[n % len(names)] if names else None
+            )
+            for n in range(self.active)
+        }
+        return view
+
+
+def test_sessions_are_shared_out_by_what_a_worker_was_measured_to_serve():
+    run, policy = Streams(active=32), steady(0.8, sessions_per_worker=16)
+    assert run.step(policy) == 3
+    assert run.step(policy, 1) == 10
+
+
+def test_growth_is_expected_to_go_on_for_a_boot_time():
+    run, policy = Streams(active=16), steady(0.8)
+    assert run.step(policy) == 5
+    run.active = 24
+    assert run.step(policy, 10) == 10  # As if for 32.
+    run.active = 20
+    assert run.step(policy, BOOT - 1) == 10
+    assert run.step(policy, 1) == 10
+    assert run.step(policy, BOOT) == 7
+
+
+def test_sessions_that_have_nothing_to_do_want_nobody():
+    run, policy = Streams(active=8), steady(0.8)
+    view = run.view()
+    for session in view.sessions.values():
+        session.idle = True
+    assert policy.target(view)["a"] == 0
