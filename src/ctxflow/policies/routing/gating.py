@@ -16,8 +16,9 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.routing.arrays import Bools, Floats, amounts
+from ctxflow.policies.routing.arrays import Bools, Floats, amounts, prices
 from ctxflow.policies.routing.networks import Networks
+from ctxflow.policies.routing.transport import capped
 
 FEATURES = 14
 LEAST = 1e-4
@@ -102,3 +103,30 @@ def on_simplex(rows: Floats, alive: Bools, otherwise: Floats | None = None) -> F
 def allocate(networks: Networks, seen: Seen) -> Floats:
     """(..., R, R) A_t, as the policy decides."""
     return allocated(outputs(networks, seen), seen)
+
+
+MOST = 0.6
+"""The share of a region's capacity that transport fills, and the networks were trained with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByNetworks:
+    """The trained policy as a form of the macro layer (`allocation.Allocate`).
+
+    It knows of queues what the demand of the first slot has of them, and takes all capacity for active.
+    """
+
+    networks: Networks
+
+    def __call__(self, demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
+        """The shares of the first slot: (R, R), rows on the simplex."""
+        wanted, possible, dear = amounts(np.atleast_2d(demand)), amounts(capacity), prices(costs)
+        transport = capped(wanted.mean(axis=0), MOST * possible, dear)
+        nothing = np.zeros(len(possible))
+        before = transport if previous is None else amounts(previous)
+        ahead = wanted[1:] if len(wanted) > 1 else wanted
+        column = dear.mean(axis=0)
+        return allocate(
+            self.networks,
+            Seen(wanted[0], ahead, possible, MOST * possible, nothing, possible, column, transport, before),
+        )

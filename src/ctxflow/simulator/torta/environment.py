@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ctxflow.policies.routing.gating import FEATURES, Seen, features, on_simplex
 from ctxflow.policies.routing.arrays import Floats
+from ctxflow.policies.routing.gating import FEATURES, Seen, features, on_simplex
 from ctxflow.simulator.torta.demand import tasks_of
 from ctxflow.simulator.torta.methods import Torta, planned
 from ctxflow.simulator.torta.serving import Simulation

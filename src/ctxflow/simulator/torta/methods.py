@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from ctxflow.policies.routing import lookahead as looking
-from ctxflow.policies.routing.gating import Seen, allocate
 from ctxflow.policies.routing.arrays import Floats, Ints
 from ctxflow.policies.routing.forecast import forecast
+from ctxflow.policies.routing.gating import Seen, allocate
 from ctxflow.policies.routing.networks import Networks
 from ctxflow.policies.routing.skylb import forward
 from ctxflow.policies.routing.transport import capped, costs, whole
