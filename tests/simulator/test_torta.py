@@ -207,6 +207,8 @@ def test_a_failed_region_loses_no_task_that_others_can_take():
     for slot in range(14):
         simulation.step()
         failed = 5 <= slot < 10
+        mine = simulation.lanes.on[region]
+        assert mine.any() != failed  # It is started anew when it is back.
         assert simulation.servers[0, region].sum() == (0 if failed else SMALL.there[region].sum())
     assert simulation.resent.any()
     assert simulation.served.done.all()

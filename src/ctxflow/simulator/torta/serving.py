@@ -179,19 +179,24 @@ class Simulation:
         """(L, S) seconds of work, starting not counted, that servers have at a time."""
         return np.asarray(np.maximum(self.lanes.free - np.maximum(self.lanes.ready, now), 0.0), dtype=np.float64)
 
-    def _activate(self, state: State, plan: Plan, now: float) -> Floats:
-        """Start and stop servers by Eq. 6, for each region and type of task; seconds of it (L, S)."""
-        lanes, active = self.lanes, self.method.activation
+    def _wanted(self, state: State, plan: Plan) -> Ints:
+        """(L, K) servers that should be active: Eq. 6, for each region and type of task, the most of the last slots."""
+        active = self.method.activation
         if active.always:
-            return np.zeros(lanes.gpu.shape)
+            return self.servers.reshape(-1, len(KINDS))
         wanted = target(state.waiting, plan.expected, TASKS_PER_SLOT * active.utilisation, self.servers, active.safety)
         idle = plan.expected + state.waiting <= 0
         idle[..., 0] &= ~idle.all(axis=-1)  # Eq. 6 has one server of a region active at least, whatever it suits.
         wanted = np.where(idle, 0, wanted)
         if len(self.targets) < active.hold:  # At the start all are active, and nothing says yet how few would do.
             wanted = np.maximum(wanted, self.servers)
-        self.targets = [*self.targets[-active.hold :], wanted]
-        wanted = np.maximum.reduce(self.targets).reshape(-1, len(KINDS))
+        self.targets = [*self.targets, wanted][-active.hold - 1 :]
+        return np.asarray(np.maximum.reduce(self.targets).reshape(-1, len(KINDS)), dtype=np.int64)
+
+    def _activate(self, state: State, plan: Plan, now: float) -> Floats:
+        """Start and stop servers; seconds of it (L, S)."""
+        lanes, active = self.lanes, self.method.activation
+        wanted = self._wanted(state, plan)
         start = np.zeros(lanes.gpu.shape, dtype=bool)
         stop = np.zeros(lanes.gpu.shape, dtype=bool)
         resting = now - lanes.free
