@@ -24,7 +24,7 @@ class Run:
 
     def __init__(
         self, routing, machines, arrivals, contexts=2, load=8.0, item=1.0, size=4, regions=REGIONS, scaling="fixed",
-        tiers=None,
+        tiers=None, shared=False,
     ):  # fmt: skip
         names = [f"c{number}" for number in range(contexts)]
         kinds = {(machine.tier, machine.gpu_model) for machine in machines}
@@ -34,7 +34,7 @@ class Run:
             {name: {kind: Drawn(load) for kind in kinds} for name in names},
         )
         specs = [ev.ContextSpec(name, name, gpus=1) for name in names]
-        apps = [ev.AppSpec(f"a{n}", f"a{n}", name) for n, name in enumerate(names)]
+        apps = [ev.AppSpec(f"a{n}", f"a{n}", names[0] if shared else name) for n, name in enumerate(names)]
         policies = Policies.chosen(
             {"routing": routing, "batching": {"policy": "fixed", "size": size}, "scaling": scaling}
         )

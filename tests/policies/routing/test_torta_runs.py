@@ -56,6 +56,11 @@ def test_a_context_is_not_loaded_where_the_queue_would_be_over_first():
     assert len({worker for _, worker, _ in more.loads}) == 2, "a long queue is worth a load"
 
 
+def test_an_app_does_not_wait_for_ever_behind_another_with_its_context():
+    run = Run("torta", [machine("m0")], [(0.0, "a0", 1000), (30.0, "a1", 4)], shared=True, regions=())
+    assert 90 <= min(time for time, _, app in run.calls if app == "a1") < 90 + 8
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_app_waits_for_ever_behind_a_queue_that_does_not_end(workers):
     machines = [machine(f"m{n}") for n in range(workers)]

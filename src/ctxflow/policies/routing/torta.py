@@ -65,7 +65,7 @@ class Torta:
         self._slot_seconds, self._patience, self._longest_wait = slot_seconds, patience, longest_wait
         self._search, self._prewarm = search, prewarm
         self._outlook = Outlook()
-        # Context -> when a call of it was last given; worker -> context -> the same there.
+        # App -> when a call of it was last given; worker -> context -> the same there.
         self._served: dict[str, float] = {}
         self._recent: dict[str, dict[str, float]] = {}
 
@@ -155,11 +155,9 @@ class Torta:
 
     def _urgent(self, view: View, app: AppView) -> bool:
         """Whether the app's deadline is at risk, or it was left without a worker for too long."""
-        load = max(
-            (self._outlook.load_seconds(app.context, region) or 0.0 for region in self._outlook.slots), default=0
-        )
+        load = self._outlook.longest_load(app.context)
         if app.waiting_since is not None:
-            since = max(app.waiting_since, self._served.get(app.context, -math.inf))
+            since = max(app.waiting_since, self._served.get(app.id, -math.inf))
             if view.now - since > max(self._longest_wait, 4 * load):
                 return True
         seconds = self._outlook.item_seconds(app.id)
@@ -195,6 +193,6 @@ class Torta:
 
     def _gave(self, view: View, worker: WorkerView, app: AppView) -> Assignment:
         self._macro.gave(worker.region)
-        self._served[app.context] = view.now
+        self._served[app.id] = view.now
         self._recent.setdefault(worker.id, {})[app.context] = view.now
         return Assignment(worker.id, app.id)
