@@ -26,6 +26,7 @@ from ctxflow.cli.simulate import simulate
 from ctxflow.cli.site import site
 from ctxflow.cli.top import status, top
 from ctxflow.cli.topo import topo
+from ctxflow.cli.train import train
 from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError
 from ctxflow.version import __version__
@@ -72,6 +73,7 @@ app.command("preempt")(preempt)
 app.command("simulate")(simulate)
 app.command("profile-scaling")(profile_scaling)
 app.command("reproduce")(reproduce)
+app.command("train")(train)
 app.add_typer(env)
 app.add_typer(site)
 

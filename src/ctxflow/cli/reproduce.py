@@ -27,6 +27,7 @@ PAPERS = {
         "ctxflow.simulator.turboserve:reproduce",
         "long-lived sessions: where they go, and on how many GPUs",
     ),
+    "torta": ("ctxflow.simulator.torta:reproduce", "tasks over regions and time, by optimal transport and PPO"),
 }
 """Where each paper's experiment is (a `ctxflow.simulator.figures.Experiment`), and what it is about."""
 

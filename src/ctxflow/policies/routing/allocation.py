@@ -11,7 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from ctxflow.policies.routing.arrays import Floats, Ints, amounts, prices, shares_of
+from ctxflow.policies.routing.gating import ByNetworks
 from ctxflow.policies.routing.lookahead import lookahead, needs_scipy
+from ctxflow.policies.routing.networks import read
 from ctxflow.policies.routing.transport import capped, fallback
 
 
@@ -71,17 +73,20 @@ FORMS: dict[str, Allocate] = {
     "transport": by_transport,
     "lookahead": by_lookahead,
 }
-"""The forms that can be chosen by name."""
+"""The forms that can be chosen by name, beside "trained", which reads its networks from the package."""
 
 
 def form(name: str) -> Allocate:
     """A form by its name.
 
     :raises ValueError: for one that there is not.
+    :raises CtxflowError: for "trained" without networks.
     :raises ModuleNotFoundError: if it needs a package that is not installed, saying what to install.
     """
+    if name == "trained":
+        return ByNetworks(read())
     if name not in FORMS:
-        raise ValueError(f"macro cannot be {name!r}: write one of {', '.join(FORMS)}")
+        raise ValueError(f"macro cannot be {name!r}: write one of {', '.join((*FORMS, 'trained'))}")
     if name == "lookahead":
         needs_scipy()
     return FORMS[name]
