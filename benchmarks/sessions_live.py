@@ -56,19 +56,20 @@ def coalescing(rounds: int, seconds: float) -> dict[str, common.Figure]:
     """Chunks a second in common steps, and one at a time."""
     import speaker
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = speaker.speaker()
     together = session_app(context, ahead=8)(speaker.next_words)
     # No step meets such a target, so that each serves one session.
     alone = session_app(context, ahead=8, chunk_target=1e-9)(speaker.next_words)
-    with tempfile.TemporaryDirectory() as folder, ContextExecutor(workers=1) as executor:
-        os.chdir(folder)
-        measurements = {
-            "together": lambda: chunks_per_second(together, seconds),
-            "alone": lambda: chunks_per_second(alone, seconds),
-        }
-        samples = common.interleaved(measurements, rounds, "sessions")
-        assert executor.status().crashes == 0
+    measurements = {
+        "together": lambda: chunks_per_second(together, seconds),
+        "alone": lambda: chunks_per_second(alone, seconds),
+    }
+    executor = ContextExecutor(workers=1)
+    with tempfile.TemporaryDirectory() as folder:
+        executor.run_dir = folder
+        with executor:
+            samples = common.interleaved(measurements, rounds, "sessions")
+            assert executor.status().crashes == 0
     return {
         "coalescing_speedup": common.ratio(samples["together"], samples["alone"]),
         "chunks_per_second_together": common.figure(samples["together"], "chunks/s"),

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -270,11 +272,14 @@ def test_wandering_sessions_give_what_undisturbed_ones_do(tmp_path, notice):
 
 
 def test_the_log_of_sessions_can_be_replayed(tmp_path):
-    from ctxflow.scheduler.log import replay
-
     executor = ContextExecutor(workers=2, sessions="turboserve")
     executor.run_dir = str(tmp_path)
     with executor, Evictions(executor, per_minute=120, seed=1, rejoin_seconds=0.2, at_most=2):
         assert take_all(walk(0.002), sessions=6, chunks=80, suspensions=4).right == 6
-    with open(os.path.join(executor.run.directory, "events.jsonl")) as file:
-        assert replay(file) > 50
+    # In another process, so that sets of names have another order.
+    program = "import sys; from ctxflow.scheduler.log import replay; print(replay(open(sys.argv[1])))"
+    words = [sys.executable, "-W", "ignore", "-c", program, os.path.join(executor.run.directory, "events.jsonl")]
+    for seed in "12":
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        told = subprocess.run(words, capture_output=True, check=False, text=True, env=environment, timeout=60)
+        assert told.returncode == 0 and int(told.stdout) > 50, told.stderr

@@ -59,6 +59,7 @@ def speaker(hidden: int = 128, layers: int = 4, seed: int = 0) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
+    torch.set_num_threads(1)  # So small a model's threads would only wait for each other.
     torch.manual_seed(seed)
     return LlamaForCausalLM(config).eval()
 

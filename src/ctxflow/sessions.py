@@ -217,7 +217,8 @@ class Session:
         self._taken += 1
         if self._wanted - self._taken <= self._ahead // 2 and not inbox.is_over:
             self._wanted = self._taken + self._ahead
-            self._run.tell(lambda: ev.ChunksWanted(self._run.clock(), self.number, self._wanted))
+            with contextlib.suppress(CtxflowError):  # What was made can be taken, also of a run that has ended.
+                self._run.tell(lambda: ev.ChunksWanted(self._run.clock(), self.number, self._wanted))
         return pickle.loads(chunk)
 
     def __iter__(self) -> Iterator[Any]:

@@ -172,6 +172,19 @@ def test_a_wrong_job_file_is_told_with_line_and_key(files, old, new, message):
     assert str(files / "job.toml") in str(run.exception)
 
 
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "'x'", "true"])
+@pytest.mark.parametrize(
+    "key", ["hours", "items", "prompt_tokens", "output_tokens", "max_error", "rate", "max_delay", "parameters"]
+)
+def test_no_number_of_a_job_is_nonsense(files, key, value):
+    lines = [f"{key} = {value}" if line.startswith(f"{key} =") else line for line in JOB.splitlines()]
+    (files / "job.toml").write_text("\n".join(lines))
+    run = plan(files)
+    assert run.exit_code == 1
+    problems = str(run.exception).splitlines()
+    assert all(f": {key}" in problem and "cannot be" in problem for problem in problems), problems
+
+
 def test_a_tier_of_which_nothing_is_known_says_what_to_write(files):
     (files / "site.toml").write_text(SITE.replace("NVIDIA A10", "NVIDIA X999"))
     run = plan(files)

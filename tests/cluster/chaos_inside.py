@@ -150,6 +150,7 @@ def losses_of(directory: str) -> list[dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--site", required=True)
+    parser.add_argument("--workers", type=int, default=8, help="at most, of a site with one tier; 0: as it says")
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--losses", type=int, default=66, help="how many workers will be lost, so that items last")
     parser.add_argument("--seconds", type=float, default=0.018, help="that an item takes")
@@ -161,7 +162,7 @@ def main() -> int:
     answers = Answers(salt)
     app = make_app(path, options.seconds)
     ended = threading.Event()
-    executor = ContextExecutor(site=options.site, workers=8)
+    executor = ContextExecutor(site=options.site, workers=options.workers or None)
     watcher = threading.Thread(target=watch, args=(executor, ended), daemon=True)
     with executor:
         run = next(run for run in live_runs() if run.id == executor.calls.run.id)

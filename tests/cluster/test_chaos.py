@@ -21,7 +21,9 @@ from driver import HOSTS, INSIDE, WORKERS, Driver, left
 if TYPE_CHECKING:
     from conftest import Testbed
 
-COMMAND = ["python", "-u", str(INSIDE / "chaos_inside.py"), "--site", "/checkout/site-configs/testbed.toml"]
+PROGRAM = ["python", "-u", str(INSIDE / "chaos_inside.py")]
+COMMAND = [*PROGRAM, "--site", "/checkout/site-configs/testbed.toml"]
+POLICIES = [*PROGRAM, "--site", "/checkout/site-configs/testbed-policies.toml", "--workers", "0"]
 ONE_WORKER = ["vacate", "vacate -fast", "tree", "pid", "stop"]
 WHOLE_HOST = ["cut", "kill"]
 WAYS = {*ONE_WORKER, *WHOLE_HOST}
@@ -140,7 +142,7 @@ def unleash(testbed: Testbed, command: list[str], seed: int, hosts: bool = True)
     return {**result, "acts": chaos.acts, "errors": chaos.errors} if chaos else result
 
 
-def check(result: dict[str, Any], items: int) -> None:
+def check(result: dict[str, Any], items: int, losses: int = LOSSES) -> None:
     """See that a run answered all and lost enough."""
     assert result["status_code"] == 0, f"the run ended with {result['status_code']}: {result['said']}"
     assert not result["missing"], f"items without an answer: {result['missing']}"
@@ -148,7 +150,7 @@ def check(result: dict[str, Any], items: int) -> None:
     assert not result["wrong"], f"items with a wrong answer: {result['wrong']}"
     status = result["status"]
     assert (status["submitted"], status["done"], status["dead"], status["cancelled"]) == (items, items, 0, 0), status
-    assert status["lost"] >= LOSSES, f"only {status['lost']} workers were lost: {summary(result)}"
+    assert status["lost"] >= losses, f"only {status['lost']} workers were lost: {summary(result)}"
     ways = {how for _, how, _ in result["acts"]}
     assert ways == WAYS, f"not done: {WAYS - ways}; {result['errors']}"
     for text in (result["said"], result["manager"]):
@@ -175,14 +177,8 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     return {**found, "other": list(lost.values())}
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(1800)
-def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed: Testbed) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    result = unleash(testbed, COMMAND, seed)
-    print(json.dumps(summary(result)))
-    check(result, items=20_000)
+def nothing_left(testbed: Testbed) -> None:
+    """Wait until no job and no process of the run is left."""
     remains: list[dict[str, Any]] = []
 
     def clean() -> bool:
@@ -192,3 +188,25 @@ def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed
     with contextlib.suppress(AssertionError):
         testbed.eventually(clean, limit=180)  # HTCondor takes a minute to give up a job on a host that was killed.
     assert clean(), f"left after the run: {remains[-1]}"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1800)
+def test_every_item_is_answered_once_while_workers_are_lost_in_every_way(testbed: Testbed) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    result = unleash(testbed, COMMAND, seed)
+    print(json.dumps(summary(result)))
+    check(result, items=20_000)
+    nothing_left(testbed)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1800)
+def test_so_it_is_with_the_policies_of_all_papers_at_once(testbed: Testbed) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    result = unleash(testbed, [*POLICIES, "--items", "8000", "--losses", "26"], seed)
+    print(json.dumps(summary(result)))
+    check(result, items=8_000, losses=24)
+    nothing_left(testbed)

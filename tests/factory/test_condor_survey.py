@@ -256,3 +256,8 @@ def test_places_are_those_of_machines_that_will_do_with_who_uses_their_gpus() ->
     ]
     assert [gpu.used_by for each in found for gpu in each.gpus] == ["bob 7.0", None, None, None]
     assert places_of(ads, need_of(job(requirements="Absent"))) == []
+
+
+def test_gpus_that_will_not_do_have_no_place() -> None:
+    found = places_of(pslot("n1", "A8 A9 A8", used=1), need_of(job(require_gpus="Capability < 9")))
+    assert [gpu.uuid for each in found for gpu in each.gpus] == ["GPU-n10", "GPU-n12"]

@@ -50,6 +50,18 @@ def test_a_worker_from_its_joining_to_its_eviction():
     assert (accounts.begin, accounts.end) == (1.0, 12.0)
 
 
+def test_steps_of_sessions_are_useful_as_far_as_their_chunks_are_new():
+    accounts = read(
+        (ev.WorkerJoined(0.0, spec()), cmd.Step("w", 1, "a", "c", (), [cmd.Order(1), cmd.Order(2)])),
+        # One of the two chunks had been delivered before.
+        (ev.StepFinished(4.0, "w", 1, 4.0, [{"made": 1}, {"made": 1}]), cmd.DeliverChunk(1, 7, 0)),
+        (ev.Tick(5.0), cmd.Step("w", 2, "a", "c", (), [cmd.Order(1, then="freeze")])),
+        (ev.StepFinished(6.0, "w", 2, 1.0, [{"frozen": ["", 5]}]),),
+    )
+    [group] = accounts.groups
+    assert parts(group) == {"useful": 3.0, "unneeded": 2.0, "idle": 1.0}
+
+
 def test_what_came_to_nothing():
     accounts = read(
         (ev.WorkerJoined(0.0, spec()), cmd.Run("w", 1, "a", "c", range(4))),

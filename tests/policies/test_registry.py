@@ -72,7 +72,7 @@ def test_a_policy_of_another_package_runs_by_its_name(acme):
 
 
 def test_what_others_offer_is_listed_and_checked(acme):
-    assert names("routing") == ["context-affinity", "least-loaded", "round-robin", "tracing"]
+    assert {"context-affinity", "tracing"} < set(names("routing"))
     assert "pairs" in names("batching") and "pairs" not in names("routing")
     with pytest.raises(ValueError, match="choose one of coalescing, fixed, opportunistic, pairs"):
         make("batching", "triples")

@@ -1,5 +1,7 @@
 """Contexts that need several GPUs of one machine: who gives way, what is asked for, and what goes wrong on the way."""
 
+from dataclasses import replace
+
 import pytest
 from pool_of_machines import GPUS, answer, device, full, graph, place, tier
 from scheduler_bench import Bench, only, run_of
@@ -9,6 +11,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused
 from ctxflow.scheduler.reservations import PAUSE_SECONDS, SURVEY_SECONDS, TRIES
+from ctxflow.topology import from_graph, to_graph
 
 
 def saturated(policy=None, machines=("m1",), gpus=4, affinity="guaranteed", order=range(GPUS), tiers=None):
@@ -334,3 +337,16 @@ def test_where_no_place_can_be_had_any_worker_with_enough_gpus_will_do():
     bench.app("urgent", "wide")
     bench.submit("urgent", 1)
     assert bench.join("w1", gpus=4) == [cmd.Load("w1", "wide")]
+
+
+def test_a_machine_of_two_tiers_has_other_gpus_for_each():
+    bench = saturated(machines=(), tiers=[tier(8, "one"), tier(8, "two")])
+    first, second = only(bench.submit("urgent", 1), cmd.Survey)
+    parts = {name: from_graph(graph("m1")) for name in (first.tier, second.tier)}
+    parts = {name: replace(each, gpus=each.gpus[n::2]) for n, (name, each) in enumerate(parts.items())}
+    users = {3: "bob"}  # Of the second tier's.
+    parts[second.tier] = replace(from_graph(graph("m1", users)), gpus=from_graph(graph("m1", users)).gpus[1::2])
+    bench.tell(ev.MachinesFound, first.tier, {"m1": to_graph(parts[first.tier])})
+    commands = bench.tell(ev.MachinesFound, second.tier, {"m1": to_graph(parts[second.tier])})
+    [acquire] = only(commands, cmd.AcquireAt)
+    assert (acquire.tier, list(acquire.devices)) == (first.tier, [device("m1", number) for number in (0, 2, 4, 6)])

@@ -82,10 +82,15 @@ VALUES = {
     "a policy's typing error": ('routing = "least-load"', 1, "routing", "did you mean 'least-loaded'?"),
     "an unknown policy": ('scaling = "turbo"', 1, "scaling policy 'turbo'", "choose one of "),
     "a policy without a name": ("[batching]\nsize = 3", 1, "batching", 'write {policy = "...", ...}'),
+    "a policy's option": ('placement = {policy = "agh", period = -5}', 1, "period", "give more than 0, not -5"),
+    "an option in quotes": ('placement = {policy = "agh", clear = "x"}', 1, "clear", "give more than 0, not 'x'"),
+    "an option that there is not": ('placement = {policy = "agh", often = 5}', 1, "often", "it takes period, clear"),
     "a number for a policy": ("routing = 5", 1, "routing", "write a name (context-affinity"),
 }  # fmt: skip
 TOGETHER = {
     "minimum over workers": (HEAD + "workers = 2\nminimum = 5", 4, "minimum", "write at most 2"),
+    "endless GPU memory": (HEAD + "gpu_memory_gb = inf", 3, "gpu_memory_gb", "write a number"),
+    "machines of one tier": (HEAD + 'machines = "a100"', 3, "machines", "or leave it out"),
     "a name twice": (HEAD + 'name = "a"\n[[tiers]]\nname = "a"', 5, "name", 'such as name = "a-2"'),
     "an unknown provider": (HEAD + 'provider = "htcondor"', 3, "provider", "did you mean 'condor'?"),
     "a mistyped provider": (HEAD + 'provider = "grid-engin"', 3, "provider", "did you mean 'grid-engine'?"),

@@ -19,9 +19,9 @@ from ctxflow.sites.explain import advice
 from ctxflow.sites.loader import located, read_toml
 from ctxflow.sites.problem import FileError, Problem, shown, suggestion
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 Name = Annotated[str, Field(min_length=1)]
 
 
@@ -115,8 +115,12 @@ def load_job(path: Path, tiers: Mapping[str, object]) -> Job:
 
 
 def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:
-    for each in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    within = {each["loc"][0] for each in errors if len(each["loc"]) > 1}
+    for each in errors:
         path = tuple(each["loc"])
+        if len(path) == 1 and path[0] in within:  # A list of which an entry is wrong is too short to pydantic.
+            continue
         inside = path[0] in _LISTS and len(path) > 2
         model = _LISTS[str(path[0])] if inside else Job
         key = str(path[2] if inside else path[0])

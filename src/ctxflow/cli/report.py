@@ -72,6 +72,7 @@ def report(
       what the GPU-hours went into, and how near to the fluid bound it came
     - what each tier gave: workers, evictions, lifetimes, time in the queue,
       why jobs were held
+    - the placement that holds, where one is planned
     - how long calls and context loads took
     - who sent which context file to whom: a line for each transfer, below
       the one that brought the file to its sender

@@ -42,7 +42,9 @@ class ContextPayload:
 class CallPayload:
     """What an engine needs to run a batch.
 
-    :ivar style: "batch" (the function gets lists, one result per item) or "apply" (any arguments, one result).
+    :ivar style: "batch" (the function gets lists, one result per item), "apply" (any arguments, one result) or "step"
+        (the function makes chunks of sessions; the body is entries of host/sessions.py, and the library process has
+        to be told the folder of the worker's cache where frozen states are, which `Carry` moves files between).
     :ivar function: the name of the function, which `RunServices.function` gives; "" if it is in the body.
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar body: the pickled inputs.

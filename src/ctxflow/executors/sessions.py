@@ -50,12 +50,14 @@ class _Held:
     """What is held of one session.
 
     :ivar waiting: prompts that no chunk has got.
-    :ivar given: chunk -> the prompts that it has got, for those that may have to be made again.
+    :ivar begun: how many chunks were begun at some time; only one that was not gets the prompts that wait.
+    :ivar given: chunk -> the prompts that it has got, if any, for those that may have to be made again.
     :ivar kept: how many chunks the kept state has made, its size and its digest.
     """
 
     sink: ChunkSink
     waiting: list[bytes] = dataclasses.field(default_factory=list)
+    begun: int = 0
     given: dict[int, list[bytes]] = dataclasses.field(default_factory=dict)
     kept: tuple[int, str] | None = None
 
@@ -98,9 +100,11 @@ class SessionStore:
         if held is None:
             return entry
         if order.chunk is not None:
-            if order.chunk not in held.given:
-                held.given[order.chunk], held.waiting = held.waiting, []
-            entry = entry._replace(prompts=held.given[order.chunk])
+            if order.chunk >= held.begun:
+                held.begun = order.chunk + 1
+                if held.waiting:
+                    held.given[order.chunk], held.waiting = held.waiting, []
+            entry = entry._replace(prompts=held.given.get(order.chunk, ()))
         if order.thaw == "kept":
             entry = entry._replace(state=self._read(order.session, order.made, held))
         elif order.thaw == "frozen" and (frozen := states[order.session].frozen) is not None:

@@ -76,14 +76,21 @@ def _both(one: str | None, other: str) -> str:
 def places_of(ads: Sequence[Any], need: Need) -> list[Topology]:
     """The topologies of the machines, of those that slot ads are of, on which such a worker may be at all.
 
-    A machine whose GPUs are in no ad just now (which happens for a moment after a job) has fewer of them; GPUs without
-    UUIDs, by which to name them, are left out.
+    A machine whose GPUs are in no ad just now (which happens for a moment after a job) has fewer of them. GPUs that
+    will not do for the worker are left out, and so are those without UUIDs, by which to name them.
     """
-    names = {
-        str(machine.now.get("Machine"))
-        for machine in machines_of(ads)
-        if all(need.holds(each, machine.whole) for each in need.criteria)
-    }
+    fitting = [each for each in machines_of(ads) if all(need.holds(one, each.whole) for one in need.criteria)]
+    names = {str(machine.now.get("Machine")) for machine in fitting}
+    unfit = [_uuid(gpu.ad) for machine in fitting for gpu in machine.gpus if not need.gpu_will_do(gpu.ad)]
     found = from_ads([ad for ad in ads if ad.get("Machine") in names]) if names else []
-    named = [tuple(gpu for gpu in each.gpus if gpu.uuid is not None) for each in found]
-    return [dataclasses.replace(each, groups=(), gpus=gpus) for each, gpus in zip(found, named, strict=True)]
+    kept = [
+        tuple(gpu for gpu in each.gpus if gpu.uuid is not None and not gpu.uuid.startswith(tuple(filter(None, unfit))))
+        for each in found
+    ]
+    return [dataclasses.replace(each, groups=(), gpus=gpus) for each, gpus in zip(found, kept, strict=True)]
+
+
+def _uuid(gpu: Any) -> str:
+    """What the UUID of a GPU begins with, as topologies have it; "" if its ad does not tell."""
+    told = str(gpu.get("DeviceUuid") or gpu.get("Id") or "")
+    return told if not told or told.startswith(("GPU-", "MIG-")) else f"GPU-{told}"

@@ -16,7 +16,8 @@ PARTS = (
 - useful: calls whose answers were taken, as long as they ran on the worker (of others, until their last answer);
 - evicted: calls that an eviction of their worker ended; lost: calls that any other loss of their worker ended;
 - failed: calls that failed;
-- unneeded: calls that were stopped, or that others had answered first, or whose items were cancelled;
+- unneeded: calls that were stopped, or that others had answered first, or whose items were cancelled; and chunks of
+  sessions that were made again;
 - unfinished: calls that ran when the log ended;
 - sending: calls on their way to the worker, and their answers on the way back (for workers of one slot);
 - loading: contexts being built while no call runs; staging: files being brought while nothing is built or runs;
@@ -136,7 +137,7 @@ class AccountsReader:
             self._of_worker(kind, event, commands, now)
         for command in commands:
             name = command["is"]
-            if name == "Run":
+            if name in ("Run", "Step"):
                 self._run(command, now)
             elif name in ("Stage", "Load", "Unload", "Abandon"):
                 self._order(name, command, now)
@@ -173,7 +174,7 @@ class AccountsReader:
             # As the scheduler counts: what was given back was not taken, whatever became of it then.
             evicted = name not in self._released and (event["evicted"] or name in self._noticed)
             self._gone(name, now, "evicted" if evicted else "lost")
-        elif kind in ("BatchFinished", "ItemsFinished", "BatchEnded"):
+        elif kind in ("BatchFinished", "ItemsFinished", "BatchEnded", "StepFinished"):
             self._answered(worker, event, commands, now)
         elif kind == "BatchFailed":
             self._ended(worker, event["attempt"], now, "failed")
@@ -211,7 +212,11 @@ class AccountsReader:
         call = worker.calls.get(number)
         if call is None:
             return
-        if event["is"] != "BatchEnded":
+        if event["is"] == "StepFinished":
+            made = sum("made" in outcome for outcome in event["outcomes"])
+            new = sum(command["is"] == "DeliverChunk" for command in commands)
+            _take(call, worker.part(call), new / made if made else 1.0)  # Without chunks it was about states.
+        elif event["is"] != "BatchEnded":
             count = event["count"] if event["is"] == "ItemsFinished" else call.items
             taken = sum(_count(c["items"]) for c in commands if c["is"] == "Deliver" and c["attempt"] == number)
             _take(call, worker.part(call), min(1.0, taken / count) if count else 0.0)

@@ -189,11 +189,14 @@ class WorkerView(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether it was given back, and is about to go."""
+        """Whether it takes nothing new, since it was given back or is about to be."""
 
     @property
     def acquired(self) -> bool:
-        """Whether it was asked for: one that was started by hand is not given back, and not asked for."""
+        """Whether it is one of so many that its tier was asked for.
+
+        One that was started by hand is not given back, and one with a place of its own (`pin`) goes with that.
+        """
 
     def seconds_per_item(self, app: str) -> float | None:
         """Measured on this worker for this app."""
@@ -408,7 +411,10 @@ class View(Protocol):
 
     @property
     def machines(self) -> Mapping[str, MachineView]:
-        """The machines on which workers can be asked for, by name; none before somebody wanted one there."""
+        """The machines on which workers can be asked for, by tier and name; none before somebody wanted one there.
+
+        A machine has, for each tier that its workers may be of, the GPUs that will do for these.
+        """
 
     @property
     def reserved(self) -> Mapping[str, Sequence[str]]:

@@ -152,9 +152,10 @@ def surveyed(state: RunState, event: ev.MachinesFound, out: list[Command]) -> No
         return
     table.awaited.pop(event.tier, None)
     table.told = ""
-    table.machines = {name: each for name, each in table.machines.items() if each.tier != event.tier}
+    table.machines = {key: each for key, each in table.machines.items() if each.tier != event.tier}
     for name, graph in event.machines.items():
-        table.machines.setdefault(name, Machine(name, event.tier, from_graph(graph)))
+        # Tiers may share a machine, and each have other GPUs of it.
+        table.machines[f"{event.tier} {name}"] = Machine(name, event.tier, from_graph(graph))
     table.surveyed.add(event.tier)
 
 

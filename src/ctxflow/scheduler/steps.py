@@ -41,7 +41,7 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
     :param worker: the one that the event was about; None for all.
     """
     streams = state.streams
-    touched = {worker} if worker is not None else set(state.workers)
+    touched = [worker] if worker is not None else list(state.workers)
     if streams.unsettled and streams.open and not state.awaiting:
         streams.unsettled = False
         bury_broken(state, out)
@@ -49,12 +49,12 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
             session = streams.open.get(number)
             if session is not None:
                 follow(state, session, worker_id, out)
-                touched.add(session.worker or "")
+                touched.append(session.worker or "")
         if worker is None:
             for session in list(streams.open.values()):
                 if session.target in state.workers:
                     prepare(state, state.workers[session.target], session.app, out)
-    for name in touched:
+    for name in dict.fromkeys(touched):  # Each once, in an order that a replay has too.
         if name in state.workers:
             _advance(state, state.workers[name], out)
 

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxflow.executors.simulated import Machine, SimulatedEngine
 from ctxflow.policies.placement.asked import ROOM_GB
 from ctxflow.policies.placement.demand import Candidate, Wanted
 from ctxflow.policies.placement.machines import cut_best, cuts, groups, limited
 from ctxflow.policies.placement.workers import Offer
 from ctxflow.scheduler import Policies, Scheduler
+from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.state import Tier
+from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
+from ctxflow.simulator.times import MixedTimes
 
 GPUS = {"one": 1, "two": 2, "four": 4}
 TIERS = {name: Tier(ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100")) for name, gpus in GPUS.items()}
@@ -89,3 +93,38 @@ def test_a_context_is_not_planned_where_its_weights_do_not_fit(declared, expecte
     scheduler.handle(ev.AppDeclared(2.0, ev.AppSpec("a", "a", "c")))
     state = scheduler.state
     assert sorted(name for name, tier in state.tiers.items() if state.able(state.apps["a"], tier)) == expected
+
+
+def test_a_run_holds_no_more_gpus_than_the_machines_have():
+    seconds = {"ask-small": {"one": 1.0, "four": 0.7}, "ask-large": {"four": 2.0}}
+    names = ("one", "four")
+    machines = [Machine(f"{name}-{n}", name, name, gpus=GPUS[name]) for name in names for n in range(8 // GPUS[name])]
+    items = {
+        app: {(tier, tier): GpuTimes({tier: by_tier.get(tier, 1e3)}) for tier in names}
+        for app, by_tier in seconds.items()
+    }
+    loads = {name: {(tier, tier): Drawn(3.0) for tier in names} for name in ("small", "large")}
+    engine = SimulatedEngine(machines, MixedTimes(items, loads, {tier: Drawn(1.0) for tier in names}), None, 1)
+    contexts = [ev.ContextSpec("small", "small", gpus=1), ev.ContextSpec("large", "large", gpus=4)]
+    apps = [ev.AppSpec("ask-small", "ask-small", "small"), ev.AppSpec("ask-large", "ask-large", "large")]
+    # Much for the small one, a little for the large one; then nothing, and much.
+    arrivals = [
+        (float(time), app, count)
+        for time in range(0, 800, 10)
+        for app, count in (("ask-small", 30 if time < 400 else 0), ("ask-large", 2 if time < 400 else 7))
+    ]
+    plans = []
+
+    def listen(event, commands):
+        plans.extend((event.time, command) for command in commands if isinstance(command, cmd.Place))
+
+    policies = Policies.chosen(
+        {"placement": {"policy": "agh", "period": 100, "clear": 100}, "batching": {"policy": "fixed", "size": 4}}
+    )
+    tiers = [TIERS[name].spec for name in names]
+    Simulation(engine, policies, Workload(contexts, apps, arrivals), tiers, listener=listen).run(800)
+    for _, plan in plans:
+        assert sum(GPUS[tier] * most for tier, _, most in plan.workers) <= 8, plan
+    before, after = [plan for time, plan in plans if time < 400][-1], plans[-1][1]
+    assert set(before.holders) == {("large", "four", 1), ("small", "one", 4)}
+    assert set(after.holders) == {("large", "four", 2)}

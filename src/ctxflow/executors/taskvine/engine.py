@@ -56,6 +56,7 @@ class TaskVineEngine:
         self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
         self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
+        self._noticed: list[Worker] = []  # That are to leave as soon as they run nothing.
         self._failed: EngineFailed | None = None
         self._refused: set[str] = set()
         self._started = self._stopped = False
@@ -179,13 +180,13 @@ class TaskVineEngine:
 
     def _release_noticed(self) -> None:
         """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
-        for worker in self._workers.values():
-            if worker.noticed and not worker.running and not worker.released:
-                self._release(worker)
+        for worker in [each for each in self._noticed if not each.running]:
+            self._noticed.remove(worker)
+            self._release(worker)
 
     def _release(self, worker: Worker) -> None:
         """Have a worker end by itself, and its job with it."""
-        worker.leaving = worker.released = True
+        worker.leaving = True
         self._calls.make(worker, frame({"do": "release"}), self._heard)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
@@ -388,6 +389,8 @@ class TaskVineEngine:
         for head, body in reports:
             kind = head["is"]
             if kind == "notice":
+                if not worker.noticed:
+                    self._noticed.append(worker)
                 worker.noticed = worker.leaving = True
                 self._events.append(ev.EvictionNotice(now, name))
             elif kind == "refused":
@@ -403,6 +406,8 @@ class TaskVineEngine:
         self._calls.lost(worker)
         self._stagings.lost(worker)
         self._states.lost(worker.name)
+        if worker in self._noticed:
+            self._noticed.remove(worker)
         if worker.joined:
             self._losses.add(worker)
 

@@ -40,7 +40,6 @@ class Worker:
     joined: bool = False
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
-    released: bool = False
     running: int = 0
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     functions: set[str] = dataclasses.field(default_factory=set)

@@ -50,15 +50,11 @@ class _Selecting:
         """The place that costs least: where there is room, else where victims of lower priority make it."""
         affinity: Affinity | None = request.affinity  # type: ignore[assignment]
         preemptor = Preemptor(request.app, request.priority, request.gpus, affinity=affinity)
-        cluster = [
-            (machine, topology, node)
-            for machine, topology, node in _cluster(view)
-            if len(topology.gpus) >= request.gpus
-        ]
+        cluster = [each for each in _cluster(view) if len(each[1].gpus) >= request.gpus]
         decision = decide([node for _, _, node in cluster], preemptor, self.method, self._scoring)
         if decision is None:
             return None
-        machine, topology, _ = next(each for each in cluster if each[0].name == decision.node)
+        machine, topology, _ = next(each for each in cluster if each[2].name == decision.node)
         devices = tuple(device_id(topology.gpus[number]) for number in decision.gpus)
         return Room(machine.name, machine.tier, devices, decision.victims, decision.hit)
 
@@ -86,7 +82,7 @@ def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
         if worker.devices:
             workers.setdefault(worker.machine, []).append(worker)
     floor = min((app.priority for app in view.apps.values()), default=0) - 1
-    for machine in view.machines.values():
+    for key, machine in view.machines.items():
         here = workers.get(machine.name, [])
         topology = _topology(machine, here)
         held: set[int] = set()
@@ -100,7 +96,7 @@ def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
         others |= _places(topology, (device_id(gpu) for gpu in machine.topology.gpus if gpu.used_by is not None))
         for number in sorted(others - held):
             instances.append(Instance(f"{device_id(topology.gpus[number])} is not ours", 0, (number,), (), 0.0, False))
-        yield machine, topology, Node(machine.name, Hardware.of(topology), tuple(instances))
+        yield machine, topology, Node(key, Hardware.of(topology), tuple(instances))
 
 
 def _topology(machine: MachineView, workers: Iterable[WorkerView]) -> Topology:

@@ -56,7 +56,7 @@ class TurboServe:
             placed.update(self._assigned(view, app, sessions))
         if view.now >= self._rebalanced + self._every:
             self._rebalanced = view.now
-            for app in {session.app for session in view.sessions.values()}:
+            for app in dict.fromkeys(session.app for session in view.sessions.values()):
                 placed.update(self._moves(view, app, placed))
         return placed
 
