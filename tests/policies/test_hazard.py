@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, fit
@@ -13,6 +13,7 @@ SECONDS = st.lists(st.floats(0.0, 1e6), max_size=30)
 
 
 @given(lifetimes=SECONDS, ages=SECONDS)
+@example(lifetimes=[5e-324], ages=[])
 def test_it_is_a_rate_that_never_rises_with_age(lifetimes, ages):
     found = fit(lifetimes, ages)
     rates = [found.at(age) for age in (0.0, 10.0, 1e3, 1e5)]

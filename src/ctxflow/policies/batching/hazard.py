@@ -25,6 +25,9 @@ CLEARLY = 3.0
 """Rates are taken to differ where that makes what was seen more likely by this logarithm: by chance, one time in a
 hundred."""
 
+MOMENT = 1e-3
+"""Workers that lived no longer than so many seconds together tell nothing."""
+
 SCALES = tuple(4.0**n for n in range(-4, 3))
 """The b that are tried, in mean lifetimes."""
 
@@ -62,7 +65,7 @@ def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
     count, total = len(ended), float(lived.sum())
     rate = (PRIOR_EVICTIONS + count) / (PRIOR_SECONDS + total)
     best = Hazard(rate)
-    if not count or not total:
+    if not count or total < MOMENT:
         return best
     # The logarithms of the likelihoods, less what is the same in all.
     likelihood = count * math.log(count / total) + CLEARLY
