@@ -21,7 +21,7 @@ from ctxflow.policies.routing.skylb import forward
 from ctxflow.policies.routing.transport import capped, costs, whole
 from ctxflow.simulator.torta.lanes import Rule
 from ctxflow.simulator.torta.rules import Even, InTurn, KnownPrefix, Scored
-from ctxflow.simulator.torta.settings import KINDS, MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT
+from ctxflow.simulator.torta.settings import MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT
 from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 
 HORIZON = 4
@@ -387,6 +387,3 @@ def _whole(flows: Floats, counts: Ints) -> Ints:
     home = np.tile(np.eye(regions), (runs * kinds, 1))
     shares = np.where(sums > 1e-9, rows / np.maximum(sums, 1e-9), home)
     return whole(shares, counts.transpose(0, 2, 1).reshape(-1)).reshape(flows.shape)
-
-
-TYPES = len(KINDS)
