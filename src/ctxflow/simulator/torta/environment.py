@@ -86,7 +86,6 @@ class Allocations(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         ]
         self.method.reset()
         self.simulation = Simulation(self.world, tasks, self.method)
-        self.simulation.lanes.turn[:] = 0
         return self._look(None), {}
 
     def step(self, actions: Floats) -> tuple[Floats, Floats, Floats, Floats, dict[str, Any]]:

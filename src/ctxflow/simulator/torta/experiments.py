@@ -69,7 +69,7 @@ def methods(networks: Networks | None) -> dict[str, Method]:
         "sdib": Sdib(Even(2.0)),
         "transport": Transport(RULE),
         "torta_printed": Torta(networks, MOST, MARGIN, Scored(limit=2.0), ACTIVATION, forecaster),
-        "lookahead": Lookahead(0.05, RULE, ACTIVATION, forecaster, horizon=3, every=4),
+        "lookahead": Lookahead(0.05, RULE, ACTIVATION, forecaster, 3, 2, MOST, MARGIN),
         "torta": torta(networks),
     }
 

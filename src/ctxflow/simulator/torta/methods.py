@@ -21,7 +21,7 @@ from ctxflow.policies.routing.skylb import forward
 from ctxflow.policies.routing.transport import capped, costs, whole
 from ctxflow.simulator.torta.lanes import Rule
 from ctxflow.simulator.torta.rules import Even, InTurn, KnownPrefix, Scored
-from ctxflow.simulator.torta.settings import KINDS, MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT
+from ctxflow.simulator.torta.settings import MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT
 from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 
 HORIZON = 4
@@ -272,6 +272,7 @@ class Torta:
 class Lookahead:
     """The linear program over the slots of a forecast, with a price on switching.
 
+    :ivar every: slots that a plan holds. :ivar most, margin: what it may use of a region's capacity (`rooms`).
     :ivar switching: dollars of a task by which a region's inflow rises, in the unit of the costs.
     """
 
@@ -281,6 +282,8 @@ class Lookahead:
     forecaster: Forecaster = plain
     horizon: int = HORIZON
     every: int = 2
+    most: float = MOST_OF_REGION
+    margin: float = 0.0
     _shares: Floats | None = None
 
     def reset(self) -> None:
@@ -293,7 +296,7 @@ class Lookahead:
         if self._shares is not None and state.slot % self.every:
             return planned(self._shares, ahead, state)
         runs, regions, kinds = state.counts.shape
-        cost, room = region_costs(state), rooms(state)
+        cost, room = region_costs(state), rooms(state, self.most, self.margin)
         shares = np.empty((runs, kinds, regions, regions))
         for run, kind in np.ndindex(runs, kinds):
             shares[run, kind] = looking.lookahead(
@@ -384,6 +387,3 @@ def _whole(flows: Floats, counts: Ints) -> Ints:
     home = np.tile(np.eye(regions), (runs * kinds, 1))
     shares = np.where(sums > 1e-9, rows / np.maximum(sums, 1e-9), home)
     return whole(shares, counts.transpose(0, 2, 1).reshape(-1)).reshape(flows.shape)
-
-
-TYPES = len(KINDS)

@@ -95,8 +95,16 @@ def _milp(figure_class: Any, results: Results) -> Any:
     plot.plot(tasks, [results.milp[each][0] for each in tasks], "o-", color=COLOURS[0], label="ours")
     plot.plot(list(printed.MILP), list(printed.MILP.values()), "s:", color=GREY, label="the paper's")
     plot.set(xscale="log", yscale="log", xlabel="tasks", ylabel="s", title="the exact program")
+    _plain(plot.xaxis)
+    _plain(plot.yaxis)
     plot.legend(frameon=False)
     return figure
+
+
+def _plain(axis: Any) -> None:
+    """Numbers as they are, at powers of ten alone: formulas are not drawn."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(lambda value, place: "")
 
 
 def _panels(figure_class: Any, results: Results, height: float) -> tuple[Any, Sequence[tuple[str, Any]]]:
@@ -182,6 +190,7 @@ def _parts(figure_class: Any, results: Results) -> Any:
         plot.set(title=title, xticks=range(len(names)), xticklabels=names)
         if title.startswith("waiting"):
             plot.set_yscale("symlog", linthresh=1.0)
+            _plain(plot.yaxis)
         else:
             plot.set_ylim(bottom=13)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)

@@ -1,9 +1,9 @@
-"""Every constant of TORTA's experiments, fixed before anything was compared; what is printed and what is ours.
+"""Every constant of TORTA's experiments: what is printed and what is ours.
 
 Printed in the paper: Table I, 480 slots of 45 s, the stage times of Fig. 3a, its peak of 237 W of a V100's 250 W, 1 to
 3 minutes for a cold start (section II-A), task times that are uniform (VI-A), 80 % of a region at most (Fig. 5b), and
 Eq. 8's 0.5 for an unsuited architecture, which is a score. All else the paper leaves open, and is ours. docs/routing.md
-says why each is what it is.
+says which of them were changed after first runs, and why.
 """
 
 from __future__ import annotations
