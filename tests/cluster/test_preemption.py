@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driver import INSIDE, TESTBED, Driver, left
+from driver import INSIDE, ROOT, TESTBED, Driver, left
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -123,6 +123,19 @@ def nothing_lost(result: dict[str, Any]) -> None:
     """See that every item of low priority was answered, and none computed twice."""
     assert result["items"] and not result["wrong"] and not result["missing"], result
     assert (result["dead"], result["evicted"]) == (0, 0), result
+
+
+def test_machine_ads_have_the_topology(host: Testbed) -> None:
+    """As site-configs/htcondor-topology.conf publishes it."""
+    place = SHARED.parent / "hosts" / "host1" / "config.d" / "topology"
+    shutil.copy(ROOT / "site-configs" / "htcondor-topology.conf", place)
+    try:
+        host.run("condor_reconfig", user="root", host="host1")
+        told = ["size(CtxflowSockets)", "size(CtxflowNumaNodes)", "size(CtxflowGpus)", "CtxflowGpus[5].Numa"]
+        host.eventually(lambda: host.run("condor_status", "-af", *told).split() == ["2", "8", "8", "5"])
+    finally:
+        place.unlink()
+        host.run("condor_reconfig", user="root", host="host1")
 
 
 def test_it_gets_four_gpus_of_one_socket_and_the_others_lose_nothing(
