@@ -117,6 +117,42 @@ def test_no_more_than_is_wanted_is_made():
     assert step_of(bench.tell(ev.ChunksWanted, 1, 2)).orders[0].chunk == 1
 
 
+def of_tier(*names):
+    """A bench with a tier of so many workers, each of which has built the context."""
+    bench = SessionBench(workers=())
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, len(names)))
+    for name in names:
+        bench.join(name, tier="t")
+    return bench
+
+
+def test_a_worker_is_given_back_when_its_sessions_have_left_it():
+    bench = of_tier("w1", "w2")
+    running = {step.worker: step for step in only(bench.open(1, 2), cmd.Step)}
+    assert set(running) == {"w1", "w2"}
+    commands = bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1))
+    assert only(commands, cmd.Release) == []
+    leaving, staying = ("w1", "w2") if bench.state.workers["w1"].draining else ("w2", "w1")
+    assert bench.state.workers[leaving].draining and not bench.state.workers[staying].draining
+    step = step_of(bench.finish(running[leaving]))  # Its session leaves it with its state.
+    assert [order.then for order in step.orders] == ["leave"]
+    bench.finish(step)
+    assert only(bench.tell(ev.Tick), cmd.Release) == [cmd.Release(leaving)]
+    step = step_of(bench.finish(running[staying]))
+    assert len(step.orders) == 2
+    assert only(bench.lose(leaving), cmd.Step) == []
+
+
+def test_a_worker_that_is_wanted_again_keeps_its_sessions():
+    bench = of_tier("w1", "w2")
+    bench.open(1, 2)
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1))
+    assert sum(worker.draining for worker in bench.state.workers.values()) == 1
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
+    assert not any(worker.draining for worker in bench.state.workers.values())
+    assert not bench.state.tiers["t"].emptying
+
+
 def test_a_suspended_session_is_frozen_and_thawed():
     bench = SessionBench()
     step = step_of(bench.open(1))
