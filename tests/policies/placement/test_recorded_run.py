@@ -19,7 +19,7 @@ from ctxflow.observe.text import tables
 from ctxflow.scheduler.log import read_setup, replay
 
 LOG = Path(__file__).parent / "data" / "testbed_run.jsonl.gz"
-CHANGE = 25.1  # Seconds on the run's clock.
+CHANGE = 24.4  # Seconds on the run's clock.
 PERIOD = 12.0
 
 

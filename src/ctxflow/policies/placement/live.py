@@ -115,12 +115,20 @@ class AdaptivePlacement:
         }
         if share < 1:
             asked.fill(counts)
+        self._probe(view, counts)
         old = self._plan.holders
         if counts.keys() == old.keys() and all(n <= old[pair] <= 1.25 * n for pair, n in counts.items()):
             counts = dict(old)
         several = [each.app for each in wanted if len(each.candidates) > 1]
         shares = {(app, context): share for app in several for context, share in self._mixes[app].items()}
-        return dataclasses.replace(_as_plan(counts, view.tiers, self._gives), shares=shares, reasons=tuple(reasons))
+        return dataclasses.replace(_as_plan(counts, view.tiers), shares=shares, reasons=tuple(reasons))
+
+    def _probe(self, view: View, counts: dict[tuple[str, str], int]) -> None:
+        """Have one worker asked for, and used, of each tier that gave none, to see whether it gives any again."""
+        for name in [name for name, workers in self._gives.items() if not workers and name in view.tiers]:
+            able = [app for app in view.apps.values() if app.backlog and view.able(app, view.tiers[name])]
+            if able and view.tiers[name].maximum and not any(tier == name for _, tier in counts):
+                counts[max(able, key=lambda app: app.backlog).context, name] = 1
 
 
 def _is_number(value: object) -> bool:
@@ -164,15 +172,12 @@ def _given_back(connected: Mapping[str, int], plan: Plan) -> int:
     return sum(max(0, there - plan.workers.get(tier, (0, there))[1]) for tier, there in connected.items())
 
 
-def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, TierView], gives: Mapping[str, int]) -> Plan:
+def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, TierView]) -> Plan:
     places: dict[str, set[str]] = {}
     needed = Counter(dict.fromkeys(tiers, 0))
     for (context, tier), workers in counts.items():
         places.setdefault(context, set()).add(tier)
         needed[tier] += workers
-    for name, count in gives.items():
-        if not count and name in tiers:
-            needed[name] = min(1, tiers[name].maximum)  # One is asked for, to see whether it gives any again.
     return Plan(
         tiers={context: frozenset(those) for context, those in places.items()},
         workers={name: (tier.minimum, max(tier.minimum, needed[name])) for name, tier in tiers.items()},
