@@ -58,7 +58,7 @@ def test_workers_and_contexts_were_as_planned_before_and_after_the_change(lines)
     before, after = placed(found, 0.0, CHANGE), placed(found, CHANGE, CHANGE + 2 * PERIOD)
     assert before.plan != after.plan and before.workers != after.workers
     assert before.held == {("small", "single"): 2, ("large", "pair"): 1}
-    assert after.held == {("small", "single"): 2, ("large", "whole"): 1}
+    assert after.held == {("small", "single"): 1, ("large", "pair"): 1, ("large", "whole"): 1}
     assert stood_in_vain(found, PERIOD) == []
 
 
