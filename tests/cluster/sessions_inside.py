@@ -1,6 +1,6 @@
 """Runs inside the testbed: the engines' contract on sessions with real vine_workers, and sessions that wander.
 
-`sessions_inside.py contract` is the contract; `sessions_inside.py wander --site SITE` writes one JSON object.
+`sessions_inside.py contract` is the contract; `wander --site SITE` and `burst --site SITE` write one JSON object.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from ctxflow import ContextExecutor
+from ctxflow import ContextExecutor, context, session_app
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 from ctxflow.testing.sessions import SessionContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
+BOOT_SECONDS = 8.0
 _TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, disk_gb=2, gpus=0)
 
 
@@ -88,10 +90,56 @@ def wander(site: str, sessions: int, chunks: int, moves: int, evictions: int) ->
         )
 
 
+@context
+def nothing() -> None:
+    """A model stands here as a rule."""
+
+
+@session_app(nothing(), chunk_target=0.3, ahead=2)
+def talk(_: None, states: list[Any], prompts: list[Any]) -> list[tuple[int, int]]:
+    """A step takes longer for more sessions: three meet the target."""
+    time.sleep(0.09 * len(states))
+    return [((state or 0) + 1, (state or 0) + 1) for state in states]
+
+
+def burst(site: str, sessions: int) -> None:
+    """Few sessions, then many for a time, then few: what is asked of the factory, and what became of it."""
+    os.chdir(tempfile.mkdtemp())
+    scaling = {"policy": "closed-loop", "sessions_per_worker": 4, "boot_seconds": BOOT_SECONDS}
+    with ContextExecutor(site, workers=6, sessions="turboserve", scaling=scaling) as executor:
+        quiet = talk.open()
+        quiet.take(60)
+        more = [talk.open() for _ in range(1, sessions)]
+        until = time.monotonic() + 3 * BOOT_SECONDS
+        while time.monotonic() < until:
+            for session in (quiet, *more):
+                session.take(60)
+        for session in more:
+            session.close()
+        until = time.monotonic() + 3 * BOOT_SECONDS
+        while time.monotonic() < until:
+            quiet.take(60)
+        run = executor.run
+        assert run is not None
+        run._scheduler.validate()
+        directory = run.directory
+    asked, joined = [], []
+    with open(os.path.join(directory, "events.jsonl"), encoding="utf-8") as file:
+        next(file)  # Which says how the run decides.
+        for line in map(json.loads, file):
+            event = line["event"]
+            asked += [[event["time"], c["workers"]] for c in line["commands"] if c["is"] == "Acquire"]
+            if event["is"] in ("WorkerJoined", "WorkerLost"):
+                joined.append([event["time"], 1 if event["is"] == "WorkerJoined" else -1])
+    subprocess.run([sys.executable, "-m", "ctxflow", "report", directory], check=True, capture_output=True)
+    pictures = sorted(os.listdir(directory))
+    print(json.dumps({"asked": asked, "joined": joined, "boot_seconds": BOOT_SECONDS, "pictures": pictures}))
+
+
 def main() -> int:
     """Do what is asked."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["contract", "wander"])
+    parser.add_argument("what", choices=["contract", "wander", "burst"])
     parser.add_argument("--site", default="")
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--chunks", type=int, default=300)
@@ -100,6 +148,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.what == "contract":
         return int(pytest.main([__file__, "-q", "--noconftest", "-p", "no:cacheprovider", "--timeout", "60"]))
+    if given.what == "burst":
+        burst(given.site, given.sessions)
+        return 0
     wander(given.site, given.sessions, given.chunks, given.moves, given.evictions)
     return 0
 

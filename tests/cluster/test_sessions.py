@@ -1,10 +1,11 @@
-"""Sessions on the testbed: the engines' contract, and 24 sessions that are moved, suspended and evicted meanwhile.
+"""Sessions on the testbed: the engines' contract, 24 sessions that are moved, suspended and evicted meanwhile, a burst.
 
 sessions_inside.py is what runs there.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING
@@ -36,3 +37,24 @@ def test_sessions_give_what_undisturbed_ones_do(testbed: Testbed) -> None:
     found = json.loads(out.splitlines()[-1])
     assert (found["right"], found["wrong"], found["errors"]) == (24, {}, []), found
     assert found["migrations"] and found["suspensions"] and found["evictions"], found
+
+
+@pytest.mark.timeout(150)
+def test_a_burst_of_sessions_gets_workers_that_are_given_back_after_it(testbed: Testbed) -> None:
+    out = inside(testbed, "burst", "--site", "/checkout/site-configs/testbed.toml", limit=120)
+    found = json.loads(out.splitlines()[-1])
+    print(found)
+    numbers = [number for _, number in found["asked"]]
+    highest = max(numbers)
+    assert numbers[0] < highest and highest >= 4, found
+    assert numbers[-1] < highest, found
+    there = list(itertools.accumulate(change for _, change in found["joined"]))
+    assert max(there) >= 4 and there[-1] <= numbers[-1] + 1, found
+    changes = [
+        (time, after - before)
+        for (_, before), (time, after) in itertools.pairwise([(0.0, 0), *found["asked"]])
+        if after != before
+    ]
+    turns = [time for (_, one), (time, other) in itertools.pairwise(changes) if (one > 0) != (other > 0)]
+    assert all(later - sooner >= found["boot_seconds"] for sooner, later in itertools.pairwise(turns)), found
+    assert any(name.endswith(".png") for name in found["pictures"]), found

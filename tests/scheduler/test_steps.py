@@ -126,7 +126,7 @@ def of_tier(*names):
     return bench
 
 
-def test_a_worker_is_given_back_when_its_sessions_have_left_it():
+def test_sessions_move_to_who_stays_before_a_worker_is_given_back():
     bench = of_tier("w1", "w2")
     running = {step.worker: step for step in only(bench.open(1, 2), cmd.Step)}
     assert set(running) == {"w1", "w2"}
