@@ -122,7 +122,7 @@ def burst(site: str, sessions: int) -> None:
         run = executor.run
         assert run is not None
         run._scheduler.validate()
-        directory = run.directory
+        directory = os.path.abspath(run.directory)
     asked, joined = [], []
     with open(os.path.join(directory, "events.jsonl"), encoding="utf-8") as file:
         next(file)  # Which says how the run decides.
@@ -131,9 +131,7 @@ def burst(site: str, sessions: int) -> None:
             asked += [[event["time"], c["workers"]] for c in line["commands"] if c["is"] == "Acquire"]
             if event["is"] in ("WorkerJoined", "WorkerLost"):
                 joined.append([event["time"], 1 if event["is"] == "WorkerJoined" else -1])
-    subprocess.run([sys.executable, "-m", "ctxflow", "report", directory], check=True, capture_output=True)
-    pictures = sorted(os.listdir(directory))
-    print(json.dumps({"asked": asked, "joined": joined, "boot_seconds": BOOT_SECONDS, "pictures": pictures}))
+    print(json.dumps({"asked": asked, "joined": joined, "boot_seconds": BOOT_SECONDS, "directory": directory}))
 
 
 def main() -> int:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from driver import INSIDE
+
+from ctxflow.observe.plots import draw
+from ctxflow.observe.report import read_report
 
 if TYPE_CHECKING:
     from conftest import Testbed
@@ -40,7 +44,7 @@ def test_sessions_give_what_undisturbed_ones_do(testbed: Testbed) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_a_burst_of_sessions_gets_workers_that_are_given_back_after_it(testbed: Testbed) -> None:
+def test_a_burst_of_sessions_gets_workers_that_are_given_back_after_it(testbed: Testbed, tmp_path: Path) -> None:
     out = inside(testbed, "burst", "--site", "/checkout/site-configs/testbed.toml", limit=120)
     found = json.loads(out.splitlines()[-1])
     print(found)
@@ -57,4 +61,8 @@ def test_a_burst_of_sessions_gets_workers_that_are_given_back_after_it(testbed: 
     ]
     turns = [time for (_, one), (time, other) in itertools.pairwise(changes) if (one > 0) != (other > 0)]
     assert all(later - sooner >= found["boot_seconds"] for sooner, later in itertools.pairwise(turns)), found
-    assert any(name.endswith(".png") for name in found["pictures"]), found
+    log = testbed.run("cat", f"{found['directory']}/events.jsonl")
+    (tmp_path / "events.jsonl").write_text(log + "\n")
+    report = read_report(tmp_path)
+    pictures = draw(tmp_path, report.history, report.transfers, report.trees)
+    assert tmp_path / "workers_and_items.png" in pictures
