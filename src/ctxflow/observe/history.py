@@ -43,6 +43,7 @@ class Tier:
     :ivar counts: (time, workers connected from then on).
     :ivar jobs_started: jobs that began to run; where it is known, they had waited as long as in `waits`.
     :ivar held: how often a job was held, by the reason.
+    :ivar done: items, over time; `chunks` of sessions.
     """
 
     joined: int = 0
@@ -59,6 +60,7 @@ class Tier:
     worker_seconds: float = 0.0
     counts: list[tuple[float, int]] = dataclasses.field(default_factory=lambda: [(0.0, 0)])
     done: Timeline = dataclasses.field(default_factory=Timeline)
+    chunks: Timeline = dataclasses.field(default_factory=Timeline)
 
     def connected(self, time: float, change: int) -> None:
         """Workers came or went."""
@@ -129,12 +131,14 @@ class History:
     :ivar losses: (time, whether it was an eviction) of each worker that was lost and had not been given back.
     :ivar apps: by id, as are `contexts`; `tiers` by name.
     :ivar accounts: what the workers' time went into; `causes`: why calls, contexts and items failed.
+    :ivar chunks: that sessions got.
     :ivar plans: (since when, the `Place` command) of each placement that held, in order.
     """
 
     duration: float = 0.0
     events: int = 0
     items: Items = dataclasses.field(default_factory=Items)
+    chunks: int = 0
     workers: Tier = dataclasses.field(default_factory=Tier)
     tiers: dict[str, Tier] = dataclasses.field(default_factory=dict)
     apps: dict[str, App] = dataclasses.field(default_factory=dict)
@@ -245,6 +249,10 @@ class _Reader:
                 self._run(command)
             elif kind == "Deliver":
                 self._deliver(time, event, command)
+            elif kind == "DeliverChunk":
+                history.chunks += 1
+                for tier in (history.workers, self._tier_of[event["worker"]]):
+                    tier.chunks.add(time, 1)
             elif kind == "Release":
                 self._released.add(command["worker"])
             elif kind == "Bury":

@@ -82,8 +82,10 @@ def overview(history: History) -> list[tuple[str, str]]:
     hosts = f" on {len(history.hosts):,} host{'s' * (len(history.hosts) != 1)}"
     loads = sum(context.load_seconds.count for context in history.contexts.values())
     failed = sum(context.failed for context in history.contexts.values())
+    chunks = [("Chunks", f"{history.chunks:,} of sessions")] if history.chunks else []
     return [
         ("Duration", f"{seconds(history.duration)}, {rate:,.4g} items/s"),
+        *chunks,
         ("Items", f"{items.done:,} of {items.submitted:,} done{''.join(', ' + part for part in left)}{again}"),
         ("Workers", f"{history.mean_workers:.1f} on average, {history.peak_workers:,} at most, "
                     f"{workers.joined:,} joined{hosts}{lost}{notices}"),

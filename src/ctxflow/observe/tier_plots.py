@@ -48,6 +48,7 @@ def shades(history: History) -> dict[str, str]:
 def workers_and_items(figure_class: Any, history: History) -> Any:
     """Workers connected above, completed items below, both stacked by tier, on one axis of time.
 
+    In a run of sessions alone, their chunks are below.
     As the paper's Figures 6 and 7 have them.
     """
     figure = figure_class(figsize=(WIDTH, 4.2), layout="constrained")
@@ -127,12 +128,15 @@ def _losses(axes: Any, history: History, length: float) -> None:
 
 
 def _items(axes: Any, history: History, end: float, length: float, colours: dict[str, str]) -> None:
-    lines = {name: history.tiers[name].done.cumulated() for name in colours if name != _OTHERS}
+    chunks = history.chunks > 0 and not history.items.done
+    tiers = {name: history.tiers[name] for name in colours if name != _OTHERS}
+    lines = {name: (tier.chunks if chunks else tier.done).cumulated() for name, tier in tiers.items()}
     ends = {name: np.minimum([time for time, _ in points], end) for name, points in lines.items()}
     times = _thinned(np.unique(np.concatenate([[0.0, end], *ends.values()])))
     items = {name: np.interp(times, ends[name], [count for _, count in points]) for name, points in lines.items()}
     _stack(axes, times / length, _folded(items), colours)
-    axes.set(ylim=(0, max(1, history.items.done * 1.06)), ylabel="completed items")
+    most = history.chunks if chunks else history.items.done
+    axes.set(ylim=(0, max(1, most * 1.06)), ylabel="chunks of sessions" if chunks else "completed items")
 
 
 # --- lifetimes
