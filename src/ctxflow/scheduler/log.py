@@ -22,10 +22,16 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import Limits, Policies
 from ctxflow.version import __version__
 
+
+def _plain(value: Any) -> Any:
+    """What is inside of lists: an order of a step as its fields, all else in words."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
 _UNLOGGED = {"results", "exception"}
 _SETUP = '{"run":'
 _quoted = json.encoder.encode_basestring_ascii
-_encoder = json.JSONEncoder(separators=(",", ":"), default=str)
+_encoder = json.JSONEncoder(separators=(",", ":"), default=_plain)
 # Class -> its fields with what writes each, and its JSON with a place for each. A line is written for every
 # event, under the run's lock: a general encoder took a fifth of a call's time.
 _forms: dict[type, tuple[list[tuple[str, Callable[[Any], str]]], str]] = {}
