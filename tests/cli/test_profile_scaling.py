@@ -49,4 +49,22 @@ def test_shares_have_to_be_numbers(files, shares):
 
 
 def test_help_teaches():
-    assert "line for the site file" in command("--help").stdout
+    assert "It prints the line for the site" in command("--help").stdout
+
+
+def test_a_run_of_sessions_is_profiled_by_its_chunks(tmp_path):
+    tier = {"is": "TierSpec", "name": "t", "maximum": 4, "boot_seconds": None}
+    outcomes = [{"made": 1}]
+    events = [
+        {"is": "TierOffered", "time": 0.0, "tier": tier},
+        {"is": "SessionOpened", "time": 1.0, "session": 1},
+        {"is": "StepFinished", "time": 2.0, "seconds": 0.2, "outcomes": outcomes},
+        {"is": "SessionClosed", "time": 50.0, "session": 1},
+    ]
+    lines = [json.dumps({"event": event, "commands": []}) for event in events]
+    (tmp_path / "events.jsonl").write_text("\n".join(['{"run":{}}', *lines]) + "\n")
+    done = command(str(tmp_path), "--target", "0.5")
+    assert done.exit_code == 0, done.output
+    assert "chunks within 0.5 s" in done.stdout and 'policy = "closed-loop"' in done.stdout
+    changed = command(str(tmp_path), "--set", "workers=2")
+    assert changed.exit_code == 2 and "and this run had" in " ".join(changed.stderr.split())

@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxflow.cli.simulate import progress, recorded_of
+from ctxflow.observe.report import EVENTS, find_run
+from ctxflow.policies.registry import described
 from ctxflow.policies.scaling.profiling import Profiled, levels
 from ctxflow.simulator.changes import parse
-from ctxflow.simulator.scaling_profile import SHARES, Window, closed_loop_of, profiled, windows_of
-from ctxflow.simulator.scenario import load_scenario, recorded_scenario
+from ctxflow.simulator.scaling_profile import SHARES, closed_loop_of, profiled, windows_of
+from ctxflow.simulator.scenario import Scenario, load_scenario, recorded_scenario
+from ctxflow.simulator.session_profile import SessionRun, profiled_sessions, read_sessions
 
 
 def profile_scaling(
@@ -29,7 +32,8 @@ def profile_scaling(
         typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.", show_default=False),
     ] = None,
     target: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.001, help="The longest that an item may take.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.001, help="The longest that an item, or a session's chunk, may take."),
     ] = 60.0,
     window: Annotated[
         float, typer.Option(metavar="SECONDS", min=10.0, help="Length of the stretches that are simulated.")
@@ -52,32 +56,34 @@ def profile_scaling(
     they can carry, and the share falls as arrivals become more volatile. This
     cuts a workload (or a recorded run) into windows, simulates each with every
     share, and keeps the cheapest with which no item takes longer than the
-    target. It prints the line for the site file.
+    target; in a run of sessions, no chunk. It prints the line for the site
+    file.
 
     \b
     ctxflow profile-scaling site.toml workload.toml --target 120
     ctxflow profile-scaling runs/20261121-054135-17 --target 120
     """
     candidates = _shares(shares)
-    recorded = recorded_of(what, workload)
-    asked = [parse(text) for text in changes or ()]
-    if recorded is not None:
-        scenario = recorded_scenario(recorded, asked)
-    else:
-        assert workload is not None
-        scenario = load_scenario(what, workload, asked)
-    windows = windows_of(scenario, window, seed)
+    sessions = _sessions_of(what) if workload is None else None
     with progress("Profiling") as tell:
-        rows = profiled(windows, target, candidates, seed, tell)
+        if sessions is not None:
+            if changes:
+                raise typer.BadParameter("--set is for workloads and runs of items, and this run had sessions")
+            options = described("scaling", "closed-loop")
+            tolerance, boot = options["tolerance"], options["boot_seconds"]
+            rows = profiled_sessions(sessions, target, window, candidates, tolerance, boot, tell)
+        else:
+            scenario = _scenario(what, workload, changes or ())
+            tolerance = closed_loop_of(scenario)["tolerance"]
+            rows = profiled(windows_of(scenario, window, seed), target, candidates, seed, tell)
     found = levels(rows)
     table = [[bound, each.utilization] for bound, each in zip(found.bounds, found.parameters, strict=False)]
     table.append([found.parameters[-1].utilization])
-    tolerance = closed_loop_of(scenario)["tolerance"]
     line = f'scaling = {{ policy = "closed-loop", levels = {json.dumps(_rounded(table))}, tolerance = {tolerance} }}'
     if as_json:
         print(json.dumps({"target": target, "windows": _as_data(rows), "levels": table, "line": line}))
     else:
-        _show(rows, windows, target, line)
+        _show(rows, "chunks" if sessions is not None else "items", target, line)
     if not all(row.valid for row in rows):
         raise typer.Exit(1)
 
@@ -106,10 +112,32 @@ def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def _show(rows: Sequence[Profiled], windows: Sequence[Window], target: float, line: str) -> None:
+def _sessions_of(run: str) -> SessionRun | None:
+    """The sessions of a recorded run, None where it had none."""
+    if not Path(run).is_dir():
+        return None  # Which is told where a run of items is looked for.
+    log = find_run(Path(run)) / EVENTS
+    if not log.is_file():
+        return None
+    with open(log, encoding="utf-8", errors="replace") as lines:
+        found = read_sessions(lines)
+    return found if found.events else None
+
+
+def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scenario:
+    recorded = recorded_of(what, workload)
+    asked = [parse(text) for text in changes]
+    if recorded is not None:
+        return recorded_scenario(recorded, asked)
+    assert workload is not None
+    return load_scenario(what, workload, asked)
+
+
+def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None:
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD, title=f"{len(windows)} windows, items within {target:g} s", title_justify="left")
-    for name in ("volatility", "share", "worker-hours", "longest wait, s"):
+    table = Table(box=box.SIMPLE_HEAD, title=f"{len(rows)} windows, {what} within {target:g} s", title_justify="left")
+    longest = "longest chunk, s" if what == "chunks" else "longest wait, s"
+    for name in ("volatility", "share", "worker-hours", longest):
         table.add_column(name, justify="right")
     for row in rows:
         worst = f"{row.replayed.worst:,.1f}" + ("" if row.valid else " (too long)")
