@@ -26,6 +26,7 @@ class Worker:
     acquired: bool = True
     draining: bool = False
     noticed: float | None = None
+    pin: int | None = None
 
 
 @dataclasses.dataclass

@@ -125,7 +125,7 @@ def bound(state: RunState, tier: str, target: int) -> int:
     if any(each.worker is None for each in every):
         there = sum(w.tier == tier and w.acquired and not w.draining for w in state.workers.values())
         return min(target, there)
-    return max(0, target - sum(each.tiers.count(tier) for each in every))
+    return max(0, min(target, state.tiers[tier].maximum - sum(each.tiers.count(tier) for each in every)))
 
 
 def may_hold(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> bool:
@@ -231,6 +231,7 @@ def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> boo
         stays = worker.running or (worker.sessions and state.now < reservation.grace_until)
         if not stays and worker.id not in reservation.released:
             reservation.released.add(worker.id)
+            worker.released = True
             out.append(Release(worker.id))
     if left:
         if state.now < reservation.due:
@@ -273,6 +274,9 @@ def _release_idle(state: RunState, reservation: Reservation, out: list[Command])
     """Give a worker back that has had nothing to do for long enough; its place is kept until it is gone."""
     worker = state.workers[reservation.worker or ""]
     if worker.draining:
+        if state.now >= reservation.due:
+            out.append(Note(f"the worker {worker.id} does not go, though it was given back", trouble=True))
+            _end(state, reservation, out)
         return
     if worker.running or worker.loading or worker.sessions or _waiting(state, reservation.context) is not None:
         reservation.idle_since = None
@@ -283,7 +287,9 @@ def _release_idle(state: RunState, reservation: Reservation, out: list[Command])
     if state.now < until:
         state.wake(until)
         return
-    worker.draining = True
+    worker.draining = worker.released = True
+    reservation.due = state.now + GONE_SECONDS
+    state.wake(reservation.due)
     state.update_free(worker)
     out.append(Release(worker.id))
     out.append(Note(f"the worker of the context {_name(state, reservation)} has nothing to do, and is given back"))

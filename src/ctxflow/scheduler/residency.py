@@ -204,7 +204,15 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
         return False
     most = state.plan.holders.get((context, worker.tier))
     many = most is not None and state.contexts[context].on_tier[worker.tier] > most
-    return many or not state.plan.permits(context, worker.tier)
+    return (many or not state.plan.permits(context, worker.tier)) and not _awaited(state, worker, context)
+
+
+def _awaited(state: RunState, worker: Worker, context: str) -> bool:
+    """Whether a session is about to come to a worker that holds its context."""
+    return any(
+        s.context == context and (s.target == worker.id or (s.state == "migrating" and s.worker == worker.id))
+        for s in state.streams.open.values()
+    )
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:

@@ -64,7 +64,7 @@ def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) ->
 def follow(state: RunState, out: list[Command]) -> None:
     """There is a new plan: where it has other shares, deal what is queued by them."""
     for app in state.apps.values():
-        if app.alternatives:
+        if app.alternatives and state.contexts[app.context].broken is None:
             shares, deal = _shares(state, app), state.deals.get(app.id)
             if shares != (deal.shares if deal is not None else {}):
                 _deal_anew(state, app, shares, out)

@@ -195,6 +195,7 @@ class Worker:
     running: dict[int, Attempt] = dataclasses.field(default_factory=dict)
     noticed: float | None = None
     draining: bool = False
+    released: bool = False  # Given back: it gets no step any more.
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)

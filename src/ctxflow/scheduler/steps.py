@@ -64,6 +64,12 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
 
 def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
     """Give a worker the next step of each app whose sessions it carries; load what it needs for that."""
+    if worker.released:
+        for session in list(worker.sessions.values()):
+            homeless(state, session)
+        for key in [key for key in state.streams.drops if key[0] == worker.id]:
+            del state.streams.drops[key]
+        return
     apps = dict.fromkeys(session.app for session in worker.sessions.values())
     apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
     for app_id in apps:

@@ -35,6 +35,7 @@ def scale(state: RunState, out: list[Command]) -> None:
         if tier is None:
             continue
         low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
+        high = tier.maximum if state.sessions else high  # Plans know nothing of sessions.
         target = reservations.bound(state, name, max(low, min(high, wanted)))
         if tier.asked != target:
             tier.asked = target
@@ -54,7 +55,7 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
     held = [
         w
         for w in state.workers.values()
-        if w.tier == tier.name and w.acquired and (not w.draining or w.id in tier.emptying)
+        if w.tier == tier.name and w.acquired and w.noticed is None and (not w.draining or w.id in tier.emptying)
     ]
     surplus = max(0, len(held) - target)
     able = [w for w in held if not w.loading and not any(attempt.items for attempt in w.running.values())]
@@ -65,19 +66,29 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
         if worker.id in tier.emptying:  # It is wanted again.
             tier.emptying.remove(worker.id)
             worker.draining = False
+            state.streams.unsettled = True
             state.update_free(worker)
 
 
 def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) -> None:
     worker.draining = True
     state.update_free(worker)
-    if worker.sessions or worker.running:
+    if worker.sessions or worker.running or _hands_over(state, worker):
         if worker.id not in tier.emptying:
             tier.emptying.add(worker.id)
             state.streams.unsettled = True
     else:
         tier.emptying.discard(worker.id)
+        worker.released = True
         out.append(Release(worker.id))
+
+
+def _hands_over(state: RunState, worker: Worker) -> bool:
+    """Whether a session's state is on its way from or to a worker."""
+    return any(
+        s.state == "migrating" and (s.worker == worker.id or (s.frozen is not None and s.frozen.worker == worker.id))
+        for s in state.streams.open.values()
+    )
 
 
 # --- waiting for workers before the first call

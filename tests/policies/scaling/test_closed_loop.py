@@ -35,7 +35,7 @@ class Run:
         tier = types.SimpleNamespace(
             name="a", minimum=0, maximum=self.maximum, price=None, boot_seconds=self.boot_seconds
         )
-        worker = types.SimpleNamespace(tier="a", acquired=True, draining=False, noticed=None)
+        worker = types.SimpleNamespace(tier="a", acquired=True, draining=False, noticed=None, pin=None)
         app = types.SimpleNamespace(id="x", backlog=self.backlog, arrived=self.arrived, batch_size=1)
         return types.SimpleNamespace(
             now=self.now, tiers={"a": tier}, apps={"x": app}, attempts={}, sessions={},

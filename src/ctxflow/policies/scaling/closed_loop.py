@@ -106,7 +106,9 @@ class ClosedLoop:
 
     def _workers(self, view: View, group: frozenset[str], work: _Work) -> float:
         tiers = [view.tiers[name] for name in group]
-        there = sum(w.tier in group and w.noticed is None and not w.draining for w in view.workers.values())
+        there = sum(
+            w.tier in group and w.noticed is None and not w.draining and w.pin is None for w in view.workers.values()
+        )
         boot = max((self._boot_seconds if t.boot_seconds is None else t.boot_seconds for t in tiers), default=0.0)
         work.most = min(work.most, sum(tier.maximum for tier in tiers))
         return self._loops[group].workers(view.now, work, there, boot)

@@ -43,7 +43,7 @@ class _Tier:
     def __init__(self, tier: TierView, workers: Iterable[WorkerView]) -> None:
         self.name = tier.name
         self._minimum, self._maximum = tier.minimum, tier.maximum
-        staying = [w for w in workers if w.tier == tier.name and w.noticed is None and not w.draining]
+        staying = [w for w in workers if w.tier == tier.name and w.noticed is None and not w.draining and w.pin is None]
         self.connected = sum(worker.acquired for worker in staying)
         self.by_hand = len(staying) - self.connected
         self.kept = min(self.connected, tier.minimum)

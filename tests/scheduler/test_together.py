@@ -1,0 +1,215 @@
+"""Where reservations, sessions, alternatives, plans and tiers meet: workers that are given back, kept, or counted."""
+
+import pytest
+from pool_of_machines import GPUS, answer, device, full, graph, tier
+from scheduler_bench import Bench, only, run_of
+from test_reservations import asked, join, saturated
+from test_steps import SessionBench, of_tier, step_of
+
+from ctxflow.policies.preemption import ExactPreemption
+from ctxflow.policies.protocols import Plan
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import sessions
+
+
+def exact():
+    return ExactPreemption(patience=10.0, grace=20.0, idle=5.0)
+
+
+class Planned:
+    """A placement that is set by hand."""
+
+    def __init__(self, **plan):
+        self.now = Plan(**plan)
+
+    def plan(self, view):
+        return self.now
+
+
+class Wants:
+    """So many workers of the tier "default"."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def target(self, view):
+        return {"default": self.count}
+
+
+def let(bench, **policies):
+    """Have other policies from now on."""
+    bench.state.policies.__dict__.update(policies)
+
+
+def ticks(bench, seconds):
+    """What so many ticks lead to, a second each."""
+    found = []
+    for _ in range(seconds):
+        bench.now += 1
+        found += bench.tell(ev.Tick)
+    return found
+
+
+# --- how many workers
+
+
+def test_sessions_get_workers_beyond_a_plan_that_knows_none():
+    bench = SessionBench(workers=(), placement=Planned(workers={"t": (0, 2)}))
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 8))
+    assert bench.state.tiers["t"].asked == 2
+    bench.open(*range(64))
+    ticks(bench, 2)
+    assert bench.state.tiers["t"].asked == 8
+
+
+@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop"])
+def test_a_worker_with_a_place_of_its_own_is_nobody_else_s(scaling):
+    bench = Bench(preemption=exact(), scaling=scaling)
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("small", gpus=1)
+    bench.app("low", "small")
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.app("urgent", "wide", priority=10)
+    [place] = only(answer(bench, bench.submit("urgent", 1), m1=graph("m1")), cmd.AcquireAt)
+    bench.join("big", host="m1", gpus=4, devices=tuple(place.devices), pin=place.pin, tier=place.tier)
+    run_of(bench.ready("big", "wide"))
+    bench.submit("low", 4)
+    ticks(bench, 100)
+    assert bench.state.tiers["default"].asked >= 1
+
+
+def test_those_that_gave_way_lower_the_most_and_not_what_is_wanted():
+    bench = saturated()
+    join(bench, asked(bench))
+    bench.ready("big", "wide")
+    let(bench, scaling=Wants(3))
+    ticks(bench, 1)
+    assert bench.state.tiers["default"].asked == 3
+
+
+def test_who_is_about_to_be_evicted_goes_before_who_stays():
+    bench = of_tier("w1")
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
+    bench.open(1)
+    bench.join("w2", tier="t")
+    bench.tell(ev.EvictionNotice, "w1")
+    bench.now += 1
+    commands = bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1)) + bench.tell(ev.Tick)
+    assert cmd.Release("w2") not in commands and not bench.state.workers["w2"].draining
+
+
+# --- workers that are given back
+
+
+def with_victim():
+    """A bench of sessions on a machine where a context of eight GPUs may want room."""
+    bench = SessionBench(workers=(), preemption=exact())
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("wide", gpus=8, affinity="guaranteed")
+    bench.app("urgent", "wide", priority=10)
+    return bench
+
+
+def wanted_room(bench):
+    return answer(bench, bench.submit("urgent", 1), m1=full("m1", dict.fromkeys(range(1, 8))))
+
+
+def test_a_victim_that_was_released_gets_no_step():
+    bench = with_victim()
+    bench.join("m1-0", host="m1", gpus=1, devices=(device("m1", 0),))
+    step = step_of(bench.open(1))
+    bench.tell(ev.SessionSuspended, 1)
+    bench.finish(step_of(bench.finish(step)))
+    assert cmd.Release("m1-0") in wanted_room(bench)
+    bench.tell(ev.SessionClosed, 1)
+    assert only(bench.tell(ev.Tick), cmd.Step) == []
+
+
+def test_a_victim_that_is_released_after_its_grace_gets_no_step():
+    bench = with_victim()
+    bench.context("other")
+    bench.app("slow", "other")
+    bench.join("m1-0", host="m1", gpus=1, devices=(device("m1", 0),))
+    bench.finish(step_of(bench.open(1, wanted=1)))
+    assert only(bench.submit("slow", 4) + bench.tell(ev.Tick), cmd.Run), "it holds the one slot"
+    wanted_room(bench)
+    bench.now += 21
+    assert only(bench.tell(ev.Tick), cmd.Step) == []
+
+
+def test_who_hands_over_a_state_is_not_given_back_before_it_has_arrived():
+    bench = SessionBench(workers=(), keep_every=4)
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
+    for name in ("w1", "w2"):
+        bench.join(name, tier="t")
+    step = step_of(bench.open(1))
+    for _ in range(5):
+        step = step_of(bench.finish(step))
+    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    bench.ready("w2", "model")
+    step = step_of(bench.finish(step))
+    assert only(bench.finish(step), cmd.Carry)
+    commands = bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1)) + bench.tell(ev.Tick)
+    assert only(commands, cmd.Release) == []
+    bench.tell(ev.StateArrived, "w2", 1, 7)
+    assert only(bench.tell(ev.Tick), cmd.Release)
+
+
+def test_sessions_that_wait_come_to_a_worker_that_is_wanted_again():
+    bench = of_tier("w1")
+    step = step_of(bench.open(1))
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 0))
+    bench.finish(step)
+    bench.open(2)
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1))
+    assert bench.state.sessions[2].state == "placed"
+
+
+def test_a_place_is_given_up_whose_worker_was_given_back_and_does_not_go():
+    bench = saturated()
+    join(bench, asked(bench))
+    bench.finish(run_of(bench.ready("big", "wide")))
+    ticks(bench, 8)
+    assert bench.state.workers["big"].draining
+    bench.submit("urgent", 1)
+    found = ticks(bench, 100)
+    assert any("does not go" in note.text for note in only(found, cmd.Note))
+    assert only(found, cmd.Survey)
+
+
+# --- what waits
+
+
+def test_items_of_a_working_alternative_outlive_the_own_context():
+    bench = Bench(placement=Planned(shares={("own", "a"): 0.5, ("own", "b"): 0.5}))
+    bench.context("a")
+    bench.context("b")
+    bench.app("own", "a")
+    bench.app("alt", "b", alternative_of="own", error=0.1)
+    bench.tell(ev.Tick)
+    bench.submit("own", 8)
+    commands = bench.join("w1", memory=100)
+    for _ in range(20):
+        bench.now += 30
+        commands += bench.tell(ev.Tick)
+        loads = only(commands, cmd.Load)
+        commands = []
+        if loads:
+            context = loads[0].context
+            commands = bench.fail_context("w1", "a") if context == "a" else bench.ready("w1", "b")
+        if only(commands, cmd.Bury):
+            break
+    let(bench, placement=Planned(shares={("own", "a"): 0.4, ("own", "b"): 0.6}))
+    assert not only(bench.tell(ev.Tick), cmd.Bury)
+
+
+def test_a_context_that_sessions_are_about_to_come_to_stays():
+    bench = of_tier("w1")
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
+    bench.open(1)
+    bench.join("w2", tier="t")
+    let(bench, placement=Planned(holders={("model", "t"): 1}))
+    bench.tell(ev.Tick)
+    bench.tell(ev.EvictionNotice, "w1")
+    assert len(only(ticks(bench, 5), cmd.Load)) <= 1
