@@ -1,7 +1,7 @@
 """Where reservations, sessions, alternatives, plans and tiers meet: workers that are given back, kept, or counted."""
 
 import pytest
-from pool_of_machines import GPUS, answer, device, full, graph, tier
+from pool_of_machines import GPUS, answer, device, full, graph, place, tier
 from scheduler_bench import Bench, only, run_of
 from test_reservations import asked, join, saturated
 from test_steps import SessionBench, of_tier, step_of
@@ -77,6 +77,45 @@ def test_a_worker_with_a_place_of_its_own_is_nobody_else_s(scaling):
     bench.submit("low", 4)
     ticks(bench, 100)
     assert bench.state.tiers["default"].asked >= 1
+
+
+def test_nobody_is_asked_for_who_may_not_hold_what_waits():
+    bench = Bench(preemption=exact(), scaling="queue-proportional")
+    bench.tell(ev.TierOffered, tier(GPUS, gpus=4))
+    bench.context("wide", gpus=2, affinity="guaranteed")
+    bench.app("urgent", "wide")
+    bench.submit("urgent", 40)
+    ticks(bench, 5)
+    assert bench.state.tiers["default"].asked == 0
+
+
+def test_plans_are_not_made_anew_for_what_has_a_worker_of_its_own():
+    bench = Bench(placement={"policy": "agh", "period": 10.0}, preemption=exact())
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("small", gpus=1)
+    bench.app("low", "small")
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.app("urgent", "wide", priority=10)
+    bench.submit("low", 4000)
+    runs = [run_of(place(bench, "m1", n, "small")) for n in range(2)]
+    for _ in range(12):
+        bench.now += 1
+        runs = [run_of(bench.finish(run)) for run in runs]
+        bench.tell(ev.Tick)
+    commands = answer(bench, bench.submit("urgent", 400), m1=graph("m1", {0: "a", 1: "a"}))
+    [found] = only(commands, cmd.AcquireAt)
+    bench.join("big", host="m1", gpus=4, devices=tuple(found.devices), pin=found.pin, tier=found.tier)
+    runs.append(run_of(bench.ready("big", "wide")))
+    plans = []
+    for _ in range(60):
+        bench.now += 1
+        commands = [c for run in runs for c in bench.finish(run)] + bench.tell(ev.Tick)
+        for load in only(commands, cmd.Load):
+            commands += bench.ready(load.worker, load.context)
+        runs = only(commands, cmd.Run)
+        plans += only(commands, cmd.Place)
+    assert not any("urgent" in reason for reason in bench.state.plan.reasons)
+    assert len(plans) <= 7
 
 
 def test_those_that_gave_way_lower_the_most_and_not_what_is_wanted():

@@ -129,8 +129,13 @@ class RunState:
         return self.reservations.reserved
 
     def permits(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there."""
-        return self.able(app, tier) and self.plan.permits(app.context, tier.name)
+        """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there.
+
+        Not if only a worker with a place of its own may hold the context.
+        """
+        wanted = self.contexts[app.context].spec
+        own = wanted.affinity == "guaranteed" and wanted.id in self.reservations.wants
+        return not own and self.able(app, tier) and self.plan.permits(app.context, tier.name)
 
     def able(self, app: AppView, tier: TierView) -> bool:
         """Whether workers of the tier have the GPUs and the memory on each that the app's context declares.

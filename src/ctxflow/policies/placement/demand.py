@@ -53,7 +53,7 @@ class Demand:
 
     :param clear: seconds in which an item should be answered.
     :param period: from one plan to the next; what is overdue counts as due by then.
-    :ivar unable: apps with work that no tier can run, when it was asked last.
+    :ivar unable: apps with work that no tier can run and no worker serves, when it was asked last.
     """
 
     def __init__(self, clear: float, period: float) -> None:
@@ -108,7 +108,7 @@ class Demand:
             if own.seconds:
                 able = (own, *(each for each in others if each.seconds))
                 found.append(Wanted(name, rate, able, family[0].max_delay, family[0].max_error))
-            else:
+            elif not any(view.holders(app.context) for app in family):
                 self.unable.append(name)
         return found
 

@@ -151,8 +151,10 @@ class _Occasion:
     @classmethod
     def of(cls, view: View, measured: frozenset[str]) -> _Occasion:
         bounds = tuple((tier.name, tier.minimum, tier.maximum) for tier in view.tiers.values())
-        running = {attempt.app for attempt in view.attempts.values()}
-        busy = frozenset(app.context for app in view.apps.values() if app.backlog or app.id in running)
+        running = {attempt.app for attempt in view.attempts.values() if attempt.items}
+        working = [app for app in view.apps.values() if app.backlog or app.id in running]
+        # What no tier can run has a worker of its own, or waits for one: no plan is for it.
+        busy = frozenset(app.context for app in working if any(view.able(app, tier) for tier in view.tiers.values()))
         there = Counter(worker.tier for worker in view.workers.values() if not worker.draining)
         return cls(view.now, bounds, busy, measured, there)
 
