@@ -175,5 +175,6 @@ def _span(values: Sequence[Any]) -> str:
         low, high = min(values), max(values)
         return f"{low:g}" if low == high else f"from {low:g} to {high:g}"
     counted = Counter(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
-    listed = ", ".join(value for value, _ in counted.most_common(_TOLD))
+    often = sorted(counted.items(), key=lambda entry: (-entry[1], entry[0]))
+    listed = ", ".join(value for value, _ in often[:_TOLD])
     return f"{listed}, and {len(counted) - _TOLD} others" if len(counted) > _TOLD else listed

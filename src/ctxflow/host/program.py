@@ -42,8 +42,8 @@ _LEFT_OUT = {"examples", "__pycache__"}
 def build_program(target: str) -> str:
     """Write the file, and give its path.
 
-    It holds the ctxflow package but its examples, and cloudpickle; the same packages give the same bytes. It is
-    there complete or not at all.
+    It holds the modules of ctxflow but its examples, and those of cloudpickle; the same packages give the same bytes.
+    It is there complete or not at all.
 
     :raises OSError: if it cannot be written.
     """
@@ -78,13 +78,13 @@ def _add(archive: zipfile.ZipFile, path: str, data: bytes) -> None:
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:
-    """The files of an installed package, by their place beside it."""
+    """The modules of an installed package, by their place beside it; its data is for other machines than workers."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is imported already"
     root = os.path.dirname(spec.origin)
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - _LEFT_OUT)
-        for name in sorted(set(names) - _LEFT_OUT):  # A link that leads nowhere counts as a file.
+        for name in sorted(name for name in names if name.endswith(".py")):
             path = os.path.join(folder, name)
             with open(path, "rb") as file:
                 yield os.path.relpath(path, os.path.dirname(root)), file.read()
