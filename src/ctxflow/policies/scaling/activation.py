@@ -20,9 +20,8 @@ from ctxflow.policies.routing.allocation import by_transport
 from ctxflow.policies.routing.arrays import amounts
 from ctxflow.policies.routing.macro import region_costs
 from ctxflow.policies.routing.outlook import Outlook
-from ctxflow.policies.scaling.division import divided
-from ctxflow.policies.scaling.outstanding import active, outstanding, sessions_of_worker
-from ctxflow.policies.scaling.queue_proportional import SESSIONS
+from ctxflow.policies.scaling.division import divided, tiers_for
+from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 
 
 class Activation:
@@ -76,7 +75,7 @@ class Activation:
         for attempt in view.attempts.values():
             running[attempt.app] += len(attempt.items)
         for app in view.apps.values():
-            group = frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
+            group = tiers_for(view, app)
             expected = float(amounts(forecast.get(app.id, 0.0))) * self._slot_seconds
             work = works.setdefault(group, _Work())
             work.add(app, running[app.id], expected, calls[app.id], self._outlook)

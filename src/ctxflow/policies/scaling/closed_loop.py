@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, SessionView, View
 from ctxflow.policies.scaling.autoscaling import Parameters, anticipated, decide
-from ctxflow.policies.scaling.division import Peak, divided
-from ctxflow.policies.scaling.outstanding import active, outstanding, sessions_of_worker
+from ctxflow.policies.scaling.division import Peak, divided, serving, tiers_for
+from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 from ctxflow.policies.scaling.volatility import Epochs, Levels, constant
 
 
@@ -49,7 +49,7 @@ class ClosedLoop:
     def __init__(
         self,
         calls_per_worker: float = 4,
-        sessions_per_worker: int = 4,
+        sessions_per_worker: int = SESSIONS,
         levels: Sequence[Sequence[float]] | None = None,
         tolerance: float = 0.1,
         boot_seconds: float = 30.0,
@@ -77,7 +77,7 @@ class ClosedLoop:
         work: dict[frozenset[str], _Work] = {}
         sessions = active(view)
         for app, calls in outstanding(view, self._batch_size).items():
-            group = frozenset(name for name, tier in view.tiers.items() if view.permits(view.apps[app], tier))
+            group = tiers_for(view, view.apps[app])
             found = work.setdefault(group, _Work())
             found.most += calls
             found.queue += calls / self._calls_per_worker
@@ -106,9 +106,7 @@ class ClosedLoop:
 
     def _workers(self, view: View, group: frozenset[str], work: _Work) -> float:
         tiers = [view.tiers[name] for name in group]
-        there = sum(
-            w.tier in group and w.noticed is None and not w.draining and w.pin is None for w in view.workers.values()
-        )
+        there = len(serving(view.workers.values(), group))
         boot = max((self._boot_seconds if t.boot_seconds is None else t.boot_seconds for t in tiers), default=0.0)
         work.most = min(work.most, sum(tier.maximum for tier in tiers))
         return self._loops[group].workers(view.now, work, there, boot)

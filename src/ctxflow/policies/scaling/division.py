@@ -8,9 +8,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ctxflow.policies.protocols import TierView, View, WorkerView
+from ctxflow.policies.protocols import AppView, TierView, View, WorkerView
+
+
+def tiers_for(view: View, app: AppView) -> frozenset[str]:
+    """The names of the tiers whose workers could run an app now."""
+    return frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
+
+
+def serving(workers: Iterable[WorkerView], tiers: Collection[str]) -> list[WorkerView]:
+    """The workers of some tiers that stay and serve whoever needs them: those with a place of their own do not."""
+    return [w for w in workers if w.tier in tiers and w.noticed is None and not w.draining and w.pin is None]
 
 
 def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int]:
@@ -43,7 +53,7 @@ class _Tier:
     def __init__(self, tier: TierView, workers: Iterable[WorkerView]) -> None:
         self.name = tier.name
         self._minimum, self._maximum = tier.minimum, tier.maximum
-        staying = [w for w in workers if w.tier == tier.name and w.noticed is None and not w.draining and w.pin is None]
+        staying = serving(workers, (tier.name,))
         self.connected = sum(worker.acquired for worker in staying)
         self.by_hand = len(staying) - self.connected
         self.kept = min(self.connected, tier.minimum)

@@ -9,6 +9,9 @@ import math
 
 from ctxflow.policies.protocols import AppView, SessionView, View
 
+SESSIONS = 4
+"""Sessions of a worker, as long as nothing was measured."""
+
 
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
     """Calls of each app: its running batches, and its queue in batches of the size that it would get now.

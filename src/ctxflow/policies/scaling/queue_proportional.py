@@ -17,11 +17,8 @@ import math
 from collections.abc import Mapping
 
 from ctxflow.policies.protocols import View
-from ctxflow.policies.scaling.division import Peak, divided
-from ctxflow.policies.scaling.outstanding import active, outstanding, sessions_of_worker
-
-SESSIONS = 4
-"""Sessions of a worker, as long as nothing was measured."""
+from ctxflow.policies.scaling.division import Peak, divided, tiers_for
+from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 
 
 class QueueProportional:
@@ -66,7 +63,7 @@ class QueueProportional:
         now: dict[frozenset[str], float] = {}
         sessions = active(view)
         for app, calls in outstanding(view, self._batch_size).items():
-            group = frozenset(name for name, tier in view.tiers.items() if view.permits(view.apps[app], tier))
+            group = tiers_for(view, view.apps[app])
             wanted = calls / self._calls_per_worker
             if app in sessions:
                 wanted += len(sessions[app]) / sessions_of_worker(view, view.apps[app], SESSIONS)
