@@ -142,7 +142,7 @@ def test_workers_that_cannot_start(tmp_path, monkeypatch, caplog):
     broken.write_text("#!/bin/sh\necho 'libpython is missing' >&2\nexit 1\n")
     broken.chmod(0o755)
     executor = started(tmp_path / "run")
-    executor.engine._rejoin_seconds = 0.001
+    executor.engine._local.rejoin_seconds = 0.001
     monkeypatch.setattr(sys, "executable", str(broken))
     with executor, caplog.at_level(logging.ERROR):
         future = executor.submit(pow, {}, 2, 3)
