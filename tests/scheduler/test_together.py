@@ -8,6 +8,7 @@ from test_steps import SessionBench, of_tier, step_of
 
 from ctxflow.policies.preemption import ExactPreemption
 from ctxflow.policies.protocols import Plan
+from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import sessions
@@ -51,6 +52,20 @@ def ticks(bench, seconds):
     return found
 
 
+def with_a_place_of_its_own(**policies):
+    """A bench whose one worker has such a place, and is busy there."""
+    bench = Bench(preemption=exact(), **policies)
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("small", gpus=1)
+    bench.app("low", "small")
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.app("urgent", "wide", priority=10)
+    [place] = only(answer(bench, bench.submit("urgent", 1), m1=graph("m1")), cmd.AcquireAt)
+    bench.join("big", host="m1", gpus=4, devices=tuple(place.devices), pin=place.pin, tier=place.tier)
+    run_of(bench.ready("big", "wide"))
+    return bench
+
+
 # --- how many workers
 
 
@@ -63,20 +78,28 @@ def test_sessions_get_workers_beyond_a_plan_that_knows_none():
     assert bench.state.tiers["t"].asked == 8
 
 
-@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop"])
+@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop", "activation"])
 def test_a_worker_with_a_place_of_its_own_is_nobody_else_s(scaling):
-    bench = Bench(preemption=exact(), scaling=scaling)
-    bench.tell(ev.TierOffered, tier(GPUS))
-    bench.context("small", gpus=1)
-    bench.app("low", "small")
-    bench.context("wide", gpus=4, affinity="guaranteed")
-    bench.app("urgent", "wide", priority=10)
-    [place] = only(answer(bench, bench.submit("urgent", 1), m1=graph("m1")), cmd.AcquireAt)
-    bench.join("big", host="m1", gpus=4, devices=tuple(place.devices), pin=place.pin, tier=place.tier)
-    run_of(bench.ready("big", "wide"))
+    bench = with_a_place_of_its_own(scaling=scaling)
     bench.submit("low", 4)
     ticks(bench, 100)
     assert bench.state.tiers["default"].asked >= 1
+
+
+@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop", "activation"])
+def test_nobody_is_asked_for_beside_a_worker_with_a_place_of_its_own(scaling):
+    bench = with_a_place_of_its_own(scaling=scaling)
+    ticks(bench, 100)
+    assert bench.state.tiers["default"].asked == 0
+
+
+def test_regions_have_no_share_for_workers_with_places_of_their_own():
+    bench = with_a_place_of_its_own()
+    bench.join("m2-0", host="m2", gpus=1, region="elsewhere", slots=2)
+    outlook = Outlook()
+    outlook.look(bench.state)
+    assert outlook.slots == {"elsewhere": 2}
+    assert outlook.holders["wide", bench.state.workers["big"].region] == 1
 
 
 def test_nobody_is_asked_for_who_may_not_hold_what_waits():
