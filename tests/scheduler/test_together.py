@@ -243,6 +243,39 @@ def test_a_place_is_given_up_whose_worker_was_given_back_and_does_not_go():
 # --- what waits
 
 
+class Counted(dict):
+    """Sessions that count how often all of them are looked at."""
+
+    looks = 0
+
+    def values(self):
+        self.looks += 1
+        return super().values()
+
+    def __iter__(self):
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_no_event_looks_at_every_session_to_see_whether_a_wide_context_waits():
+    bench = with_victim()
+    bench.app("low", "model")
+    bench.open(*range(5), wanted=0)
+    run = run_of(bench.join("w1") + bench.submit("low", 8))
+    bench.state.streams.open = Counted(bench.state.streams.open)
+    assert only(bench.scheduler.handle(ev.BatchFinished(bench.now, "w1", run.attempt, 1.0)), cmd.Run)
+    assert bench.state.streams.open.looks == 0
+
+
+def test_a_session_that_nobody_carries_waits_for_a_place_and_an_idle_one_does_not():
+    bench = SessionBench(workers=(), preemption=exact())
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.tell(ev.AppDeclared, ev.AppSpec("draw", "draw", "wide", batch=False, sessions=True, priority=10))
+    assert only(bench.tell(ev.SessionOpened, 1, "draw", 0), cmd.Survey) == []
+    assert only(bench.tell(ev.ChunksWanted, 1, 4), cmd.Survey)
+
+
 def test_items_of_a_working_alternative_outlive_the_own_context():
     bench = Bench(placement=Planned(shares={("own", "a"): 0.5, ("own", "b"): 0.5}))
     bench.context("a")

@@ -360,10 +360,8 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
 
 def _waiting(state: RunState, context: str) -> App | None:
     """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
-    apps = [state.ready[name] for name in state.contexts[context].apps if name in state.ready]
-    for session in state.streams.open.values():
-        if session.context == context and session.state == "waiting" and not session.idle:
-            apps.append(state.apps[session.app])
+    names = state.contexts[context].apps
+    apps = [state.apps[name] for name in names if name in state.ready or name in state.streams.waiting]
     return min(apps, key=urgency, default=None)
 
 

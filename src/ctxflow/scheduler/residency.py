@@ -209,10 +209,7 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
 
 def _awaited(state: RunState, worker: Worker, context: str) -> bool:
     """Whether a session is about to come to a worker that holds its context."""
-    return any(
-        s.context == context and (s.target == worker.id or (s.state == "migrating" and s.worker == worker.id))
-        for s in state.streams.open.values()
-    )
+    return (worker.id, context) in state.streams.awaited
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:

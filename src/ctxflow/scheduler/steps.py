@@ -17,6 +17,7 @@ from ctxflow.scheduler.sessions import (
     MIGRATING,
     PLACED,
     WAITING,
+    aim,
     bury_broken,
     can_carry,
     end,
@@ -290,7 +291,7 @@ def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Comman
             else:
                 unload(session)
         if session.target == worker.id:
-            session.target = None
+            aim(state, session, None)
         if session.worker == worker.id:
             homeless(state, session)
     for key in [key for key in streams.drops if key[0] == worker.id]:
