@@ -270,7 +270,8 @@ def test_a_worker_is_given_back_when_its_sessions_have_left_it():
 
 
 def test_a_context_with_states_in_it_is_not_unloaded_for_another():
-    bench = SessionBench()
+    bench = SessionBench(workers=())
+    bench.join("w1", memory=5)
     bench.finish(step_of(bench.open(1)), s1={"idle": 1})
     bench.context("large", gpus=0, memory=10)
     bench.app("batch", "large")

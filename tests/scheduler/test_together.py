@@ -7,7 +7,8 @@ from test_reservations import asked, join, saturated
 from test_steps import SessionBench, of_tier, step_of
 
 from ctxflow.policies.preemption import ExactPreemption
-from ctxflow.policies.protocols import Plan
+from ctxflow.policies.protocols import Assignment, Plan
+from ctxflow.policies.registry import make
 from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -297,6 +298,35 @@ def test_items_of_a_working_alternative_outlive_the_own_context():
             break
     let(bench, placement=Planned(shares={("own", "a"): 0.4, ("own", "b"): 0.6}))
     assert not only(bench.tell(ev.Tick), cmd.Bury)
+
+
+class Warms(type(make("routing", "context-affinity"))):
+    """Wants an app's context on a worker ahead of demand."""
+
+    wanted = ()
+
+    def warm(self, view):
+        yield from self.wanted
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_context_that_sessions_are_about_to_come_to_is_not_unloaded_for_another(ahead):
+    bench = SessionBench(workers=(), routing=Warms())
+    for name in ("w1", "w2"):
+        bench.join(name, memory=5)
+    step = step_of(bench.open(1))
+    bench.context("large", memory=10)
+    bench.app("batch", "large")
+    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    bench.ready("w2", "model")
+    if ahead:
+        bench.state.policies.routing.wanted = [Assignment("w2", "batch")]
+        commands = ticks(bench, 1)
+    else:
+        commands = bench.submit("batch", 3)
+    assert only(commands, cmd.Unload) == []
+    step = step_of(bench.finish(step))
+    assert [order.then for order in step.orders] == ["freeze"]
 
 
 def test_a_context_that_sessions_are_about_to_come_to_stays():
