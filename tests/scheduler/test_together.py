@@ -241,6 +241,29 @@ def test_a_place_is_given_up_whose_worker_was_given_back_and_does_not_go():
     assert only(found, cmd.Survey)
 
 
+def gives_notice(bench):
+    bench.tell(ev.EvictionNotice, "w2")
+
+
+def is_given_back(bench):
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1))
+    assert bench.state.workers["w2"].draining
+
+
+@pytest.mark.parametrize(("built", "goes"), [(True, gives_notice), (True, is_given_back), (False, gives_notice)])
+def test_a_session_does_not_go_to_a_worker_that_is_about_to_go(goes, built):
+    bench = of_tier("w1")
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
+    step = step_of(bench.open(1))
+    bench.join("w2", tier="t")
+    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    if built:
+        bench.ready("w2", "model")
+    goes(bench)
+    assert bench.state.sessions[1].target is None
+    assert [order.then for order in step_of(bench.finish(step)).orders] == ["keep"]
+
+
 # --- what waits
 
 

@@ -205,6 +205,15 @@ def aim(state: RunState, session: Session, worker_id: str | None) -> None:
     state.streams.note(session)
 
 
+def give_up_targets(state: RunState) -> None:
+    """Sessions that were to go to a worker that does not stay, or cannot hold their context, stay where they are."""
+    for number in list(state.streams.bound):
+        session = state.streams.open[number]
+        target = state.workers.get(session.target or "")
+        if session.target is not None and (target is None or not can_carry(state, session, target)):
+            aim(state, session, None)
+
+
 def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> None:
     """Have a worker build the context of sessions that it carries or will, if it does not have it."""
     app = state.apps[app_id]

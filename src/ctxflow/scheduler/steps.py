@@ -23,6 +23,7 @@ from ctxflow.scheduler.sessions import (
     end,
     expected,
     follow,
+    give_up_targets,
     homeless,
     place,
     prepare,
@@ -46,6 +47,7 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
     if streams.unsettled and streams.open and not state.awaiting:
         streams.unsettled = False
         bury_broken(state, out)
+        give_up_targets(state)
         for number, worker_id in state.policies.sessions.place(state).items():
             session = streams.open.get(number)
             if session is not None:

@@ -72,11 +72,10 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
 
 def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) -> None:
     worker.draining = True
+    state.streams.unsettled = True
     state.update_free(worker)
     if worker.sessions or worker.running or _hands_over(state, worker):
-        if worker.id not in tier.emptying:
-            tier.emptying.add(worker.id)
-            state.streams.unsettled = True
+        tier.emptying.add(worker.id)
     else:
         tier.emptying.discard(worker.id)
         worker.released = True
