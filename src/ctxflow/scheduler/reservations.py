@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ctxflow.policies.protocols import PlaceRequest, Room
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import leaving
 from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
 from ctxflow.scheduler.state import App, Worker
 from ctxflow.topology import Topology, from_graph
@@ -228,7 +229,7 @@ def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> b
 def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
     left = _victims_left(state, reservation)
     for worker in left:
-        stays = worker.running or (worker.sessions and state.now < reservation.grace_until)
+        stays = worker.running or (state.now < reservation.grace_until and not leaving.empty(state, worker))
         if not stays and worker.id not in reservation.released:
             reservation.released.add(worker.id)
             worker.released = True

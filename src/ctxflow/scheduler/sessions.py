@@ -183,7 +183,7 @@ def owner(state: RunState, event: Event) -> str | None:
 
 def follow(state: RunState, session: Session, worker_id: str | None, out: list[Command]) -> None:
     """Do with a session what the policy says, if that is possible."""
-    if session.by_user or session.state == MIGRATING:
+    if session.by_user or session.state == MIGRATING or (session.worker is None and session.step is not None):
         return
     if worker_id is None:
         _suspend(state, session)
@@ -310,6 +310,9 @@ def context_gone(state: RunState, worker: Worker, context: str) -> None:
         if session.context == context:
             session.step = None
             unload(session)
+    for session in state.streams.open.values():
+        if session.frozen is not None and session.frozen.worker == worker.id and session.context == context:
+            session.step = None  # Its state is still there.
     for key in [key for key in state.streams.drops if key[0] == worker.id and state.apps[key[1]].context == context]:
         del state.streams.drops[key]  # What is frozen stays until the worker goes.
 
@@ -358,7 +361,7 @@ def _check(state: RunState, session: Session) -> None:
     owner = state.workers.get(session.worker or "")
     assert placed == (owner is not None and session.id in owner.sessions), f"{name}: wrongly (not) placed"
     assert (session.worker is None) == (session.state in (WAITING, SUSPENDED)), f"{name}: {session.state} at a worker"
-    assert placed or not (session.loaded or session.step or session.target), f"{name} is on a worker that is not its"
+    assert placed or not (session.loaded or session.target), f"{name} is on a worker that is not its"
     assert session.kept <= session.made <= session.chunks, f"{name}: its state, its chunks and what is kept disagree"
     assert session.state != MIGRATING or session.frozen is not None, f"{name} migrates without a state"
     assert session.state != SUSPENDED or session.suspending, f"{name} is suspended for nobody"
@@ -368,7 +371,8 @@ def _check(state: RunState, session: Session) -> None:
     if session.step is not None:
         orders = state.streams.steps.get(session.step, ())
         assert sum(order.session == session.id for order in orders) == 1, f"{name} is not in its step"
-        assert state.attempts[session.step].worker == session.worker, f"{name}: its step is on another worker"
+        where = session.frozen.worker if session.worker is None and session.frozen is not None else session.worker
+        assert state.attempts[session.step].worker == where, f"{name}: its step is on another worker"
     elif placed and session.loaded and owner is not None:
         held = owner.contexts.get(session.context)
         assert held is not None and held.state == "ready", f"{name}: its state is in no library process"
