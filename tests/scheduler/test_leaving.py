@@ -1,7 +1,7 @@
 """Workers that are to go, with states of suspended sessions in their caches: nothing that was made is made again."""
 
 import pytest
-from pool_of_machines import GPUS, answer, device, full, tier
+from pool_of_machines import GPUS, answer, device, full, graph, tier
 from scheduler_bench import only
 from test_steps import SessionBench, step_of
 
@@ -190,3 +190,68 @@ def test_who_is_waited_for_longer_than_its_grace_waits_for_no_state():
     answer(bench, bench.submit("urgent", 1), m1=full("m1", dict.fromkeys(range(1, 8))))
     bench.now += 20
     assert only(bench.tell(ev.Tick), cmd.Release) == [cmd.Release("w1")]
+
+
+def with_a_place_of_its_own(keep_every=None):
+    """A session on a worker that has a place of its own for it, and its step."""
+    bench = SessionBench(workers=(), preemption=exact(), keep_every=keep_every)
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.tell(ev.AppDeclared, ev.AppSpec("draw", "draw", "wide", batch=False, sessions=True, keep_every=keep_every))
+    [place] = only(answer(bench, bench.tell(ev.SessionOpened, 1, "draw", 100), m1=graph("m1")), cmd.AcquireAt)
+    return bench, step_of(
+        bench.join("big", host="m1", gpus=4, devices=tuple(place.devices), pin=place.pin, tier=place.tier)
+    )
+
+
+def ticks(bench, seconds):
+    return [command for _ in range(seconds) for command in tick(bench)]
+
+
+def test_a_place_is_given_back_whose_sessions_have_nothing_to_do():
+    bench, step = with_a_place_of_its_own()
+    bench.finish(step, s1={"idle": 1})
+    commands = ticks(bench, 6)
+    assert step_of(commands).orders == [cmd.Order(1, "", 1, None, "leave")] and only(commands, cmd.Release) == []
+    assert only(bench.finish(step_of(commands)), cmd.Release) == [cmd.Release("big")]
+    bench.lose("big", evicted=True)
+    assert only(bench.tell(ev.SessionPrompted, 1), cmd.Survey), "it waits for another"
+
+
+def test_a_state_is_kept_before_its_place_is_given_back():
+    bench, step = with_a_place_of_its_own()
+    bench.tell(ev.SessionSuspended, 1)
+    bench.finish(step_of(bench.finish(step)))
+    commands = ticks(bench, 6)
+    assert step_of(commands).orders == [cmd.Order(1, "frozen", 1, None, "leave")]
+    assert only(commands, cmd.Release) == []
+    assert only(bench.finish(step_of(commands)), cmd.Release) == [cmd.Release("big")]
+    bench.lose("big", evicted=True)
+    assert bench.state.sessions[1].made == 1
+
+
+def test_a_place_is_kept_for_a_session_that_gets_something_to_do_meanwhile():
+    bench, step = with_a_place_of_its_own()
+    bench.finish(step, s1={"idle": 1})
+    step = step_of(ticks(bench, 6))
+    bench.tell(ev.SessionPrompted, 1)
+    commands = bench.finish(step)
+    assert only(commands, cmd.Release) == [] and step_of(commands).orders == [cmd.Order(1, "kept", 1, 1, "")]
+    assert not bench.state.workers["big"].draining
+    bench.finish(step_of(commands), s1={"idle": 1})
+    assert only(ticks(bench, 4), cmd.Step) == [], "it has had something to do since"
+
+
+def test_a_place_that_gives_way_to_another_is_not_given_up_before_that_has_it():
+    bench, step = with_a_place_of_its_own()
+    bench.context("wider", gpus=8)
+    bench.app("most urgent", "wider", priority=20)
+    bench.now += 1000
+    commands = answer(bench, bench.submit("most urgent", 1), m1=full("m1", dict.fromkeys(range(4, 8))))
+    assert bench.state.workers["big"].draining
+    commands += ticks(bench, 3)
+    assert only(commands, cmd.Forgo) == [] and not any("does not go" in note.text for note in only(commands, cmd.Note))
+    step = step_of(bench.finish(step))
+    assert [order.then for order in step.orders] == ["leave"]
+    assert only(bench.finish(step), cmd.Release) == [cmd.Release("big")]
+    assert {type(each) for each in bench.lose("big", evicted=True)} >= {cmd.Forgo, cmd.AcquireAt}

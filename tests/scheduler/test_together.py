@@ -301,13 +301,15 @@ def test_a_session_that_nobody_carries_waits_for_a_place_and_an_idle_one_does_no
 
 
 def test_items_of_a_working_alternative_outlive_the_own_context():
-    bench = Bench(placement=Planned(shares={("own", "a"): 0.5, ("own", "b"): 0.5}))
+    bench = Bench()
     bench.context("a")
     bench.context("b")
     bench.app("own", "a")
     bench.app("alt", "b", alternative_of="own", error=0.1)
+    let(bench, placement=Planned(shares={("own", "a"): 0.5, ("own", "b"): 0.5}))
     bench.tell(ev.Tick)
     bench.submit("own", 8)
+    assert bench.state.apps["alt"].backlog == 4
     commands = bench.join("w1", memory=100)
     for _ in range(20):
         bench.now += 30
@@ -321,6 +323,32 @@ def test_items_of_a_working_alternative_outlive_the_own_context():
             break
     let(bench, placement=Planned(shares={("own", "a"): 0.4, ("own", "b"): 0.6}))
     assert not only(bench.tell(ev.Tick), cmd.Bury)
+
+
+def test_a_place_for_an_alternative_has_the_priority_of_the_app_that_names_it():
+    requests = []
+    bench = Bench(preemption=Asks(requests))
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("a")
+    bench.context("b", gpus=4, affinity="guaranteed")
+    bench.app("own", "a", priority=7)
+    bench.app("alt", "b", priority=7, alternative_of="own")
+    let(bench, placement=Planned(shares={("own", "b"): 1.0}))
+    bench.tell(ev.Tick)
+    answer(bench, bench.submit("own", 4), m1=graph("m1"))
+    assert [(request.app, request.priority) for request in requests] == [("alt", 7)]
+
+
+class Asks(ExactPreemption):
+    """Notes what it is asked."""
+
+    def __init__(self, requests):
+        super().__init__()
+        self.requests = requests
+
+    def victims(self, view, request):
+        self.requests.append(request)
+        return super().victims(view, request)
 
 
 class Warms(type(make("routing", "context-affinity"))):
