@@ -165,6 +165,24 @@ def test_a_worker_that_is_wanted_again_goes_on():
     assert order == cmd.Order(1, "kept", 6, 6, "")
 
 
+@pytest.mark.parametrize("notice", [True, False])
+def test_who_is_taken_while_its_states_are_kept_was_not_given_back(notice):
+    bench = asleep()
+    lend(bench, 0)
+    if notice:
+        bench.tell(ev.EvictionNotice, "w1")
+    bench.lose("w1", evicted=True)
+    assert bench.state.counters.evicted == len(bench.state.tiers["default"].lifetimes or ()) == 1
+
+
+def test_who_is_given_back_was_not_taken_though_it_had_notice_of_that():
+    bench = asleep(keep_every=1)
+    assert only(lend(bench, 0), cmd.Release)
+    bench.tell(ev.EvictionNotice, "w1")
+    bench.lose("w1", evicted=True)
+    assert bench.state.counters.evicted == 0 and not bench.state.tiers["default"].lifetimes
+
+
 # --- workers that give way, and those with places of their own
 
 

@@ -172,7 +172,7 @@ def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
     """A worker has joined that was asked for in a place; it goes again if nobody waits for it any more."""
     reservation = state.reservations.all.get(worker.pin or 0)
     if reservation is None or reservation.worker is not None:
-        worker.draining = True
+        worker.draining = worker.released = True
         out.append(Release(worker.id))
         return
     reservation.state, reservation.worker, reservation.idle_since = "held", worker.id, state.now
