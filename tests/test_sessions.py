@@ -124,6 +124,7 @@ def test_a_suspended_session_outlives_its_worker_that_is_given_back(tmp_path):
         first = session.take(30)
         session.suspend()
         until(lambda: session.status.state == "suspended")
+        assert executor.run.status().sessions["suspended"] == 1 and executor.run.status().chunks > 0
         scaling.count = 0
         until(lambda: executor.run.status().workers == 0)
         scaling.count = 1
