@@ -144,7 +144,7 @@ def describe(now: Progress) -> str:
             parts.append(f"{now.dead:,} dead")
         parts.append(f"{number(now.rate)} {now.unit}/s")
     if now.sessions:
-        parts.append(f"{count(sum(now.sessions.values()), 'session')} ({now.sessions['running']:,} running)")
+        parts.append(f"{count(sum(now.sessions.values()), 'session')} ({now.sessions.get('running', 0):,} running)")
         parts.append(f"{number(now.chunks_per_s)} chunks/s")
     if now.tokens_per_s is not None:
         parts.append(f"{number(now.tokens_per_s)} tokens/s")

@@ -35,7 +35,7 @@ class Sessions:
     :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
     :ivar unsettled: whether the policy is to be asked again.
     :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
-    :ivar waiting: app -> its sessions that wait for a worker and have something to do; never empty.
+    :ivar waiting: app -> its sessions that wait for a worker and have something to do; apps that have none are left out.
     :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
     :ivar awaited: how many sessions those are, by worker and context.
     """
@@ -50,9 +50,9 @@ class Sessions:
     awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
 
     def note(self, session: Session) -> None:
-        """Keep what is told of all sessions true: called wherever one has changed in it.
+        """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
 
-        So that who asks at every event needs not look at each.
+        So who asks at every event need not look at each session.
         """
         if session.state == WAITING and not session.idle and session.id in self.open:
             self.waiting.setdefault(session.app, set()).add(session.id)
