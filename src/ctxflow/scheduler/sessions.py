@@ -35,7 +35,7 @@ class Sessions:
     :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
     :ivar unsettled: whether the policy is to be asked again.
     :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
-    :ivar waiting: app -> its sessions that wait for a worker and have something to do; apps that have none are left out.
+    :ivar waiting: app -> its sessions that wait for a worker and have something to do; no app without any.
     :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
     :ivar awaited: how many sessions those are, by worker and context.
     """
