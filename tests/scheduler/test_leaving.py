@@ -2,7 +2,7 @@
 
 import pytest
 from pool_of_machines import GPUS, answer, device, full, graph, tier
-from scheduler_bench import only
+from scheduler_bench import Bench, only
 from test_steps import SessionBench, step_of
 
 from ctxflow.policies.preemption import ExactPreemption
@@ -115,6 +115,16 @@ def test_the_context_is_built_again_where_that_is_what_the_state_needs():
     bench.finish(step_of(commands))
     assert only(tick(bench), cmd.Release) == [cmd.Release("w1")]
     assert goes_on(bench) == cmd.Order(1, "kept", 6, 6, "")
+
+
+def test_a_context_that_cannot_be_built_again_there_keeps_no_worker_and_is_not_broken():
+    bench = asleep(keep_every=4)
+    bench.tell(ev.ContextUnloaded, "w1", "model")
+    assert only(Bench.tell(bench, ev.TierOffered, tier(0)), cmd.Load) == [cmd.Load("w1", "model")]
+    assert only(bench.fail_context("w1", "model"), cmd.EndSession) == []
+    commands = tick(bench)
+    assert only(commands, cmd.Load) == [] and only(commands, cmd.Release) == [cmd.Release("w1")]
+    assert goes_on(bench).made == 4
 
 
 def test_nothing_is_built_on_a_worker_that_has_notice():

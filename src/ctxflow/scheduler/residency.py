@@ -267,7 +267,13 @@ def _blame_loss(state: RunState, worker: Worker, context: ContextState, begun: f
 
 
 def _blame(state: RunState, worker: Worker, context: ContextState, failure: Failure, out: list[Command]) -> None:
-    """Count a failure of a context on a worker, and declare the context broken at the last that it may have."""
+    """Count a failure of a context on a worker, and declare the context broken at the last that it may have.
+
+    One that is to go makes it no more likely: there may be nobody else now who could show that it can be built.
+    """
+    if worker.draining:
+        context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
+        return
     context.failures += 1
     context.failed_workers.add(worker.id)
     context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
