@@ -94,6 +94,45 @@ def test_suspend_and_resume_on_whichever_worker(executor):
         assert isinstance(session.take(30), int)
 
 
+class Wanted:
+    """As many workers as a test says."""
+
+    count = 1
+
+    def target(self, view):
+        return dict.fromkeys(view.tiers, self.count)
+
+
+def until(happened):
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_suspended_session_outlives_its_worker_that_is_given_back(tmp_path):
+    @session_app(ahead=2, keep_every=None)
+    def count(states, prompts):
+        """Its state tells when it was made anew."""
+        states = [state or (time.time(), 0) for state in states]
+        return [((began, made), (began, made + 1)) for began, made in states]
+
+    scaling = Wanted()
+    executor = ContextExecutor(workers=1, scaling=scaling)
+    executor.run_dir = str(tmp_path)
+    with executor, count.open() as session:
+        first = session.take(30)
+        session.suspend()
+        until(lambda: session.status.state == "suspended")
+        assert executor.run.status().sessions["suspended"] == 1 and executor.run.status().chunks > 0
+        scaling.count = 0
+        until(lambda: executor.run.status().workers == 0)
+        scaling.count = 1
+        session.resume()
+        taken = [first, *(session.take(30) for _ in range(5))]
+        assert taken == [(first[0], number) for number in range(6)]
+
+
 def test_no_more_than_is_taken_is_made(executor):
     @session_app(ahead=4)
     def count(states, prompts):

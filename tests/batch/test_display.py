@@ -1,5 +1,6 @@
 """The view of a job and the lines in its place, rendered at fixed widths."""
 
+import dataclasses
 import io
 import types
 
@@ -195,3 +196,33 @@ def test_the_display_fits_where_it_goes(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert type(make_display(quiet=False)) is LiveDisplay
+
+
+TALKS = Progress(
+    unit="items", workers=2, seconds=60.0, chunks=1200, chunks_per_s=4.5, migrations=1,
+    sessions={"running": 7, "waiting": 1, "migrating": 0, "idle": 3, "suspended": 2},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sessions_are_told_by_what_they_do(width):
+    lines = lines_of(TALKS, width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "sessions 7 running, 1 waiting, 3 idle, 2 suspended" in text
+    assert "chunks 1,200 made, 4.5 chunks/s now, 1 migration" in text
+    assert "items" not in text, "there are none"
+
+
+def test_items_beside_sessions_are_told_too():
+    text = " ".join(lines_of(dataclasses.replace(TALKS, read=9, done=4, running=5), 80))
+    assert "4 done, 5 queued or running" in text and "7 running" in text
+
+
+def test_when_a_run_has_ended_its_chunks_are_told_and_no_sessions():
+    text = " ".join(" ".join(lines_of(TALKS, 80, "done")).split())
+    assert "chunks 1,200 made, 1 migration" in text and "sessions" not in text
+
+
+def test_a_batch_has_no_sessions():
+    assert "sessions" not in " ".join(lines_of(TWO, 80))

@@ -1,8 +1,13 @@
 """A run's figures at a moment, read off the scheduler's state."""
 
+import dataclasses
+import json
+
 import pytest
 
+from ctxflow.executors.run_status import RunStatusFile
 from ctxflow.executors.status import figures_of, status_of
+from ctxflow.observe.progress import Progress
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import events as ev
@@ -52,3 +57,25 @@ def test_there_is_no_cost_if_a_worker_has_no_price():
         "joined": 1, "asked": None, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None,
     }  # fmt: skip
     assert (figures["cost"], figures["gpu_hours"]) == (None, 2.0)
+
+
+def test_sessions_count_by_what_they_do():
+    state = state_after(
+        ev.ContextDeclared(0.0, ev.ContextSpec("c", "model")),
+        ev.AppDeclared(0.0, ev.AppSpec("talk", "talk", "c", batch=False, sessions=True)),
+        *(ev.SessionOpened(0.0, number, "talk", wanted=number > 1) for number in range(1, 5)),
+        ev.SessionSuspended(0.0, 4),
+    )
+    assert status_of(state, {}, now=1.0).sessions == {
+        "running": 0, "waiting": 2, "migrating": 0, "idle": 1, "suspended": 1,
+    }  # fmt: skip
+    assert status_of(state_after(), {}, now=1.0).sessions == {}
+
+
+def test_a_run_s_file_tells_how_fast_its_sessions_make_chunks(tmp_path):
+    file, now = RunStatusFile(str(tmp_path)), status_of(state_after(), {}, now=0.0)
+    for second in range(9):
+        told = dataclasses.replace(now, time=float(second), chunks=5 * second, migrations=3, sessions={"running": 2})
+        file.write(told)
+    found = Progress.of(json.loads((tmp_path / "status.json").read_text()))
+    assert (found.sessions, found.chunks, found.chunks_per_s, found.migrations) == ({"running": 2}, 40, 5.0, 3)

@@ -56,6 +56,21 @@ def test_a_frozen_state_stays_in_the_cache_until_the_step_it_was_thawed_for_has_
     assert os.listdir(folder) == []
 
 
+def test_a_frozen_state_is_brought_out_unopened(folder):
+    here = states()
+    step(here, folder, Entry(1, "anew", 0, True, "freeze"))
+    with open(state_path(folder, 1, 1), "wb") as file:
+        file.write(b"no pickle")
+    outcomes, results = here.step(count, [], [Entry(1, "frozen", 1, False, "leave", (), b"", digest_of(b""))], folder)
+    assert list(outcomes[0]) == ["lost"], "it is not what was frozen"
+    with open(state_path(folder, 1, 1), "wb") as file:
+        file.write(b"no pickle")
+    out = Entry(1, "frozen", 1, False, "leave", (), b"", digest_of(b"no pickle"))
+    outcomes, results = here.step(count, [], [out], folder)
+    assert outcomes == [{"kept": 9}] and pickle.loads(results) == [(None, b"no pickle")]
+    assert os.listdir(folder) == []
+
+
 def test_dropping_takes_a_session_off_the_cache_and_no_other(folder):
     here = states()
     step(here, folder, Entry(1, "anew", 0, True, "freeze"), Entry(11, "anew", 0, True, "freeze"))

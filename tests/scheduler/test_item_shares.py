@@ -29,7 +29,7 @@ class Divides:
 class Bench:
     """A scheduler with an app of three contexts, whose workers do what they are told when a test says so."""
 
-    def __init__(self, workers=3, batch_size=3):
+    def __init__(self, workers=3, batch_size=3, max_error=None):
         self.placement = Divides()
         self.scheduler = Scheduler(
             Policies.chosen({"batching": {"policy": "fixed", "size": batch_size}, "placement": self.placement})
@@ -43,7 +43,8 @@ class Bench:
         for name in CONTEXTS:
             self.tell(ev.ContextDeclared, ev.ContextSpec(name, name))
             own = "" if name == "own" else "app-own"
-            self.tell(ev.AppDeclared, ev.AppSpec(f"app-{name}", "app", name, error=ERRORS[name], alternative_of=own))
+            spec = ev.AppSpec(f"app-{name}", "app", name, error=ERRORS[name], max_error=max_error, alternative_of=own)
+            self.tell(ev.AppDeclared, spec)
         for _ in range(workers):
             self.join()
 
@@ -200,3 +201,42 @@ def test_an_own_context_that_cannot_be_built_has_its_items_fail():
         bench.tell(ev.Tick)
         bench.time += 100.0
     assert bench.buried.total() == 10 and not bench.state.open
+
+
+def waiting(*names, **options):
+    """A bench whose items wait for three contexts, after some of these turned out to be broken."""
+    bench = Bench(workers=0, **options)
+    bench.divide(dict.fromkeys(CONTEXTS, 1))
+    bench.submit(90)
+    for name in names:
+        while bench.state.contexts[name].broken is None:
+            bench.join()
+            bench.break_context(name)
+    return bench
+
+
+def shares_without(*names, **options):
+    deal = waiting(*names, **options).state.deals.get("app-own")
+    return {} if deal is None else deal.shares
+
+
+def test_what_a_broken_alternative_was_to_answer_goes_to_those_that_are_wrong_no_more_often():
+    assert shares_without("worse") == {"app-own": 0.5, "app-better": 0.5}
+    assert shares_without("better") == {"app-worse": 1 / 3, "app-own": 2 / 3}
+    assert shares_without("worse", "better") == {"app-own": 1.0}
+    assert waiting("worse").state.apps["app-better"].backlog == 45
+
+
+def test_no_more_is_wrong_than_may_be_when_an_alternative_is_broken():
+    assert shares_without("better", max_error=0.15) == {}
+    assert shares_without("better", max_error=0.2) == {"app-worse": 1 / 3, "app-own": 2 / 3}
+
+
+def test_a_broken_alternative_takes_nothing_from_others_where_the_own_context_is_broken_too():
+    bench = waiting("own")
+    assert bench.buried.total() == 30
+    left = [item for item, app in bench.state.open.items() if app.id == "app-better"]
+    while bench.state.contexts["worse"].broken is None:
+        bench.join()
+        bench.break_context("worse")
+    assert len(left) == 30 and bench.buried.total() == 60 and not bench.buried.keys() & set(left)

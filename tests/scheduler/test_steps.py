@@ -12,6 +12,7 @@ from ctxflow.policies.sessions import LeastLoadedSessions
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.leaving import goes
 
 FAILURE = ev.Failure("exception", "ValueError", "bad")
 
@@ -170,12 +171,14 @@ def test_a_session_goes_on_elsewhere_when_its_frozen_state_has_arrived():
     step = step_of(bench.open(1))
     bench.tell(ev.SessionSuspended, 1)
     bench.finish(step_of(bench.finish(step)))
-    bench.tell(ev.EvictionNotice, "w1")
+    others = only(bench.open(2, 3, 4), cmd.Step)
     commands = bench.tell(ev.SessionResumed, 1)
     [carry] = only(commands, cmd.Carry)
     assert carry == cmd.Carry("w2", "w1", 1, 1, "digest", 10)
     assert bench.state.sessions[1].state == "migrating"
-    assert step_of(bench.tell(ev.StateArrived, "w2", 1, 1)).orders == [cmd.Order(1, "frozen", 1, 1, "keep")]
+    assert only(bench.tell(ev.StateArrived, "w2", 1, 1), cmd.Step) == []
+    [step] = [step for step in others if step.worker == "w2"]
+    assert cmd.Order(1, "frozen", 1, 1, "keep") in step_of(bench.finish(step)).orders
 
 
 def test_a_state_that_does_not_arrive_is_made_again_from_what_is_kept():
@@ -270,7 +273,8 @@ def test_a_worker_is_given_back_when_its_sessions_have_left_it():
 
 
 def test_a_context_with_states_in_it_is_not_unloaded_for_another():
-    bench = SessionBench()
+    bench = SessionBench(workers=())
+    bench.join("w1", memory=5)
     bench.finish(step_of(bench.open(1)), s1={"idle": 1})
     bench.context("large", gpus=0, memory=10)
     bench.app("batch", "large")
@@ -316,6 +320,7 @@ class SessionPool(RuleBasedStateMachine):
         self.chunks: dict[int, int] = {}
         self.over: set[int] = set()
         self.bad: dict[int, int] = {}  # Session -> the chunk at which the app raises.
+        self.released: list[str] = []
         self.tell(ev.ContextDeclared, ev.ContextSpec("model", "model"))
         spec = ev.AppSpec(
             "talk", "talk", "model", batch=False, sessions=True, keep_every=keep_every, chunk_target=chunk_target
@@ -327,6 +332,10 @@ class SessionPool(RuleBasedStateMachine):
         for command in self.scheduler.handle(kind(self.now, *values, **named)):
             self.obey(command)
         self.scheduler.validate()
+        if self.released:  # Who is given back goes at once.
+            name = self.released.pop()
+            del self.workers[name]
+            self.tell(ev.WorkerLost, name, evicted=True)
 
     def obey(self, command):
         if isinstance(command, cmd.Load):
@@ -339,6 +348,9 @@ class SessionPool(RuleBasedStateMachine):
         elif isinstance(command, cmd.Carry):
             assert self.workers[command.source].frozen[command.session] == command.made
             self.carries.append(command)
+        elif isinstance(command, cmd.Release):
+            self.takes_nothing_along(command.worker)
+            self.released.append(command.worker)
         elif isinstance(command, cmd.DeliverChunk):
             assert command.chunk == self.chunks[command.session] and command.session not in self.over
             self.chunks[command.session] += 1
@@ -346,6 +358,16 @@ class SessionPool(RuleBasedStateMachine):
             assert command.session not in self.over
             assert (command.failure is not None) == (command.session in self.bad) or command.failure is None
             self.over.add(command.session)
+
+    def takes_nothing_along(self, name):
+        """What a worker has of sessions that are open, when it is given back, is kept as well."""
+        library = self.workers[name]
+        assert not any(step.worker == name for step in self.steps.values())
+        assert not any(name in (each.worker, each.source) for each in self.carries)
+        assert not library.live.keys() - self.over
+        if name not in self.scheduler.state.contexts["model"].suspects:
+            for number in library.frozen.keys() - self.over:
+                assert library.frozen[number] <= self.kept.get(number, 0)
 
     def check(self, step):
         library = self.workers[step.worker]
@@ -375,14 +397,12 @@ class SessionPool(RuleBasedStateMachine):
         self.tell(ev.SessionOpened, self.opened, "talk", 4)
 
     def some_session(self, data):
-        numbers = sorted(set(self.chunks) - self.over)
-        return data.draw(st.sampled_from(numbers)) if numbers else None
+        return data.draw(st.sampled_from(sorted(set(self.chunks) - self.over)))
 
+    @precondition(lambda self: set(self.chunks) - self.over)
     @rule(data=st.data(), kind=st.sampled_from(["prompt", "want", "suspend", "resume", "close", "want", "resume"]))
     def user(self, data, kind):
         number = self.some_session(data)
-        if number is None:
-            return
         if kind == "want":
             self.tell(ev.ChunksWanted, number, self.chunks[number] + 4)
         else:
@@ -394,38 +414,43 @@ class SessionPool(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) < 4)
     @rule()
     def join(self):
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, 4))
         self.spawned += 1
         name = f"w{self.spawned}"
         self.workers[name] = Library()
         self.tell(ev.WorkerJoined, ev.WorkerSpec(name))
 
     def some_worker(self, data, those=lambda library: True):
-        names = sorted(name for name, library in self.workers.items() if those(library))
-        return data.draw(st.sampled_from(names)) if names else None
+        return data.draw(st.sampled_from(sorted(name for name, library in self.workers.items() if those(library))))
 
+    @precondition(lambda self: any(library.live or library.frozen for library in self.workers.values()))
     @rule(data=st.data(), evicted=st.booleans())
     def lose(self, data, evicted):
         name = self.some_worker(data)
-        if name is not None:
-            del self.workers[name]
-            self.steps = {n: step for n, step in self.steps.items() if step.worker != name}
-            self.carries = [each for each in self.carries if name not in (each.worker, each.source)]
-            self.tell(ev.WorkerLost, name, evicted=evicted)
+        del self.workers[name]
+        self.steps = {n: step for n, step in self.steps.items() if step.worker != name}
+        self.carries = [each for each in self.carries if name not in (each.worker, each.source)]
+        self.tell(ev.WorkerLost, name, evicted=evicted)
 
+    @precondition(lambda self: any(library.live or library.frozen for library in self.workers.values()))
+    @rule(most=st.integers(0, 4))
+    def lend(self, most):
+        """So many workers are wanted from now on."""
+        self.tell(ev.TierOffered, ev.TierSpec("default", 0, most))
+        self.tell(ev.Tick)
+
+    @precondition(lambda self: any(library.live or library.frozen for library in self.workers.values()))
     @rule(data=st.data())
     def notice(self, data):
-        name = self.some_worker(data)
-        if name is not None:
-            self.tell(ev.EvictionNotice, name)
+        self.tell(ev.EvictionNotice, self.some_worker(data))
 
+    @precondition(lambda self: any(library.loading for library in self.workers.values()))
     @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
     def build(self, data, fails):
         name = self.some_worker(data, lambda library: library.loading)
-        if name is None:
-            return
         library = self.workers[name]
         library.loading = False
-        staying = sum(worker.noticed is None for worker in self.scheduler.state.workers.values())
+        staying = sum(not goes(worker) for worker in self.scheduler.state.workers.values())
         # Else that would be enough for the context to be broken.
         if fails and staying > 2 and not self.scheduler.state.contexts["model"].failures:
             self.tell(ev.ContextFailed, name, "model", FAILURE)
@@ -433,11 +458,17 @@ class SessionPool(RuleBasedStateMachine):
             library.ready = True
             self.tell(ev.ContextReady, name, "model", 1.0)
 
+    @precondition(lambda self: self.steps)
     @rule(data=st.data(), how=st.sampled_from(["ends", "ends", "ends", "ends", "idle", "crashes"]))
     def step(self, data, how):
-        if self.steps:
-            number = data.draw(st.sampled_from(sorted(self.steps)))
-            self.end_step(self.steps.pop(number), how)
+        number = data.draw(st.sampled_from(sorted(self.steps)))
+        self.end_step(self.steps.pop(number), how)
+
+    @rule(rounds=st.integers(1, 4))
+    def go_on(self, rounds):
+        """Nothing happens to anybody for a while."""
+        for _ in range(rounds):
+            self.settle()
 
     def end_step(self, step, how):
         library = self.workers[step.worker]
@@ -468,6 +499,9 @@ class SessionPool(RuleBasedStateMachine):
         if order.then == "drop":
             return {}
         count = order.made + (order.chunk is not None)
+        if order.thaw == "frozen" and order.chunk is None:
+            self.kept[order.session] = library.frozen.pop(order.session)
+            return {"kept": 10}
         outcome = {"made": 1} if order.chunk is not None else {}
         if outcome and how == "idle":
             outcome["idle"] = 1
@@ -482,10 +516,9 @@ class SessionPool(RuleBasedStateMachine):
             del library.live[order.session]
         return outcome
 
+    @precondition(lambda self: self.carries)
     @rule(data=st.data(), arrives=st.sampled_from([True, True, False]))
     def carry(self, data, arrives):
-        if not self.carries:
-            return
         carry = self.carries.pop(data.draw(st.integers(0, len(self.carries) - 1)))
         made_by = self.workers[carry.source].frozen.pop(carry.session, None)
         if arrives and made_by == carry.made:
@@ -512,6 +545,7 @@ class SessionPool(RuleBasedStateMachine):
         """Left alone, on workers that stay, every session makes all that is wanted."""
         if not hasattr(self, "workers"):
             return
+        self.lend(8)
         while len([name for name in self.workers if self.scheduler.state.workers[name].noticed is None]) < 2:
             self.spawned += 1
             self.workers[f"w{self.spawned}"] = Library()
@@ -532,8 +566,8 @@ class SessionPool(RuleBasedStateMachine):
     def settle(self):
         self.now += 1.0
         self.tell(ev.Tick)
-        for name, library in self.workers.items():
-            if library.loading:
+        for name, library in list(self.workers.items()):
+            if library.loading and name in self.workers:
                 library.loading, library.ready = False, True
                 self.tell(ev.ContextReady, name, "model", 1.0)
         while self.carries:

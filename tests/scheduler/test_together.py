@@ -7,7 +7,9 @@ from test_reservations import asked, join, saturated
 from test_steps import SessionBench, of_tier, step_of
 
 from ctxflow.policies.preemption import ExactPreemption
-from ctxflow.policies.protocols import Plan
+from ctxflow.policies.protocols import Assignment, Plan
+from ctxflow.policies.registry import make
+from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import sessions
@@ -51,6 +53,20 @@ def ticks(bench, seconds):
     return found
 
 
+def with_a_place_of_its_own(**policies):
+    """A bench whose one worker has such a place, and is busy there."""
+    bench = Bench(preemption=exact(), **policies)
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("small", gpus=1)
+    bench.app("low", "small")
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.app("urgent", "wide", priority=10)
+    [place] = only(answer(bench, bench.submit("urgent", 1), m1=graph("m1")), cmd.AcquireAt)
+    bench.join("big", host="m1", gpus=4, devices=tuple(place.devices), pin=place.pin, tier=place.tier)
+    run_of(bench.ready("big", "wide"))
+    return bench
+
+
 # --- how many workers
 
 
@@ -63,20 +79,28 @@ def test_sessions_get_workers_beyond_a_plan_that_knows_none():
     assert bench.state.tiers["t"].asked == 8
 
 
-@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop"])
+@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop", "activation"])
 def test_a_worker_with_a_place_of_its_own_is_nobody_else_s(scaling):
-    bench = Bench(preemption=exact(), scaling=scaling)
-    bench.tell(ev.TierOffered, tier(GPUS))
-    bench.context("small", gpus=1)
-    bench.app("low", "small")
-    bench.context("wide", gpus=4, affinity="guaranteed")
-    bench.app("urgent", "wide", priority=10)
-    [place] = only(answer(bench, bench.submit("urgent", 1), m1=graph("m1")), cmd.AcquireAt)
-    bench.join("big", host="m1", gpus=4, devices=tuple(place.devices), pin=place.pin, tier=place.tier)
-    run_of(bench.ready("big", "wide"))
+    bench = with_a_place_of_its_own(scaling=scaling)
     bench.submit("low", 4)
     ticks(bench, 100)
     assert bench.state.tiers["default"].asked >= 1
+
+
+@pytest.mark.parametrize("scaling", ["queue-proportional", "closed-loop", "activation"])
+def test_nobody_is_asked_for_beside_a_worker_with_a_place_of_its_own(scaling):
+    bench = with_a_place_of_its_own(scaling=scaling)
+    ticks(bench, 100)
+    assert bench.state.tiers["default"].asked == 0
+
+
+def test_regions_have_no_share_for_workers_with_places_of_their_own():
+    bench = with_a_place_of_its_own()
+    bench.join("m2-0", host="m2", gpus=1, region="elsewhere", slots=2)
+    outlook = Outlook()
+    outlook.look(bench.state)
+    assert outlook.slots == {"elsewhere": 2}
+    assert outlook.holders["wide", bench.state.workers["big"].region] == 1
 
 
 def test_nobody_is_asked_for_who_may_not_hold_what_waits():
@@ -160,7 +184,7 @@ def test_a_victim_that_was_released_gets_no_step():
     step = step_of(bench.open(1))
     bench.tell(ev.SessionSuspended, 1)
     bench.finish(step_of(bench.finish(step)))
-    assert cmd.Release("m1-0") in wanted_room(bench)
+    assert cmd.Release("m1-0") in bench.finish(step_of(wanted_room(bench)))
     bench.tell(ev.SessionClosed, 1)
     assert only(bench.tell(ev.Tick), cmd.Step) == []
 
@@ -217,17 +241,75 @@ def test_a_place_is_given_up_whose_worker_was_given_back_and_does_not_go():
     assert only(found, cmd.Survey)
 
 
+def gives_notice(bench):
+    bench.tell(ev.EvictionNotice, "w2")
+
+
+def is_given_back(bench):
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 1))
+    assert bench.state.workers["w2"].draining
+
+
+@pytest.mark.parametrize(("built", "goes"), [(True, gives_notice), (True, is_given_back), (False, gives_notice)])
+def test_a_session_does_not_go_to_a_worker_that_is_about_to_go(goes, built):
+    bench = of_tier("w1")
+    bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
+    step = step_of(bench.open(1))
+    bench.join("w2", tier="t")
+    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    if built:
+        bench.ready("w2", "model")
+    goes(bench)
+    assert bench.state.sessions[1].target is None
+    assert [order.then for order in step_of(bench.finish(step)).orders] == ["keep"]
+
+
 # --- what waits
 
 
+class Counted(dict):
+    """Sessions that count how often all of them are looked at."""
+
+    looks = 0
+
+    def values(self):
+        self.looks += 1
+        return super().values()
+
+    def __iter__(self):
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_no_event_looks_at_every_session_to_see_whether_a_wide_context_waits():
+    bench = with_victim()
+    bench.app("low", "model")
+    bench.open(*range(5), wanted=0)
+    run = run_of(bench.join("w1") + bench.submit("low", 8))
+    bench.state.streams.open = Counted(bench.state.streams.open)
+    assert only(bench.scheduler.handle(ev.BatchFinished(bench.now, "w1", run.attempt, 1.0)), cmd.Run)
+    assert bench.state.streams.open.looks == 0
+
+
+def test_a_session_that_nobody_carries_waits_for_a_place_and_an_idle_one_does_not():
+    bench = SessionBench(workers=(), preemption=exact())
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("wide", gpus=4, affinity="guaranteed")
+    bench.tell(ev.AppDeclared, ev.AppSpec("draw", "draw", "wide", batch=False, sessions=True, priority=10))
+    assert only(bench.tell(ev.SessionOpened, 1, "draw", 0), cmd.Survey) == []
+    assert only(bench.tell(ev.ChunksWanted, 1, 4), cmd.Survey)
+
+
 def test_items_of_a_working_alternative_outlive_the_own_context():
-    bench = Bench(placement=Planned(shares={("own", "a"): 0.5, ("own", "b"): 0.5}))
+    bench = Bench()
     bench.context("a")
     bench.context("b")
     bench.app("own", "a")
     bench.app("alt", "b", alternative_of="own", error=0.1)
+    let(bench, placement=Planned(shares={("own", "a"): 0.5, ("own", "b"): 0.5}))
     bench.tell(ev.Tick)
     bench.submit("own", 8)
+    assert bench.state.apps["alt"].backlog == 4
     commands = bench.join("w1", memory=100)
     for _ in range(20):
         bench.now += 30
@@ -241,6 +323,61 @@ def test_items_of_a_working_alternative_outlive_the_own_context():
             break
     let(bench, placement=Planned(shares={("own", "a"): 0.4, ("own", "b"): 0.6}))
     assert not only(bench.tell(ev.Tick), cmd.Bury)
+
+
+def test_a_place_for_an_alternative_has_the_priority_of_the_app_that_names_it():
+    requests = []
+    bench = Bench(preemption=Asks(requests))
+    bench.tell(ev.TierOffered, tier(GPUS))
+    bench.context("a")
+    bench.context("b", gpus=4, affinity="guaranteed")
+    bench.app("own", "a", priority=7)
+    bench.app("alt", "b", priority=7, alternative_of="own")
+    let(bench, placement=Planned(shares={("own", "b"): 1.0}))
+    bench.tell(ev.Tick)
+    answer(bench, bench.submit("own", 4), m1=graph("m1"))
+    assert [(request.app, request.priority) for request in requests] == [("alt", 7)]
+
+
+class Asks(ExactPreemption):
+    """Notes what it is asked."""
+
+    def __init__(self, requests):
+        super().__init__()
+        self.requests = requests
+
+    def victims(self, view, request):
+        self.requests.append(request)
+        return super().victims(view, request)
+
+
+class Warms(type(make("routing", "context-affinity"))):
+    """Wants an app's context on a worker ahead of demand."""
+
+    wanted = ()
+
+    def warm(self, view):
+        yield from self.wanted
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_context_that_sessions_are_about_to_come_to_is_not_unloaded_for_another(ahead):
+    bench = SessionBench(workers=(), routing=Warms())
+    for name in ("w1", "w2"):
+        bench.join(name, memory=5)
+    step = step_of(bench.open(1))
+    bench.context("large", memory=10)
+    bench.app("batch", "large")
+    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    bench.ready("w2", "model")
+    if ahead:
+        bench.state.policies.routing.wanted = [Assignment("w2", "batch")]
+        commands = ticks(bench, 1)
+    else:
+        commands = bench.submit("batch", 3)
+    assert only(commands, cmd.Unload) == []
+    step = step_of(bench.finish(step))
+    assert [order.then for order in step.orders] == ["freeze"]
 
 
 def test_a_context_that_sessions_are_about_to_come_to_stays():

@@ -133,12 +133,19 @@ def describe(now: Progress) -> str:
 
     >>> describe(Progress(done=1200, dead=3, total=5000, rate=20.0, left=190.0, workers=2, evictions=1))
     '1,200 of 5,000 rows, 3 dead, 20 rows/s, 3 min 10 s left, 2 workers, 1 eviction'
+    >>> describe(Progress(sessions={"running": 7, "idle": 2}, chunks=120, chunks_per_s=4.5, workers=2))
+    '9 sessions (7 running), 4.5 chunks/s, 2 workers'
     """
     total = "" if now.total is None else f" of {'about ' if now.guessed else ''}{now.total:,}"
-    parts = [f"{now.done:,}{total} {now.unit}"]
-    if now.dead:
-        parts.append(f"{now.dead:,} dead")
-    parts.append(f"{number(now.rate)} {now.unit}/s")
+    parts = []
+    if now.counts_rows:
+        parts.append(f"{now.done:,}{total} {now.unit}")
+        if now.dead:
+            parts.append(f"{now.dead:,} dead")
+        parts.append(f"{number(now.rate)} {now.unit}/s")
+    if now.sessions:
+        parts.append(f"{count(sum(now.sessions.values()), 'session')} ({now.sessions.get('running', 0):,} running)")
+        parts.append(f"{number(now.chunks_per_s)} chunks/s")
     if now.tokens_per_s is not None:
         parts.append(f"{number(now.tokens_per_s)} tokens/s")
     if now.left:

@@ -49,7 +49,8 @@ class View:
             bar_width = width - 7
             bar = _bar(now.done / now.total, now.dead / now.total, bar_width, options.ascii_only)
             yield bar.append(f" {_percent(share):>6}", "bold")
-        job: RenderableType = _grid(_job_lines(now, self._ended))
+        rows = _job_lines(now, self._ended) if now.counts_rows else []
+        job: RenderableType = _grid(rows + _session_lines(now, self._ended))
         run: RenderableType = _grid(_run_lines(now))
         if len(now.tiers) > 1:
             run = Group(run, _tiers(now, options.ascii_only))
@@ -96,6 +97,18 @@ def _job_lines(now: Progress, ended: bool) -> Lines:
     if now.rest is not None:
         lines.append(("time left", Text(time_left(now.left, now.left_low, now.left_high))))
     return lines
+
+
+def _session_lines(now: Progress, ended: bool) -> Lines:
+    if not now.sessions:
+        return []
+    told = ", ".join(f"{many:,} {state}" for state, many in now.sessions.items() if many)
+    chunks = Text(f"{now.chunks:,}", "bold").append(" made", "not bold")
+    if not ended:
+        chunks.append(f", {number(now.chunks_per_s)} chunks/s now", "not bold")
+    if now.migrations:
+        chunks.append(f", {count(now.migrations, 'migration')}", "not bold")
+    return [("sessions", Text(told or "none is open"))] * (not ended) + [("chunks", chunks)]
 
 
 def _speed(rate: float, unit: str, tokens: float | None) -> Text:

@@ -27,7 +27,7 @@ class RunStatusFile:
     def __init__(self, directory: str) -> None:
         self._path = Path(directory) / NAME
         self._facts = {"version": VERSION, "output": "", "run": directory, **owner()}
-        self._rates = Rates()
+        self._rates, self._chunk_rates = Rates(), Rates()
 
     def write(self, status: Status, state: str = "running", reason: str = "") -> None:
         """Say how the run stands.
@@ -36,6 +36,7 @@ class RunStatusFile:
         """
         done, answered = status.items_done, status.items_done + status.items_dead
         self._rates.note(status.time, answered, None)
+        self._chunk_rates.note(status.time, status.chunks, None)
         progress = Progress(
             unit="items",
             done=done,
@@ -45,6 +46,7 @@ class RunStatusFile:
             running=status.items_queued + status.items_running,
             read=status.items_submitted,
             seconds=status.time,
+            chunks_per_s=self._chunk_rates.pace(status.time, status.chunks, None, None).rate,
             **vars(self._rates.pace(status.time, answered, None, None)),
             **figures_of(status),
         )

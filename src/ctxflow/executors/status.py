@@ -11,7 +11,7 @@ from typing import Any
 
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import Worker
+from ctxflow.scheduler.state import Session, Worker
 from ctxflow.scheduler.tiers import first_needed
 
 
@@ -45,6 +45,8 @@ class Status:
     :ivar contexts: name -> how many workers are staging, loading or holding it ready.
     :ivar loads: how often a context was built or began to be.
     :ivar tiers: name -> its workers; also tiers that the site does not name, of workers started by hand.
+    :ivar sessions: how many of those that are open do what, of `SESSION_STATES`; empty where there never was one.
+    :ivar chunks: that sessions made and got; `migrations`, how often one went from worker to worker.
     """
 
     time: float
@@ -64,6 +66,13 @@ class Status:
     loads: int
     contexts: Mapping[str, Mapping[str, int]]
     tiers: Mapping[str, TierStatus]
+    sessions: Mapping[str, int]
+    chunks: int
+    migrations: int
+
+
+SESSION_STATES = ("running", "waiting", "migrating", "idle", "suspended")
+"""On a worker with something to do; with something to do and no worker; between two; with nothing to do; and asleep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +133,28 @@ def status_of(state: RunState, contexts: Mapping[str, ContextPayload], now: floa
         loads=counters.loads,
         contexts=by_state,
         tiers=_tiers(state, now),
+        sessions=_sessions(state),
+        chunks=counters.chunks,
+        migrations=counters.migrations,
     )
+
+
+def _sessions(state: RunState) -> dict[str, int]:
+    """How many sessions do what."""
+    if not state.sessions and not state.counters.steps:
+        return {}
+    counts = dict.fromkeys(SESSION_STATES, 0)
+    for session in state.sessions.values():
+        counts[_does(session)] += 1
+    return counts
+
+
+def _does(session: Session) -> str:
+    if session.suspending:
+        return "suspended"
+    if session.idle:
+        return "idle"
+    return "running" if session.state == "placed" else session.state
 
 
 def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
@@ -146,7 +176,7 @@ def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
 
 
 def figures_of(status: Status) -> dict[str, Any]:
-    """What `ctxflow.observe.progress.Progress` says of workers: its fields from `workers` to `cost`."""
+    """What `ctxflow.observe.progress.Progress` says of workers and sessions: from `workers` to `migrations`."""
     tiers = {
         name: {
             "joined": tier.joined,
@@ -172,4 +202,7 @@ def figures_of(status: Status) -> dict[str, Any]:
         "gpu_hours": sum(tier["gpu_hours"] for tier in tiers.values()),
         "worker_hours": sum(tier["worker_hours"] for tier in tiers.values()),
         "cost": None if not costs or None in costs else sum(costs),
+        "sessions": dict(status.sessions),
+        "chunks": status.chunks,
+        "migrations": status.migrations,
     }

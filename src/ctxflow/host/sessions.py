@@ -76,13 +76,17 @@ class States:
             if entry.then == "drop":
                 self._states.pop(entry.session, None)
                 _remove(folder, entry.session)
+        for position, entry in enumerate(entries):
+            if entry.thaw == "frozen" and not entry.makes_chunk:
+                results[position] = None, _brought_out(entry, outcomes[position], folder)
         prompts = self._prepare(entries, outcomes, folder)
         chunks = self._make_chunks(function, value, entries, prompts)
         for position, entry in enumerate(entries):
             outcome = outcomes[position]
-            if not entry.makes_chunk and entry.session not in self._states and entry.then != "drop":
-                outcome["lost"] = "the session's state is not in the library process"
             if outcome or entry.then == "drop":
+                continue
+            if not entry.makes_chunk and entry.session not in self._states:
+                outcome["lost"] = "the session's state is not in the library process"
                 continue
             try:
                 results[position] = self._settle(entry, chunks.get(position), outcome, folder)
@@ -116,15 +120,7 @@ class States:
         elif entry.thaw == "kept":
             self._states[entry.session] = _opened(entry.state, "its kept state")
         elif entry.thaw == "frozen":
-            path = state_path(folder, entry.session, entry.made)
-            try:
-                with open(path, "rb") as file:
-                    data = file.read()
-            except OSError as error:
-                raise _Gone(f"the session's frozen state cannot be read: {error}") from None
-            if digest_of(data) != entry.digest:
-                raise _Gone("the session's frozen state is not what was frozen: its digest differs")
-            self._states[entry.session] = _opened(data, "its frozen state")
+            self._states[entry.session] = _opened(_frozen(entry, folder), "its frozen state")
         elif entry.session not in self._states:
             raise _Gone("the session's state is not in the library process")
 
@@ -191,6 +187,32 @@ def digest_of(data: bytes) -> str:
     'cae66941d9efbd404e4d88758ea67670'
     """
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _frozen(entry: Entry, folder: str) -> bytes:
+    """A state from the cache, as it was frozen.
+
+    :raises _Gone: if it is not there, or another.
+    """
+    try:
+        with open(state_path(folder, entry.session, entry.made), "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise _Gone(f"the session's frozen state cannot be read: {error}") from None
+    if digest_of(data) != entry.digest:
+        raise _Gone("the session's frozen state is not what was frozen: its digest differs")
+    return data
+
+
+def _brought_out(entry: Entry, outcome: Head, folder: str) -> bytes | None:
+    """A frozen state that is to be kept beside the worker: as it is, since nobody here needs to open it."""
+    try:
+        data = _frozen(entry, folder)
+    except _Gone as gone:
+        outcome["lost"] = str(gone)
+        return None
+    outcome["kept"] = len(data)
+    return data
 
 
 def _written(state: bytes, path: str) -> bool:

@@ -31,6 +31,9 @@ class Progress:
     :ivar evictions: workers that were taken back; `crashes`, library processes that died; `loads`, contexts built.
     :ivar gpu_hours: GPUs of workers, times the hours they were connected; `worker_hours` likewise.
     :ivar cost: by the tiers' prices; None unless all that gave workers have one.
+    :ivar sessions: how many open sessions are "running", "waiting" for a worker, "migrating", "idle" or "suspended";
+        empty where there never was one.
+    :ivar chunks: that sessions made; `chunks_per_s` now; `migrations`, how often one went from worker to worker.
     :ivar newest_dead: the place and the reason of the newest dead letter of this run, or "".
     """
 
@@ -61,6 +64,10 @@ class Progress:
     gpu_hours: float = 0.0
     worker_hours: float = 0.0
     cost: float | None = None
+    sessions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    chunks: int = 0
+    migrations: int = 0
+    chunks_per_s: float = 0.0
     newest_dead: str = ""
 
     @classmethod
@@ -77,6 +84,11 @@ class Progress:
     def rest(self) -> int | None:
         """Rows that are left, None while that cannot be told."""
         return None if self.total is None else max(0, self.total - self.done - self.dead)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether there are rows or items to tell of: a program of sessions alone has none."""
+        return not self.sessions or self.read > 0
 
     @property
     def by_state(self) -> dict[str, int]:

@@ -59,7 +59,8 @@ class Order:
     """What a step does with one session, in this order.
 
     :ivar thaw: where its state comes from: "" if the library process has it, "anew" if it has none yet, "kept" if it
-        is the one kept beside its worker, "frozen" if it is in the worker's cache.
+        is the one kept beside its worker, "frozen" if it is in the worker's cache. A frozen state that makes no chunk
+        and is to leave goes from the cache to where states are kept, as it is.
     :ivar made: how many chunks that state has made.
     :ivar chunk: the chunk to make, counted from 0; None for none.
     :ivar then: "keep": keep the state beside the worker too; "leave": the same, and have the library process forget it;

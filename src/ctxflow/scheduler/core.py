@@ -316,7 +316,7 @@ class Scheduler:
         if worker is None:
             return
         evicted = event.evicted or worker.noticed is not None
-        taken = evicted and not worker.draining  # One that was given back was not taken.
+        taken = evicted and not worker.released  # One that was given back was not taken.
         steps.worker_lost(state, worker, evicted, out)
         state.counters.lost += 1
         state.counters.evicted += taken

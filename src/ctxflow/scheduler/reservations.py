@@ -2,9 +2,9 @@
 
 A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker, gets one of its
 own: the machines are surveyed, the preemption policy names a place and the workers that give way, these are drained
-and released ("clearing"), a worker is asked for on just these GPUs ("asked", "started" once its job runs), and serves
-the context until nothing waits for it ("held"). What does not live here: who gives way (policies/preemption), and
-stopping a batch (core.py).
+and released ("clearing"), a worker is asked for on just these GPUs ("asked", "started" once its job runs), serves the
+context ("held"), and goes when it has nothing to do ("leaving"). What does not live here: who gives way
+(policies/preemption), and stopping a batch (core.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ctxflow.policies.protocols import PlaceRequest, Room
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import leaving
 from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
 from ctxflow.scheduler.state import App, Worker
 from ctxflow.topology import Topology, from_graph
@@ -44,7 +45,7 @@ class Machine:
 class Reservation:
     """GPUs kept for one worker.
 
-    :ivar state: "clearing", "asked", "started" or "held".
+    :ivar state: "clearing", "asked", "started", "held" or "leaving".
     :ivar due: when the state has lasted too long.
     :ivar tiers: the tiers of the victims.
     :ivar released: victims that were given back.
@@ -171,7 +172,7 @@ def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
     """A worker has joined that was asked for in a place; it goes again if nobody waits for it any more."""
     reservation = state.reservations.all.get(worker.pin or 0)
     if reservation is None or reservation.worker is not None:
-        worker.draining = True
+        worker.draining = worker.released = True
         out.append(Release(worker.id))
         return
     reservation.state, reservation.worker, reservation.idle_since = "held", worker.id, state.now
@@ -212,8 +213,8 @@ def overdue(state: RunState) -> Iterator[int]:
 def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
     if reservation.state == "clearing":
         return _clear(state, reservation, out)
-    if reservation.state == "held":
-        _release_idle(state, reservation, out)
+    if reservation.worker is not None:
+        _hold(state, reservation, out)
         return False
     if _waiting(state, reservation.context) is None:
         out.append(Note(f"the context {_name(state, reservation)} has no work any more, so it needs no place"))
@@ -228,7 +229,7 @@ def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> b
 def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
     left = _victims_left(state, reservation)
     for worker in left:
-        stays = worker.running or (worker.sessions and state.now < reservation.grace_until)
+        stays = worker.running or (state.now < reservation.grace_until and not leaving.empty(state, worker))
         if not stays and worker.id not in reservation.released:
             reservation.released.add(worker.id)
             worker.released = True
@@ -270,15 +271,17 @@ def _missed(state: RunState, reservation: Reservation, out: list[Command]) -> No
     out.append(Note(text, trouble=True))
 
 
-def _release_idle(state: RunState, reservation: Reservation, out: list[Command]) -> None:
+def _hold(state: RunState, reservation: Reservation, out: list[Command]) -> None:
     """Give a worker back that has had nothing to do for long enough; its place is kept until it is gone."""
     worker = state.workers[reservation.worker or ""]
-    if worker.draining:
-        if state.now >= reservation.due:
-            out.append(Note(f"the worker {worker.id} does not go, though it was given back", trouble=True))
-            _end(state, reservation, out)
+    if reservation.state == "leaving":
+        _leave(state, reservation, worker, out)
         return
-    if worker.running or worker.loading or worker.sessions or _waiting(state, reservation.context) is not None:
+    if worker.draining:  # It gives way to another, who sees to it that it goes.
+        _expect_gone(state, reservation, worker, out)
+        return
+    active = any(not session.idle for session in worker.sessions.values())
+    if worker.running or worker.loading or active or _waiting(state, reservation.context) is not None:
         reservation.idle_since = None
         return
     if reservation.idle_since is None:
@@ -287,12 +290,30 @@ def _release_idle(state: RunState, reservation: Reservation, out: list[Command])
     if state.now < until:
         state.wake(until)
         return
-    worker.draining = worker.released = True
-    reservation.due = state.now + GONE_SECONDS
-    state.wake(reservation.due)
+    reservation.state, worker.draining, state.streams.unsettled = "leaving", True, True
     state.update_free(worker)
-    out.append(Release(worker.id))
     out.append(Note(f"the worker of the context {_name(state, reservation)} has nothing to do, and is given back"))
+    _leave(state, reservation, worker, out)
+
+
+def _leave(state: RunState, reservation: Reservation, worker: Worker, out: list[Command]) -> None:
+    """Release a worker when its sessions, and states of others, have left it, unless it is wanted again before that."""
+    if worker.released:
+        _expect_gone(state, reservation, worker, out)
+    elif _waiting(state, reservation.context) is not None:
+        reservation.state, reservation.idle_since = "held", None
+        worker.draining, state.streams.unsettled = False, True
+        state.update_free(worker)
+    elif not worker.running and leaving.empty(state, worker):
+        worker.released, reservation.due = True, state.now + GONE_SECONDS
+        state.wake(reservation.due)
+        out.append(Release(worker.id))
+
+
+def _expect_gone(state: RunState, reservation: Reservation, worker: Worker, out: list[Command]) -> None:
+    if state.now >= reservation.due:
+        out.append(Note(f"the worker {worker.id} does not go, though it was given back", trouble=True))
+        _end(state, reservation, out)
 
 
 def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> bool:
@@ -345,6 +366,9 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
     who = f"the workers {', '.join(sorted(room.victims))} give way" if victims else "nobody has to give way"
     place = f"the GPUs {_gpus(room.devices)} of {room.machine}"
     out.append(Note(f"{place} are kept for the context {spec.name}: {who}"))
+    for held in table.all.values():
+        if held.worker in room.victims:
+            held.due = reservation.due
     for worker in victims:
         worker.draining = True
         state.update_free(worker)
@@ -360,10 +384,8 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
 
 def _waiting(state: RunState, context: str) -> App | None:
     """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
-    apps = [state.ready[name] for name in state.contexts[context].apps if name in state.ready]
-    for session in state.streams.open.values():
-        if session.context == context and session.state == "waiting" and not session.idle:
-            apps.append(state.apps[session.app])
+    names = state.contexts[context].apps
+    apps = [state.apps[name] for name in names if name in state.ready or name in state.streams.waiting]
     return min(apps, key=urgency, default=None)
 
 

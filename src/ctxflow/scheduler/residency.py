@@ -92,7 +92,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
 def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[str] | None:
     """The idle contexts to unload so that another fits, least recently used first; None if it cannot fit now."""
     unload: list[str] = []
-    for candidate in _idle(worker):
+    for candidate in _idle(state, worker):
         if _fits(state, worker, wanted, unload):
             return unload
         unload.append(candidate)
@@ -184,7 +184,7 @@ def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> N
     """A call on a context has ended; one that was built for that call alone ends with it."""
     held = worker.contexts.get(context)
     if held is not None and (
-        held.state == "spent" or (_unplanned(state, worker, context) and context in _idle(worker))
+        held.state == "spent" or (_unplanned(state, worker, context) and context in _idle(state, worker))
     ):
         _unload(state, worker, context, out)
 
@@ -194,7 +194,7 @@ def follow(state: RunState, out: list[Command]) -> None:
     if not state.plan.tiers and not state.plan.holders:
         return
     for worker in state.workers.values():
-        for context in _idle(worker):
+        for context in _idle(state, worker):
             if _unplanned(state, worker, context):
                 _unload(state, worker, context, out)
 
@@ -204,15 +204,7 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
         return False
     most = state.plan.holders.get((context, worker.tier))
     many = most is not None and state.contexts[context].on_tier[worker.tier] > most
-    return (many or not state.plan.permits(context, worker.tier)) and not _awaited(state, worker, context)
-
-
-def _awaited(state: RunState, worker: Worker, context: str) -> bool:
-    """Whether a session is about to come to a worker that holds its context."""
-    return any(
-        s.context == context and (s.target == worker.id or (s.state == "migrating" and s.worker == worker.id))
-        for s in state.streams.open.values()
-    )
+    return many or not state.plan.permits(context, worker.tier)
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
@@ -239,7 +231,7 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, o
         return
     worker.staged.discard(context_id)  # They may be what is wrong with it.
     context = state.contexts[context_id]
-    idle = _idle(worker)
+    idle = _idle(state, worker)
     if failure.kind == "memory" and idle:
         for other in idle:
             _unload(state, worker, other, out)
@@ -275,7 +267,13 @@ def _blame_loss(state: RunState, worker: Worker, context: ContextState, begun: f
 
 
 def _blame(state: RunState, worker: Worker, context: ContextState, failure: Failure, out: list[Command]) -> None:
-    """Count a failure of a context on a worker, and declare the context broken at the last that it may have."""
+    """Count a failure of a context on a worker, and declare the context broken at the last that it may have.
+
+    One that is to go makes it no more likely: there may be nobody else now who could show that it can be built.
+    """
+    if worker.draining:
+        context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
+        return
     context.failures += 1
     context.failed_workers.add(worker.id)
     context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
@@ -300,9 +298,14 @@ def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
     return max(builders, asked)
 
 
-def _idle(worker: Worker) -> list[str]:
-    """The contexts that are ready, run nothing and carry no session, least recently used first."""
+def _idle(state: RunState, worker: Worker) -> list[str]:
+    """The contexts that are ready, run nothing, and for which no session is or comes there; longest unused first."""
     busy = {attempt.context for attempt in worker.running.values()}
     busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
-    return [h.context for h in held if h.state == "ready" and h.context not in busy]
+    awaited = state.streams.awaited
+    return [
+        h.context
+        for h in held
+        if h.state == "ready" and h.context not in busy and (worker.id, h.context) not in awaited
+    ]

@@ -11,6 +11,7 @@ were delivered before, and are not delivered twice. What does not live here: the
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ class Sessions:
     :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
     :ivar unsettled: whether the policy is to be asked again.
     :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
+    :ivar waiting: app -> its sessions that wait for a worker and have something to do; no app without any.
+    :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
+    :ivar awaited: how many sessions those are, by worker and context.
     """
 
     open: dict[int, Session] = dataclasses.field(default_factory=dict)
@@ -41,6 +45,35 @@ class Sessions:
     drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
     unsettled: bool = False
     groups: int = 0
+    waiting: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    bound: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+
+    def note(self, session: Session) -> None:
+        """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
+
+        So who asks at every event need not look at each session.
+        """
+        if session.state == WAITING and not session.idle and session.id in self.open:
+            self.waiting.setdefault(session.app, set()).add(session.id)
+        elif session.app in self.waiting:
+            self.waiting[session.app].discard(session.id)
+            if not self.waiting[session.app]:
+                del self.waiting[session.app]
+        before, now = self.bound.pop(session.id, None), going(session) if session.id in self.open else None
+        if now is not None:
+            self.bound[session.id] = now
+            self.awaited[now] += 1
+        if before is not None:
+            self.awaited[before] -= 1
+            if not self.awaited[before]:
+                del self.awaited[before]
+
+
+def going(session: Session) -> tuple[str, str] | None:
+    """The worker that a session is to go to, or is on its way to, and its context."""
+    worker = session.worker if session.state == MIGRATING else session.target
+    return None if worker is None else (worker, session.context)
 
 
 # --- what its user does
@@ -52,6 +85,7 @@ def opened(state: RunState, event: SessionOpened) -> None:
     session = Session(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
     session.prompts = event.prompts
     state.streams.open[session.id] = session
+    state.streams.note(session)
     state.streams.unsettled = True
 
 
@@ -73,6 +107,7 @@ def wanted(state: RunState, number: int, until: int) -> None:
 
 
 def _wake(state: RunState, session: Session) -> None:
+    state.streams.note(session)
     if session.state == WAITING or (session.state == SUSPENDED and not session.by_user):
         state.streams.unsettled = True
 
@@ -82,13 +117,14 @@ def suspended(state: RunState, number: int) -> None:
     session = state.streams.open.get(number)
     if session is not None:
         session.by_user = True
-        _suspend(session)
+        _suspend(state, session)
 
 
-def _suspend(session: Session) -> None:
+def _suspend(state: RunState, session: Session) -> None:
     session.suspending, session.target = True, None
     if session.state == WAITING:
         session.state = SUSPENDED
+    state.streams.note(session)
 
 
 def resumed(state: RunState, number: int) -> None:
@@ -98,6 +134,7 @@ def resumed(state: RunState, number: int) -> None:
         session.by_user = session.suspending = False
         if session.state == SUSPENDED:
             session.state = WAITING
+        state.streams.note(session)
         state.streams.unsettled = True
 
 
@@ -113,6 +150,7 @@ def end(
 ) -> None:
     """A session is over; a step that it is in goes on for the others."""
     del state.streams.open[session.id]
+    state.streams.note(session)
     place = session.worker if session.state == PLACED else session.frozen.worker if session.frozen else None
     if place in state.workers and (session.loaded or session.step is not None or session.frozen):
         state.streams.drops.setdefault((place, session.app), []).append(session.id)
@@ -145,20 +183,35 @@ def owner(state: RunState, event: Event) -> str | None:
 
 def follow(state: RunState, session: Session, worker_id: str | None, out: list[Command]) -> None:
     """Do with a session what the policy says, if that is possible."""
-    if session.by_user or session.state == MIGRATING:
+    if session.by_user or session.state == MIGRATING or (session.worker is None and session.step is not None):
         return
     if worker_id is None:
-        _suspend(session)
+        _suspend(state, session)
         return
     worker = state.workers.get(worker_id)
     if worker is None or not can_carry(state, session, worker):
         return
     session.suspending = False
     if session.state == PLACED:
-        session.target = worker_id if worker_id != session.worker else None
+        aim(state, session, worker_id if worker_id != session.worker else None)
         prepare(state, worker, session.app, out)
     else:
         place(state, session, worker, out)
+
+
+def aim(state: RunState, session: Session, worker_id: str | None) -> None:
+    """Where a session goes at its next chunk boundary; None for nowhere."""
+    session.target = worker_id
+    state.streams.note(session)
+
+
+def give_up_targets(state: RunState) -> None:
+    """Sessions that were to go to a worker that does not stay, or cannot hold their context, stay where they are."""
+    for number in list(state.streams.bound):
+        session = state.streams.open[number]
+        target = state.workers.get(session.target or "")
+        if session.target is not None and (target is None or not can_carry(state, session, target)):
+            aim(state, session, None)
 
 
 def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> None:
@@ -183,9 +236,10 @@ def place(state: RunState, session: Session, worker: Worker, out: list[Command])
     if frozen is not None and frozen.worker != worker.id:
         session.state = MIGRATING
         out.append(Carry(worker.id, frozen.worker, session.id, frozen.made, frozen.digest, frozen.bytes))
-        return
-    session.state = PLACED
-    worker.sessions[session.id] = session
+    else:
+        session.state = PLACED
+        worker.sessions[session.id] = session
+    state.streams.note(session)
 
 
 def arrived(state: RunState, event: StateArrived) -> None:
@@ -202,6 +256,7 @@ def arrived(state: RunState, event: StateArrived) -> None:
     else:
         session.state = PLACED
         worker.sessions[session.id] = session
+    state.streams.note(session)
 
 
 def not_arrived(state: RunState, event: StateLost) -> None:
@@ -226,6 +281,7 @@ def homeless(state: RunState, session: Session) -> None:
     session.worker = session.target = session.step = None
     session.state = SUSPENDED if session.suspending else WAITING
     unload(session)
+    state.streams.note(session)
     state.streams.unsettled = True
 
 
@@ -254,6 +310,9 @@ def context_gone(state: RunState, worker: Worker, context: str) -> None:
         if session.context == context:
             session.step = None
             unload(session)
+    for session in state.streams.open.values():
+        if session.frozen is not None and session.frozen.worker == worker.id and session.context == context:
+            session.step = None  # Its state is still there.
     for key in [key for key in state.streams.drops if key[0] == worker.id and state.apps[key[1]].context == context]:
         del state.streams.drops[key]  # What is frozen stays until the worker goes.
 
@@ -262,7 +321,7 @@ def context_failed(state: RunState, worker: Worker, context: str) -> None:
     """A context could not be built on a worker: its sessions look for another."""
     for session in state.streams.open.values():
         if session.context == context and session.target == worker.id:
-            session.target = None
+            aim(state, session, None)
     for session in list(worker.sessions.values()):
         if session.context == context:
             homeless(state, session)
@@ -279,8 +338,15 @@ def validate(state: RunState) -> None:
     streams = state.streams
     owners = [number for worker in state.workers.values() for number in worker.sessions]
     assert len(owners) == len(set(owners)), "a session has two owners"
+    waiting: dict[str, set[int]] = {}
     for session in streams.open.values():
         _check(state, session)
+        if session.state == WAITING and not session.idle:
+            waiting.setdefault(session.app, set()).add(session.id)
+    assert streams.waiting == waiting, f"these wait: {waiting}, and not {streams.waiting}"
+    bound = {session.id: where for session in streams.open.values() if (where := going(session)) is not None}
+    assert streams.bound == bound, f"these are to go elsewhere: {bound}, and not {streams.bound}"
+    assert streams.awaited == Counter(bound.values()), "sessions that are awaited are miscounted"
     assert set(owners) <= streams.open.keys(), "a worker carries a session that is over"
     for number in streams.steps:
         assert number in state.attempts, f"step {number} is not running"
@@ -295,7 +361,7 @@ def _check(state: RunState, session: Session) -> None:
     owner = state.workers.get(session.worker or "")
     assert placed == (owner is not None and session.id in owner.sessions), f"{name}: wrongly (not) placed"
     assert (session.worker is None) == (session.state in (WAITING, SUSPENDED)), f"{name}: {session.state} at a worker"
-    assert placed or not (session.loaded or session.step or session.target), f"{name} is on a worker that is not its"
+    assert placed or not (session.loaded or session.target), f"{name} is on a worker that is not its"
     assert session.kept <= session.made <= session.chunks, f"{name}: its state, its chunks and what is kept disagree"
     assert session.state != MIGRATING or session.frozen is not None, f"{name} migrates without a state"
     assert session.state != SUSPENDED or session.suspending, f"{name} is suspended for nobody"
@@ -305,7 +371,8 @@ def _check(state: RunState, session: Session) -> None:
     if session.step is not None:
         orders = state.streams.steps.get(session.step, ())
         assert sum(order.session == session.id for order in orders) == 1, f"{name} is not in its step"
-        assert state.attempts[session.step].worker == session.worker, f"{name}: its step is on another worker"
+        where = session.frozen.worker if session.worker is None and session.frozen is not None else session.worker
+        assert state.attempts[session.step].worker == where, f"{name}: its step is on another worker"
     elif placed and session.loaded and owner is not None:
         held = owner.contexts.get(session.context)
         assert held is not None and held.state == "ready", f"{name}: its state is in no library process"

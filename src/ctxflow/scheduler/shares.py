@@ -71,24 +71,37 @@ def follow(state: RunState, out: list[Command]) -> None:
 
 
 def stop(state: RunState, app: App, out: list[Command]) -> None:
-    """The context of an alternative is broken: until the next plan all goes to the app that names it."""
+    """The context of an alternative is broken: its share goes to others.
+
+    Where the context of the app that names it is broken too, what waits for the others stays with them.
+    """
     own = state.apps.get(app.spec.alternative_of)
-    if own is not None:
-        _deal_anew(state, own, {}, out)
+    if own is not None and state.contexts[own.context].broken is None:
+        _deal_anew(state, own, _shares(state, own), out)
 
 
 def _shares(state: RunState, app: App) -> dict[str, float]:
-    """The shares of an app and its alternatives, most errors first; none if it is not divided."""
-    found: dict[str, float] = {}
+    """The shares of an app and its alternatives, most errors first; none if it is not divided.
+
+    What the plan gives to one that is broken is divided among those that are wrong no more often, as the plan divides
+    among them; the app itself gets it where there are none, and all where else too much would be wrong.
+    """
     family = [app, *(state.apps[name] for name in app.alternatives)]
-    for each in sorted(family, key=lambda each: -each.spec.error):
-        share = state.plan.shares.get((app.id, each.context), 0.0)
-        if share > 0:
-            found[each.id] = share
-            if state.contexts[each.context].broken is not None:
-                return {}
+    family.sort(key=lambda each: -each.error)
+    shares = state.plan.shares
+    planned = {each.id: share for each in family if (share := shares.get((app.id, each.context), 0.0)) > 0}
+    sound = [each for each in family if each.id in planned and state.contexts[each.context].broken is None]
+    found = dict.fromkeys((each.id for each in family), 0.0)
+    for each in family:
+        heirs = [each] if each in sound else [other for other in sound if other.error <= each.error]
+        weights = {heir.id: planned[heir.id] for heir in heirs} or {app.id: 1.0}
+        for name, weight in weights.items():
+            found[name] += planned.get(each.id, 0.0) * weight / sum(weights.values())
     total = sum(found.values())
-    return {name: share / total for name, share in found.items()}
+    divided = {name: share / total for name, share in found.items() if share > 0}
+    wrong = sum(state.apps[name].error * share for name, share in divided.items())
+    too_much = len(sound) < len(planned) and app.max_error is not None and wrong > app.max_error + 1e-9
+    return {} if too_much else divided
 
 
 def _deal_anew(state: RunState, own: App, shares: dict[str, float], out: list[Command]) -> None:

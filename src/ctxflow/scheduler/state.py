@@ -139,7 +139,7 @@ class Session:
     :ivar chunks: delivered so far. `made`: by the state that it goes on from; `kept`: by the one that is kept beside
         its worker, 0 if none is; `begun`: that were begun at some time.
     :ivar loaded: whether its state is in its worker's library process.
-    :ivar step: the attempt that it is in.
+    :ivar step: the attempt that it is in; of one that nobody carries, that which brings its state out of a cache.
     :ivar prompts: that it has got, and how many had been got when its last chunk was begun for the first time.
     :ivar turn_over: whether it makes nothing before it gets a prompt.
     :ivar group: sessions of a group share no step with others, 0 for none; until `doubtful` chunks are made.
@@ -408,7 +408,7 @@ class Tier:
     :ivar asked: workers asked for last.
     :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
     :ivar connected: workers that were asked for and are there.
-    :ivar emptying: those that are given back when their sessions have left them.
+    :ivar emptying: those that are given back when their sessions, and states of others, have left them.
     :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
     :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
     :ivar held: how often a job was held, by the reason that the batch system gave.

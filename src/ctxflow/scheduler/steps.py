@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.policies.batching.coalescing import Coalescing
 from ctxflow.policies.protocols import AppView, WorkerView
+from ctxflow.scheduler import leaving, residency
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.events import Failure, StepFinished
 from ctxflow.scheduler.sessions import (
     MIGRATING,
     PLACED,
     WAITING,
+    aim,
     bury_broken,
     can_carry,
     end,
     expected,
     follow,
+    give_up_targets,
     homeless,
     place,
     prepare,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from ctxflow.scheduler.run_state import RunState
 
 _COALESCING = Coalescing()
+KEPT_AT_ONCE = 16  # States that a step brings out of a cache: they come in one answer.
 
 
 def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
@@ -45,11 +49,13 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
     if streams.unsettled and streams.open and not state.awaiting:
         streams.unsettled = False
         bury_broken(state, out)
+        give_up_targets(state)
         for number, worker_id in state.policies.sessions.place(state).items():
             session = streams.open.get(number)
             if session is not None:
                 follow(state, session, worker_id, out)
                 touched.append(session.worker or "")
+        touched += [each.id for each in state.workers.values() if leaving.goes(each)]
         if worker is None:
             for session in list(streams.open.values()):
                 if session.target in state.workers:
@@ -72,6 +78,8 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
         return
     apps = dict.fromkeys(session.app for session in worker.sessions.values())
     apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
+    unkept = leaving.unkept(state, worker) if leaving.goes(worker) else []
+    apps.update(dict.fromkeys(session.app for session in unkept))
     for app_id in apps:
         app = state.apps[app_id]
         held = worker.contexts.get(app.context)
@@ -81,6 +89,10 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             wanting = [s for s in worker.sessions.values() if s.app == app_id and not s.idle]
             if wanting:
                 prepare(state, worker, app_id, out)
+            elif worker.free_slots > 0 and any(
+                s.app == app_id and leaving.can_be_kept(state, s, worker) for s in unkept
+            ):
+                residency.begin(state, worker, app, out)
         elif held.state == "ready" and worker.free_slots > 0 and not state.awaiting:
             busy = any(attempt.context == app.context for attempt in worker.running.values())
             if not busy:
@@ -89,9 +101,8 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> None:
     """Sessions that are to leave, and of whom the library process has nothing, need no step for it."""
-    leaving = [s for s in worker.sessions.values() if s.app == app and not s.loaded and s.step is None]
-    for session in leaving:
-        if session.suspending or expected(state, session) or worker.noticed is not None or worker.draining:
+    for session in [s for s in worker.sessions.values() if s.app == app and not s.loaded and s.step is None]:
+        if session.suspending or expected(state, session) or leaving.goes(worker):
             _left(state, session, out)
 
 
@@ -118,6 +129,9 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
             orders.append(Order(session.id, thaw, session.made, session.made, then))
         elif then:
             orders.append(Order(session.id, "", session.made, None, then))
+    if leaving.goes(worker) and not chosen:  # No other session's chunk is to be what they are lost for.
+        unkept = [s for s in leaving.unkept(state, worker) if s.app == app_id]
+        orders += [Order(s.id, "frozen", s.made, None, "leave") for s in unkept[:KEPT_AT_ONCE]]
     if not orders:
         return
     number = state.next_attempt
@@ -146,7 +160,7 @@ def _then(state: RunState, session: Session, worker: Worker, makes_chunk: bool) 
     """What a step does with a session's state after the chunk."""
     if not session.loaded and not makes_chunk:
         return ""
-    if worker.noticed is not None or worker.draining:
+    if leaving.goes(worker):
         return "leave"  # The worker may be gone before its cache could be read.
     if session.suspending or expected(state, session):
         return "freeze"
@@ -199,8 +213,10 @@ def _take(
         if order.thaw == "kept":
             end(state, session, Failure("exception", "StateLost", outcome["lost"], worker=worker.id), out)
         else:
-            session.frozen = None
-            unload(session)
+            _brought_out(state, session, order, outcome)
+        return
+    if order.thaw and order.chunk is None:
+        _brought_out(state, session, order, outcome)
         return
     if order.thaw:
         session.loaded, session.frozen = True, None
@@ -216,6 +232,15 @@ def _take(
         state.counters.suspensions += session.suspending
         session.loaded = False
         _left(state, session, out)
+
+
+def _brought_out(state: RunState, session: Session, order: Order, outcome: Any) -> None:
+    """A session's state is in a worker's cache no more, but kept beside it, or lost."""
+    if "kept" in outcome:
+        session.kept, session.state_bytes = order.made, outcome["kept"]
+    session.frozen = None
+    unload(session)
+    state.streams.unsettled = True
 
 
 def _made(state: RunState, session: Session, position: int, outcome: Any, seconds: float, out: list[Command]) -> bool:
@@ -249,7 +274,9 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
                 state.streams.drops.setdefault((attempt.worker, attempt.app), []).append(order.session)
             continue
         session.step = None
-        if order.chunk is not None:
+        if order.thaw and order.chunk is None:
+            _brought_out(state, session, order, {})  # To try again could keep its worker for ever.
+        elif order.chunk is not None:
             session.doubtful = max(session.doubtful, order.made + 1)
             unload(session)  # The app may have left its state half changed.
             blamed.append(session)
@@ -285,12 +312,14 @@ def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Comman
     for session in list(streams.open.values()):
         if session.frozen is not None and session.frozen.worker == worker.id:
             session.frozen = None
+            if session.worker is None:
+                session.step = None
             if session.state == MIGRATING:
                 homeless(state, session)
             else:
                 unload(session)
         if session.target == worker.id:
-            session.target = None
+            aim(state, session, None)
         if session.worker == worker.id:
             homeless(state, session)
     for key in [key for key in streams.drops if key[0] == worker.id]:

@@ -6,10 +6,11 @@ What does not live here: how many to want (policies/scaling), and what the loss 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import reservations
+from ctxflow.scheduler import leaving, reservations
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.state import Tier, Worker
 
@@ -45,7 +46,7 @@ def scale(state: RunState, out: list[Command]) -> None:
 
 
 def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
-    """Give back workers beyond the target: idle ones at once, those that carry sessions when these have left them.
+    """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
     Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
     and do not count.
@@ -58,8 +59,9 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
         if w.tier == tier.name and w.acquired and w.noticed is None and (not w.draining or w.id in tier.emptying)
     ]
     surplus = max(0, len(held) - target)
-    able = [w for w in held if not w.loading and not any(attempt.items for attempt in w.running.values())]
-    able.sort(key=lambda w: (len(w.sessions), len(w.contexts)))
+    able = [w for w in held if w.id in tier.emptying or not (w.loading or any(a.items for a in w.running.values()))]
+    frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
+    able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], len(w.contexts)))
     for worker in able[:surplus]:
         _give_back(state, tier, worker, out)
     for worker in able[surplus:]:
@@ -72,23 +74,14 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
 
 def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) -> None:
     worker.draining = True
+    state.streams.unsettled = True
     state.update_free(worker)
-    if worker.sessions or worker.running or _hands_over(state, worker):
-        if worker.id not in tier.emptying:
-            tier.emptying.add(worker.id)
-            state.streams.unsettled = True
+    if worker.running or worker.loading or not leaving.empty(state, worker):
+        tier.emptying.add(worker.id)
     else:
         tier.emptying.discard(worker.id)
         worker.released = True
         out.append(Release(worker.id))
-
-
-def _hands_over(state: RunState, worker: Worker) -> bool:
-    """Whether a session's state is on its way from or to a worker."""
-    return any(
-        s.state == "migrating" and (s.worker == worker.id or (s.frozen is not None and s.frozen.worker == worker.id))
-        for s in state.streams.open.values()
-    )
 
 
 # --- waiting for workers before the first call

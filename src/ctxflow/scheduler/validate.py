@@ -97,7 +97,8 @@ def _check_reservations(state: RunState) -> None:
     assert len(contexts) == len(set(contexts)), "two places are kept for one context"
     for pin, each in every.items():
         assert each.pin == pin and each.context in state.reservations.wants, f"place {pin} is kept for nobody"
-        assert (each.state == "held") == (each.worker is not None), f"place {pin} is wrongly (not) held"
+        holds = each.state in ("held", "leaving")
+        assert holds == (each.worker is not None), f"place {pin} is wrongly (not) held"
         if each.worker is not None:
             assert state.workers[each.worker].pin == pin, f"place {pin} is held by a worker of another"
         if each.state == "clearing":

@@ -114,6 +114,17 @@ class SessionContract:
         _, chunks, _ = run.stepped(worker, context, _add, Entry(1, "frozen", 1, True, "", (), b"", digest))
         self._check(chunks, [210])
 
+    def test_a_frozen_state_is_brought_out_of_the_cache_as_it_is(self, run: SessionRun) -> None:
+        worker, context = self._ready(run)
+        outcomes, _, _ = run.stepped(worker, context, _add, _first(1, 10, "freeze"))
+        out = Entry(1, "frozen", 1, False, "leave", (), b"", outcomes[0]["frozen"][0])
+        outcomes, _, states = run.stepped(worker, context, _raise, out)
+        assert set(outcomes[0]) == {"kept"}
+        self._check([pickle.loads(states[0])] if states[0] else [], [(10, 1)])
+        if self.executes:
+            outcomes, _, _ = run.stepped(worker, context, _raise, out)
+            assert set(outcomes[0]) == {"lost"}, "it is there no more"
+
     def test_a_state_that_is_not_what_was_frozen_is_lost(self, run: SessionRun) -> None:
         self._needs_code()
         worker, context = self._ready(run)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from ctxflow.policies.protocols import View, WorkerView
+from ctxflow.policies.scaling.division import serving
 
 EVERY_SECONDS = 1.0
 """How old it may be: to look at all workers takes time in proportion to their number."""
@@ -21,7 +22,7 @@ SAMPLE = 100
 class Outlook:
     """Means over workers, at most a second old. What nobody measured is None.
 
-    :ivar slots: region -> slots of the workers that stay.
+    :ivar slots: region -> slots of the workers that stay and serve whoever needs them.
     :ivar holders: (context, region) -> workers that stay and hold or load it.
     :ivar speeds: GPU model -> items a second, as a share of the fastest model's.
     """
@@ -43,8 +44,9 @@ class Outlook:
         staying = [w for w in view.workers.values() if w.noticed is None and not w.draining]
         self.slots = Counter()
         self.holders = Counter()
-        for worker in staying:
+        for worker in serving(staying):
             self.slots[worker.region] += worker.slots
+        for worker in staying:
             for context in worker.contexts:
                 self.holders[context, worker.region] += 1
         some = list(itertools.islice(staying, 0, None, max(1, len(staying) // SAMPLE)))

@@ -20,7 +20,7 @@ from ctxflow.policies.routing.allocation import by_transport
 from ctxflow.policies.routing.arrays import amounts
 from ctxflow.policies.routing.macro import region_costs
 from ctxflow.policies.routing.outlook import Outlook
-from ctxflow.policies.scaling.division import divided, tiers_for
+from ctxflow.policies.scaling.division import divided, serving, tiers_for
 from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 
 
@@ -116,7 +116,7 @@ class Activation:
             number += for_buffer(int(work.waiting * share), max(1, int(self._buffer * share)), capacity)
             number = min(number, math.ceil(work.calls * share))
         number = min(most, number + math.ceil(work.carriers * share))
-        staying = [w for w in view.workers.values() if w.tier in tiers and w.noticed is None and not w.draining]
+        staying = serving(view.workers.values(), tiers)
         return max(number, len(staying) - self._rested(view, staying, number))
 
     def _rested(self, view: View, workers: Sequence[WorkerView], wanted: int) -> int:

@@ -18,9 +18,13 @@ def tiers_for(view: View, app: AppView) -> frozenset[str]:
     return frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
 
 
-def serving(workers: Iterable[WorkerView], tiers: Collection[str]) -> list[WorkerView]:
-    """The workers of some tiers that stay and serve whoever needs them: those with a place of their own do not."""
-    return [w for w in workers if w.tier in tiers and w.noticed is None and not w.draining and w.pin is None]
+def serving(workers: Iterable[WorkerView], tiers: Collection[str] | None = None) -> list[WorkerView]:
+    """The workers that stay and serve whoever needs them: those with a place of their own do not.
+
+    :param tiers: only those of these, where given.
+    """
+    staying = (w for w in workers if w.noticed is None and not w.draining and w.pin is None)
+    return [w for w in staying if tiers is None or w.tier in tiers]
 
 
 def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int]:
