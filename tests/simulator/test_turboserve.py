@@ -88,15 +88,15 @@ def test_no_run_beats_the_bound_for_its_own_longest_chunk(seed, migrates):
 
 def test_what_is_booting_is_billed_and_not_used():
     trace = of_counts("step", [1] * 10 + [20] * 10, 10.0, 1)
-    late = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=50.0), scaled(0.8, anticipates=False), initial=2)
-    at_once = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=0.0), scaled(0.8, anticipates=False), initial=2)
+    late = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=50.0), scaled(0.8, anticipates=False, spare=None), initial=2)
+    at_once = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=0.0), scaled(0.8, anticipates=False, spare=None), initial=2)
     assert late.together == 10 and at_once.together < 10
     assert late.gpu_seconds == pytest.approx(at_once.gpu_seconds, rel=0.15)
 
 
 def test_a_gpu_without_migration_is_released_when_it_is_empty():
     trace = of_counts("down", [12] * 10 + [4] * 20 + [1] * 10 + [0] * 10, 10.0, 1)
-    found = serve(trace, CLUSTER, scaled(0.8, migrates=False, anticipates=False), initial=4)
+    found = serve(trace, CLUSTER, scaled(0.8, migrates=False, anticipates=False, spare=None), initial=4)
     assert found.migrations == 0
     # The one session that is left at 300 s is on a GPU that is to go.
     assert dict(found.history)[300.0] == 3 and found.history[-1] == (400.0, 2)

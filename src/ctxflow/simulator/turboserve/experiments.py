@@ -37,7 +37,9 @@ BASELINES = {
     "memory_aware": Strategy("memory-aware", False),
 }
 OURS = Strategy()
-PAPERS_LOOP = Strategy(anticipates=False)
+UNMOVED = Strategy(migrates=False, spare=None)
+"""Ours without migration: the number of sessions does not say how full the fullest GPU is, so its load does (rho)."""
+PAPERS_LOOP = Strategy(anticipates=False, spare=None)
 CANDIDATES = tuple(Parameters(rho, TOLERANCE) for rho in (1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5))
 HISTORY = 1000
 """What is added to a trace's seed for the trace that its parameters are profiled on."""
@@ -124,7 +126,7 @@ def _matched_latency(runs: Runs, found: Compared, target: float) -> None:
 def _without(runs: Runs, found: Compared, target: float) -> None:
     found.full = runs.of_latency(OURS, target)
     without = {
-        "migration": runs.of_latency(dataclasses.replace(OURS, migrates=False), target),
+        "migration": runs.of_latency(UNMOVED, target),
         "autoscaling": runs.fewest(Strategy(), target),
         "anticipation": runs.of_latency(PAPERS_LOOP, target),
     }
@@ -156,7 +158,7 @@ def study(wanted: Statistics, seeds: int, seed: int) -> dict[str, tuple[float, f
         base = runs.serve(fixed)
         found = {
             "migration": runs.serve(dataclasses.replace(fixed, migrates=True, period=10.0)),
-            "autoscaling": runs.of_latency(dataclasses.replace(OURS, migrates=False), base.worst),
+            "autoscaling": runs.of_latency(UNMOVED, base.worst),
             "both": runs.of_latency(OURS, base.worst),
         }
         for name, each in found.items():
