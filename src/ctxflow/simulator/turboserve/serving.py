@@ -23,6 +23,7 @@ from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance
 from ctxflow.policies.scaling.volatility import EPOCH, EPOCHS, Levels, volatility
 from ctxflow.simulator.turboserve.traces import Trace
 
+Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)
 """668 ms with 5 sessions (Table 9), in proportion."""
 MIGRATION = MigrationCost(0.02, 250e9)
@@ -61,7 +62,7 @@ class Strategy:
     :ivar period: seconds between rebalancings; None for one after every event.
     """
 
-    placing: Literal["round-robin", "load-aware", "memory-aware"] = "load-aware"
+    placing: Placing = "load-aware"
     migrates: bool = True
     gpus: int | None = None
     levels: tuple[Levels, ...] = ()
