@@ -10,7 +10,7 @@ from ctxflow.cli.app import main
 from ctxflow.policies.scaling.autoscaling import Parameters
 from ctxflow.policies.scaling.volatility import constant
 from ctxflow.simulator.turboserve import printed
-from ctxflow.simulator.turboserve.experiments import bound, placement_gaps
+from ctxflow.simulator.turboserve.experiments import bound, fewest_together, placement_gaps
 from ctxflow.simulator.turboserve.reproduction import SMALL
 from ctxflow.simulator.turboserve.serving import Cluster, Strategy, serve
 from ctxflow.simulator.turboserve.traces import TEN_AVERAGE, TEN_MOST, burst, generate, of_counts, ten_windows
@@ -84,6 +84,8 @@ def test_no_run_beats_the_bound_for_its_own_longest_chunk(seed, migrates):
     for utilization in (0.5, 0.8, 1.1):
         found = serve(trace, CLUSTER, scaled(utilization, migrates=migrates))
         assert found.gpu_seconds >= bound(trace, CLUSTER, found.together) - 1e-6
+        # Seconds are all that a schedule that knows the future does not look into.
+        assert found.together >= fewest_together(trace, CLUSTER, 1.02 * found.gpu_seconds)
         assert all(CLUSTER.least <= gpus <= CLUSTER.most for _, gpus in found.history) or not migrates
 
 
@@ -140,6 +142,7 @@ def test_the_command_prints_quick_figures_and_draws(capsys, monkeypatch, tmp_pat
     assert figures["above_unbeatable_least"]["value"] >= 0
     assert figures["placement_gap_plateau_aware"]["value"] == 0 < figures["placement_gap_printed"]["value"]
     assert figures["latency_saved"]["value"] > 0 and figures["cost_saved"]["value"] > 0
+    assert figures["latency_saved_foreseen"]["value"] >= figures["latency_saved"]["value"] - 1
     assert figures["study_at_once_autoscaling_cost"]["value"] > figures["study_autoscaling_cost"]["value"]
     assert [figures[f"w{n}_oracle_gpus"]["value"] for n in range(1, 11)] == list(printed.ORACLE_GPUS)
     assert all(figure["paper"] is None for figure in figures.values())

@@ -9,11 +9,13 @@ searches (matching.py) and what the paper has (printed.py).
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxflow.policies.scaling.autoscaling import Parameters
 from ctxflow.policies.scaling.bounds import best_placement, cheapest_schedule
@@ -66,6 +68,7 @@ class Compared:
 
     :ivar profiled: the utilization that the offline profiler found on another trace of the same statistics.
     :ivar own: ours with it. :ivar latency: by baseline, at matched cost. :ivar cost: by baseline, at matched latency.
+    :ivar foreseen: by baseline, the longest chunk in s of a schedule that knows the future, at the same cost.
     :ivar above_paper_bound: own cost over the DP on 1-minute slots at the profiled utilization, less 1.
     :ivar above_bound: own cost over the DP that no run with the same longest chunk can beat, less 1.
     :ivar full: ours at the target latency, None if out of reach. :ivar without: what it costs without a mechanism.
@@ -75,6 +78,7 @@ class Compared:
     own: Served
     latency: dict[str, Pair] = dataclasses.field(default_factory=dict)
     cost: dict[str, Pair] = dataclasses.field(default_factory=dict)
+    foreseen: dict[str, float] = dataclasses.field(default_factory=dict)
     above_paper_bound: float = 0.0
     above_bound: float = 0.0
     full: Served | None = None
@@ -111,6 +115,7 @@ def _matched_cost(runs: Runs, found: Compared) -> None:
     for name, baseline in BASELINES.items():
         theirs = runs.serve(dataclasses.replace(baseline, gpus=gpus))
         ours = runs.of_cost(OURS, theirs.gpu_seconds)
+        found.foreseen[name] = runs.cluster.curve(fewest_together(runs.trace, runs.cluster, theirs.gpu_seconds))
         found.latency[name] = Pair(ours, theirs, 100 * abs(ours.gpu_seconds / theirs.gpu_seconds - 1))
 
 
@@ -142,7 +147,20 @@ def paper_bound(trace: Trace, where: Cluster, utilization: float) -> float:
 
 def bound(trace: Trace, where: Cluster, together: int) -> float:
     """GPU-seconds that no run with at most so many sessions on a GPU can beat: the fewest sessions of every second."""
-    needs = np.maximum(where.least, np.ceil(trace.counts(1.0)[0] / together)).astype(int)
+    return _by_second(trace.counts(1.0)[0], where, together)
+
+
+def fewest_together(trace: Trace, where: Cluster, gpu_seconds: float) -> int:
+    """The fewest sessions on the fullest GPU for so much: GPUs are ready for the most sessions of every second."""
+    most = trace.counts(1.0)[1]
+    for together in range(max(1, math.ceil(most.max() / where.most)), int(most.max())):
+        if _by_second(most, where, together) <= gpu_seconds:
+            return together
+    return int(most.max())
+
+
+def _by_second(sessions: NDArray[np.int_], where: Cluster, together: int) -> float:
+    needs = np.maximum(where.least, np.ceil(sessions / together)).astype(int)
     return cheapest_schedule(needs.tolist(), 1.0, where.boot_seconds, where.most // 2).gpu_seconds
 
 
