@@ -10,12 +10,13 @@ from ctxflow.cli.app import main
 from ctxflow.policies.scaling.autoscaling import Parameters
 from ctxflow.policies.scaling.volatility import constant
 from ctxflow.simulator.turboserve import printed
-from ctxflow.simulator.turboserve.experiments import bound, placement_gaps
+from ctxflow.simulator.turboserve.experiments import bound, fewest_together, placement_gaps
 from ctxflow.simulator.turboserve.reproduction import SMALL
 from ctxflow.simulator.turboserve.serving import Cluster, Strategy, serve
 from ctxflow.simulator.turboserve.traces import TEN_AVERAGE, TEN_MOST, burst, generate, of_counts, ten_windows
 
 CLUSTER = Cluster(16, 2, 5)
+PAPERS = {"anticipates": False, "spare": None}
 
 
 def scaled(utilization, **given):
@@ -83,20 +84,30 @@ def test_no_run_beats_the_bound_for_its_own_longest_chunk(seed, migrates):
     for utilization in (0.5, 0.8, 1.1):
         found = serve(trace, CLUSTER, scaled(utilization, migrates=migrates))
         assert found.gpu_seconds >= bound(trace, CLUSTER, found.together) - 1e-6
+        # Seconds are all that a schedule that knows the future does not look into.
+        assert found.together >= fewest_together(trace, CLUSTER, 1.02 * found.gpu_seconds)
         assert all(CLUSTER.least <= gpus <= CLUSTER.most for _, gpus in found.history) or not migrates
 
 
 def test_what_is_booting_is_billed_and_not_used():
     trace = of_counts("step", [1] * 10 + [20] * 10, 10.0, 1)
-    late = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=50.0), scaled(0.8, anticipates=False), initial=2)
-    at_once = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=0.0), scaled(0.8, anticipates=False), initial=2)
+    late = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=50.0), scaled(0.8, **PAPERS), initial=2)
+    at_once = serve(trace, dataclasses.replace(CLUSTER, boot_seconds=0.0), scaled(0.8, **PAPERS), initial=2)
     assert late.together == 10 and at_once.together < 10
     assert late.gpu_seconds == pytest.approx(at_once.gpu_seconds, rel=0.15)
 
 
+def test_growth_is_anticipated_and_a_quarter_of_a_gpu_is_kept_to_spare():
+    trace = of_counts("rise", [2 + n for n in range(36)], 10.0, 1)
+    ours, paper = (serve(trace, CLUSTER, scaled(1.0, **how), initial=2) for how in ({}, PAPERS))
+    assert ours.together <= 5 < paper.together
+    plain, spared = (serve(generate(SMALL, 3), CLUSTER, scaled(0.8, spare=part)) for part in (0.0, 0.5))
+    assert len(spared.history) < len(plain.history) and spared.gpu_seconds > plain.gpu_seconds
+
+
 def test_a_gpu_without_migration_is_released_when_it_is_empty():
     trace = of_counts("down", [12] * 10 + [4] * 20 + [1] * 10 + [0] * 10, 10.0, 1)
-    found = serve(trace, CLUSTER, scaled(0.8, migrates=False, anticipates=False), initial=4)
+    found = serve(trace, CLUSTER, scaled(0.8, migrates=False, **PAPERS), initial=4)
     assert found.migrations == 0
     # The one session that is left at 300 s is on a GPU that is to go.
     assert dict(found.history)[300.0] == 3 and found.history[-1] == (400.0, 2)
@@ -131,6 +142,8 @@ def test_the_command_prints_quick_figures_and_draws(capsys, monkeypatch, tmp_pat
     assert figures["above_unbeatable_least"]["value"] >= 0
     assert figures["placement_gap_plateau_aware"]["value"] == 0 < figures["placement_gap_printed"]["value"]
     assert figures["latency_saved"]["value"] > 0 and figures["cost_saved"]["value"] > 0
+    assert figures["latency_saved_foreseen"]["value"] >= figures["latency_saved"]["value"] - 1
+    assert figures["study_at_once_autoscaling_cost"]["value"] > figures["study_autoscaling_cost"]["value"]
     assert [figures[f"w{n}_oracle_gpus"]["value"] for n in range(1, 11)] == list(printed.ORACLE_GPUS)
     assert all(figure["paper"] is None for figure in figures.values())
     assert sorted(path.name for path in tmp_path.iterdir()) == [

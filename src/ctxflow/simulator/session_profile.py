@@ -157,7 +157,7 @@ def profiled_sessions(
         nonlocal done
         there = sum(1 for time, _, on in trace.events if on and time == 0.0)
         initial = max(1, min(cluster.most, math.ceil(there / (capacity * parameters.utilization))))
-        served = serve(trace, cluster, Strategy(levels=(constant(parameters),)), initial)
+        served = serve(trace, cluster, Strategy(levels=(constant(parameters),), spare=None), initial)
         done += 1
         tell(done / (len(segments) * len(shares)))
         return Replayed(served.gpu_seconds / 3600, served.worst)

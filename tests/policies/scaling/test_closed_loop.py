@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ctxflow.policies.registry import described, make
 from ctxflow.policies.scaling import ClosedLoop
+from ctxflow.policies.scaling.anticipation import WINDOW
 from ctxflow.scheduler import commands as cmd
 from ctxflow.simulator.building import build
 from ctxflow.simulator.result import run
@@ -180,15 +181,19 @@ def test_sessions_are_shared_out_by_what_a_worker_was_measured_to_serve():
     assert run.step(policy, 1) == 10
 
 
-def test_growth_is_expected_to_go_on_for_a_boot_time():
+def test_who_comes_within_a_boot_time_is_anticipated():
     run, policy = Streams(active=16), steady(0.8)
     assert run.step(policy) == 5
     run.active = 24
-    assert run.step(policy, 10) == 10  # As if for 32.
+    assert run.step(policy, 10) == 12  # As if for 36: 8 more within a boot, and 1.5 * sqrt(8) by chance.
     run.active = 20
-    assert run.step(policy, BOOT - 1) == 10
-    assert run.step(policy, 1) == 10
-    assert run.step(policy, BOOT) == 7
+    assert run.step(policy, BOOT - 1) == 12
+    assert run.step(policy, 1) == 12
+    assert run.step(policy, BOOT) == 9  # As if for 25: 4 more, and 12 that came or went, in 70 s.
+    run.active = 8
+    assert run.step(policy, BOOT) > 3
+    run.step(policy, WINDOW)
+    assert run.step(policy, BOOT) == 3  # Nobody came or went for so long.
 
 
 def test_sessions_that_have_nothing_to_do_want_nobody():

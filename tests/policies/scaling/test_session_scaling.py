@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxflow.policies.scaling.anticipation import WINDOW, Turnover, anticipated
 from ctxflow.policies.scaling.assignment import assign, unplaced
-from ctxflow.policies.scaling.autoscaling import Parameters, decide, load, settled, target_gpus
+from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead, load, settled, target_gpus
 from ctxflow.policies.scaling.bounds import best_placement, cheapest_schedule
 from ctxflow.policies.scaling.consolidation import consolidate, spread
 from ctxflow.policies.scaling.latency import MigrationCost, PowerCurve, most_sessions
@@ -162,6 +163,36 @@ def test_hysteresis_moves_one_way_and_within_bounds(sessions, gpus, capacity, ut
         assert 1 <= wish <= gpus
     if abs(rho - utilization) < tolerance:
         assert wish == gpus
+
+
+@given(st.floats(0, 300), st.integers(1, 80), st.integers(1, 12), st.floats(0.1, 1.2), st.floats(0.0, 1.0))
+def test_what_is_expected_is_covered_and_not_given_back_without_a_part_of_a_gpu_to_spare(
+    expected, gpus, capacity, utilization, spare
+):
+    wish = decide_ahead(expected, gpus, capacity, utilization, 64, spare=spare)
+    wanted = target_gpus(expected, capacity, utilization, 64)
+    assert wanted <= wish <= max(wanted, gpus)
+    assert decide_ahead(expected, wish, capacity, utilization, 64, spare=spare) == wish
+    if wanted < wish < min(gpus, 64):
+        assert wish == wanted + 1 and math.ceil(expected / (capacity * utilization) + spare - 1e-6) > wanted
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 60), st.integers(0, 5), st.integers(0, 5)), max_size=30),
+    st.integers(1, 50),
+    st.floats(0, 120),
+)
+def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahead):
+    turnover, now, found = Turnover(0.0), 0.0, []
+    for wait, came, went in changes:
+        now += wait
+        turnover.add(now, came, went)
+        found.append((now, came, went))
+        recent = [each for each in found if each[0] > now - WINDOW]
+        share = ahead / max(ahead, min(WINDOW, now)) if ahead else 0.0
+        expected = anticipated(sessions, sum(c for _, c, _ in recent), sum(w for _, _, w in recent), share)
+        assert turnover.anticipated(now, sessions, ahead) == expected >= sessions
+    assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead) == sessions
 
 
 def test_giving_back_waits_for_a_boot_and_asking_for_nothing():

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable
 
 _TRIFLE = 1e-9
+SPARE = 0.25
+"""The part of a GPU that `decide_ahead` wants to spare before one is given back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +54,6 @@ def target_gpus(sessions: float, capacity: int, utilization: float, most: int, l
     return max(least, min(most, wish))
 
 
-def anticipated(sessions: float, before: float, margin: float = 0.0) -> float:
-    """The sessions to expect a boot from now, if they go on growing as they did since a boot ago. Not the paper's.
-
-    A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
-    arrives until then: most where a small fleet grows quickly. Fewer are never expected than there are.
-
-    :param before: the sessions a boot ago.
-    :param margin: sessions that may come beyond that by chance.
-
-    >>> anticipated(40, 30), anticipated(30, 40), anticipated(30, 40, 2.5)
-    (50.0, 30.0, 32.5)
-    """
-    return sessions + max(0.0, sessions - before) + margin
-
-
 def decide(
     rho: float,
     sessions: float,
@@ -93,6 +80,26 @@ def decide(
     if rho < parameters.utilization - parameters.tolerance - _TRIFLE:
         return min(gpus, wish)
     return gpus
+
+
+def decide_ahead(
+    expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = SPARE
+) -> int:
+    """The GPUs to hold from now on, where it is known what to expect of the time when they are ready. Not the paper's.
+
+    More as soon as the sessions expected want them; fewer only if these would suffice with some of a GPU to spare. The
+    paper's tolerance is a share of the load, which is several GPUs of a large fleet and too little of a small one.
+
+    :param expected: sessions a boot from now (`anticipation.py`).
+    :param gpus: held now, those that boot included.
+    :param spare: GPUs, in parts of one.
+
+    >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=0.5)
+    ([5, 5, 5], 6)
+    """
+    out = target_gpus(expected, capacity, utilization, most, least)
+    back = target_gpus(expected + spare * capacity * utilization, capacity, utilization, most, least)
+    return max(out, min(gpus, back))
 
 
 def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:

@@ -3,8 +3,8 @@
 Calls that are queued or running are to batch work what sessions are to the paper, with `calls_per_worker` as K; the K
 of sessions is measured. Where it differs from the paper's loop: volatility is measured in workers' loads, so that
 levels suit workloads of any size; one share holds for all volatilities unless levels are given, since the paper's
-Table 6 is of its own model and GPUs; the growth of sessions is expected to go on for a boot time (`anticipated`), that
-of a queue, which can wait, is not; a worker for each call and session is the most that is ever wanted.
+Table 6 is of its own model and GPUs; sessions that come within a boot time are anticipated (anticipation.py), calls,
+which can wait in a queue, are not; a worker for each call and session is the most that is ever wanted.
 
 What does not live here: the rule for the target (autoscaling.py), the levels (volatility.py, profiling.py), which
 worker goes (the scheduler), and where sessions go (the session policies).
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, SessionView, View
-from ctxflow.policies.scaling.autoscaling import Parameters, anticipated, decide
+from ctxflow.policies.scaling.anticipation import Turnover
+from ctxflow.policies.scaling.autoscaling import Parameters, decide
 from ctxflow.policies.scaling.division import Peak, divided, serving, tiers_for
 from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 from ctxflow.policies.scaling.volatility import Epochs, Levels, constant
@@ -97,7 +97,7 @@ class ClosedLoop:
     def _add_sessions(self, work: _Work, view: View, app: AppView, sessions: Sequence[SessionView]) -> None:
         share = 1 / sessions_of_worker(view, app, self._sessions_per_worker)
         work.most += len(sessions)
-        work.sessions += len(sessions)
+        work.sessions.update(session.id for session in sessions)
         work.streams += share * len(sessions)
         work.came += share * sum(session.id not in self._active for session in sessions)
         for session in sessions:
@@ -117,7 +117,7 @@ class _Work:
     """What the same tiers can run, in workers that it loads fully.
 
     :ivar queue: of calls. :ivar streams: of sessions. :ivar came: of what has come since the last look.
-    :ivar on_worker: of the sessions on each. :ivar most: workers that could be of use. :ivar sessions: how many.
+    :ivar on_worker: of the sessions on each. :ivar most: workers that could be of use. :ivar sessions: their ids.
     """
 
     queue: float = 0.0
@@ -125,7 +125,7 @@ class _Work:
     came: float = 0.0
     on_worker: dict[str, float] = dataclasses.field(default_factory=dict)
     most: int = 0
-    sessions: int = 0
+    sessions: set[int] = dataclasses.field(default_factory=set)
 
 
 class _Loop:
@@ -136,7 +136,8 @@ class _Loop:
         self._held = 0
         self._epochs = Epochs()
         self._peak = Peak()
-        self._sessions: deque[tuple[float, int]] = deque()  # (when, how many), a boot time back.
+        self._turnover: Turnover | None = None
+        self._sessions: set[int] = set()  # At the last look.
 
     def workers(self, now: float, work: _Work, there: int, boot_seconds: float) -> int:
         """The workers to hold; `there` carry the work now."""
@@ -149,12 +150,13 @@ class _Loop:
         self._held = int(self._peak.over(wish, now, boot_seconds))
         return self._held
 
-    def _growth(self, now: float, sessions: int, seconds: float) -> float:
+    def _growth(self, now: float, sessions: set[int], seconds: float) -> float:
         """How many times as many sessions are expected so many seconds from now."""
-        self._sessions.append((now, sessions))
-        while len(self._sessions) > 1 and self._sessions[1][0] <= now - seconds:
-            self._sessions.popleft()
-        return anticipated(sessions, self._sessions[0][1]) / sessions if sessions else 1.0
+        if self._turnover is None:  # Those that are there at the first look did not come just now.
+            self._turnover, self._sessions = Turnover(now), sessions
+        self._turnover.add(now, len(sessions - self._sessions), len(self._sessions - sessions))
+        self._sessions = sessions
+        return self._turnover.anticipated(now, len(sessions), seconds) / len(sessions) if sessions else 1.0
 
 
 def _levels(given: Sequence[Sequence[float]] | None, tolerance: float) -> Levels:

@@ -9,11 +9,13 @@ searches (matching.py) and what the paper has (printed.py).
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxflow.policies.scaling.autoscaling import Parameters
 from ctxflow.policies.scaling.bounds import best_placement, cheapest_schedule
@@ -22,7 +24,7 @@ from ctxflow.policies.scaling.profiling import Profiled, Replayed, cheapest, lev
 from ctxflow.policies.scaling.rebalancing import Rule, rebalance
 from ctxflow.policies.scaling.volatility import Levels, constant
 from ctxflow.simulator.turboserve.matching import MATCH, TOLERANCE, Runs
-from ctxflow.simulator.turboserve.serving import Cluster, Served, Strategy, serve
+from ctxflow.simulator.turboserve.serving import Cluster, Placing, Served, Strategy, serve
 from ctxflow.simulator.turboserve.traces import Statistics, Trace, burst, generate, ten_windows
 
 CURVES = {
@@ -37,7 +39,9 @@ BASELINES = {
     "memory_aware": Strategy("memory-aware", False),
 }
 OURS = Strategy()
-PAPERS_LOOP = Strategy(anticipates=False)
+UNMOVED = Strategy(migrates=False, spare=None)
+"""Ours without migration: the number of sessions does not say how full the fullest GPU is, so its load does (rho)."""
+PAPERS_LOOP = Strategy(anticipates=False, spare=None)
 CANDIDATES = tuple(Parameters(rho, TOLERANCE) for rho in (1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5))
 HISTORY = 1000
 """What is added to a trace's seed for the trace that its parameters are profiled on."""
@@ -64,6 +68,7 @@ class Compared:
 
     :ivar profiled: the utilization that the offline profiler found on another trace of the same statistics.
     :ivar own: ours with it. :ivar latency: by baseline, at matched cost. :ivar cost: by baseline, at matched latency.
+    :ivar foreseen: by baseline, the longest chunk in s of a schedule that knows the future, at the same cost.
     :ivar above_paper_bound: own cost over the DP on 1-minute slots at the profiled utilization, less 1.
     :ivar above_bound: own cost over the DP that no run with the same longest chunk can beat, less 1.
     :ivar full: ours at the target latency, None if out of reach. :ivar without: what it costs without a mechanism.
@@ -73,6 +78,7 @@ class Compared:
     own: Served
     latency: dict[str, Pair] = dataclasses.field(default_factory=dict)
     cost: dict[str, Pair] = dataclasses.field(default_factory=dict)
+    foreseen: dict[str, float] = dataclasses.field(default_factory=dict)
     above_paper_bound: float = 0.0
     above_bound: float = 0.0
     full: Served | None = None
@@ -109,6 +115,7 @@ def _matched_cost(runs: Runs, found: Compared) -> None:
     for name, baseline in BASELINES.items():
         theirs = runs.serve(dataclasses.replace(baseline, gpus=gpus))
         ours = runs.of_cost(OURS, theirs.gpu_seconds)
+        found.foreseen[name] = runs.cluster.curve(fewest_together(runs.trace, runs.cluster, theirs.gpu_seconds))
         found.latency[name] = Pair(ours, theirs, 100 * abs(ours.gpu_seconds / theirs.gpu_seconds - 1))
 
 
@@ -124,7 +131,7 @@ def _matched_latency(runs: Runs, found: Compared, target: float) -> None:
 def _without(runs: Runs, found: Compared, target: float) -> None:
     found.full = runs.of_latency(OURS, target)
     without = {
-        "migration": runs.of_latency(dataclasses.replace(OURS, migrates=False), target),
+        "migration": runs.of_latency(UNMOVED, target),
         "autoscaling": runs.fewest(Strategy(), target),
         "anticipation": runs.of_latency(PAPERS_LOOP, target),
     }
@@ -140,24 +147,57 @@ def paper_bound(trace: Trace, where: Cluster, utilization: float) -> float:
 
 def bound(trace: Trace, where: Cluster, together: int) -> float:
     """GPU-seconds that no run with at most so many sessions on a GPU can beat: the fewest sessions of every second."""
-    needs = np.maximum(where.least, np.ceil(trace.counts(1.0)[0] / together)).astype(int)
+    return _by_second(trace.counts(1.0)[0], where, together)
+
+
+def fewest_together(trace: Trace, where: Cluster, gpu_seconds: float) -> int:
+    """The fewest sessions on the fullest GPU for so much: GPUs are ready for the most sessions of every second."""
+    most = trace.counts(1.0)[1]
+    for together in range(max(1, math.ceil(most.max() / where.most)), int(most.max())):
+        if _by_second(most, where, together) <= gpu_seconds:
+            return together
+    return int(most.max())
+
+
+def _by_second(sessions: NDArray[np.int_], where: Cluster, together: int) -> float:
+    needs = np.maximum(where.least, np.ceil(sessions / together)).astype(int)
     return cheapest_schedule(needs.tolist(), 1.0, where.boot_seconds, where.most // 2).gpu_seconds
 
 
-def study(wanted: Statistics, seeds: int, seed: int) -> dict[str, tuple[float, float]]:
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What section 3.2 leaves open.
+
+    :ivar placing: where the base configuration puts a session: 3.2 says where the load is least, 7.1 says in turns.
+    """
+
+    boot_seconds: float = 30.0
+    placing: Placing = "load-aware"
+
+
+SETTINGS = {
+    "": Setting(),
+    "at_once_": Setting(0.0),
+    "at_once_round_robin_": Setting(0.0, "round-robin"),
+}
+"""The first is the one of all other experiments; the others say what the paper's figures may come from."""
+
+
+def study(wanted: Statistics, seeds: int, seed: int, setting: Setting = SETTINGS[""]) -> dict[str, tuple[float, float]]:
     """Section 3.2 on 8 GPUs: what rebalancing every 10 s, autoscaling and both save on the base configuration.
 
     :returns: % less worst-case latency and % less cost, means over some traces; autoscaling keeps the base's latency.
     """
     saved: dict[str, list[tuple[float, float]]] = {}
+    where = Cluster(8, 1, 5, CURVES["proportional"], setting.boot_seconds)
+    ours, unmoved = (dataclasses.replace(each, placing=setting.placing) for each in (OURS, UNMOVED))
     for number in range(seeds):
-        runs = Runs(generate(wanted, seed + number), Cluster(8, 1, 5, CURVES["proportional"]))
-        fixed = Strategy(migrates=False, gpus=8)
-        base = runs.serve(fixed)
+        runs = Runs(generate(wanted, seed + number), where)
+        base = runs.serve(dataclasses.replace(unmoved, gpus=8))
         found = {
-            "migration": runs.serve(dataclasses.replace(fixed, migrates=True, period=10.0)),
-            "autoscaling": runs.of_latency(dataclasses.replace(OURS, migrates=False), base.worst),
-            "both": runs.of_latency(OURS, base.worst),
+            "migration": runs.serve(dataclasses.replace(ours, gpus=8, period=10.0)),
+            "autoscaling": runs.of_latency(unmoved, base.worst),
+            "both": runs.of_latency(ours, base.worst),
         }
         for name, each in found.items():
             got = each or base

@@ -14,16 +14,16 @@ import math
 from collections import deque
 from typing import Literal
 
+from ctxflow.policies.scaling.anticipation import Turnover
 from ctxflow.policies.scaling.assignment import Gpu, Session, load_aware, memory_aware, round_robin
-from ctxflow.policies.scaling.autoscaling import Parameters, anticipated, decide, load, settled
+from ctxflow.policies.scaling.autoscaling import SPARE, Parameters, decide, decide_ahead, load, settled
 from ctxflow.policies.scaling.consolidation import consolidate
 from ctxflow.policies.scaling.latency import Curve, MigrationCost, PowerCurve
 from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance
 from ctxflow.policies.scaling.volatility import EPOCH, EPOCHS, Levels, volatility
 from ctxflow.simulator.turboserve.traces import Trace
 
-DEVIATIONS = 2.0
-"""How many standard deviations of the activations during a boot are anticipated."""
+Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)
 """668 ms with 5 sessions (Table 9), in proportion."""
 MIGRATION = MigrationCost(0.02, 250e9)
@@ -57,16 +57,18 @@ class Strategy:
     :ivar migrates: whether sessions are moved.
     :ivar gpus: held all the time; None where `levels` say how many.
     :ivar levels: one for each stretch of `stretch` seconds, the last of them from then on.
-    :ivar anticipates: whether the growth of the last boot time is expected to go on.
+    :ivar anticipates: whether what comes within a boot is anticipated; False for the paper's loop.
+    :ivar spare: the part of a GPU to spare before one is given back; None for the paper's hysteresis around the load.
     :ivar period: seconds between rebalancings; None for one after every event.
     """
 
-    placing: Literal["round-robin", "load-aware", "memory-aware"] = "load-aware"
+    placing: Placing = "load-aware"
     migrates: bool = True
     gpus: int | None = None
     levels: tuple[Levels, ...] = ()
     stretch: float = math.inf
     anticipates: bool = True
+    spare: float | None = SPARE
     period: float | None = None
 
 
@@ -116,8 +118,7 @@ class _Run:
         self.latency = [cluster.curve(n) for n in range(len(trace.state_bytes) + 2)]
         self.costs = Costs({n: cluster.migration.seconds(size) for n, size in enumerate(trace.state_bytes)}, MU)
         self.activated, self.recent = 0, deque([0] * EPOCHS, EPOCHS)
-        # Sessions at the last epochs' ends, a boot back.
-        self.earlier = deque([0], 1 + math.ceil(cluster.boot_seconds / EPOCH))
+        self.turnover = Turnover(0.0)
         self.epoch_end = EPOCH
         self.weighted = self.busy = 0.0
         self.out = Served(history=[(0.0, self.start)])
@@ -127,7 +128,6 @@ class _Run:
         first = [session for time, session, on in self.trace.events if time == 0.0 and on]
         for session in first:  # Those that are there at the start are placed before anything is decided.
             self._put(session, self._choose())
-        self.earlier.extend([len(first)] * (self.earlier.maxlen or 1))
         for time, session, on in self.trace.events[len(first) :]:
             self._until(time)
             self._event(session, on)
@@ -151,7 +151,6 @@ class _Run:
                 self.epoch_end += EPOCH
                 self.recent.append(self.activated)
                 self.activated = 0
-                self.earlier.append(len(self.place))
                 self.out.volatilities.append(volatility(self.recent))
             self._control()
         self._pass(time)
@@ -179,6 +178,7 @@ class _Run:
         row[0], row[1] = max(row[0], latency), row[1] + spent
 
     def _event(self, session: int, on: bool) -> None:
+        self.turnover.add(self.now, int(on), int(not on))
         if on:
             self.activated += 1
             self._put(session, self._choose())
@@ -231,22 +231,24 @@ class _Run:
         held = len(self.there) + len(self.booting) - len(self.draining)
         number = min(int(self.now // self.strategy.stretch), len(self.strategy.levels) - 1)
         parameters = self._parameters(self.strategy.levels[number])
-        rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), self.cluster.capacity)
-        cluster, sessions = self.cluster, len(self.place)
-        if self.strategy.anticipates and sessions:
-            expected = math.ceil(anticipated(sessions, self.earlier[0], self._margin()) - 1e-9)
-            rho, sessions = rho * expected / sessions, expected
-        wish = decide(rho, sessions, held, cluster.capacity, parameters, cluster.most, cluster.least)
-        wish = settled(wish, held, self.now - self.since_out, cluster.boot_seconds)
+        wish = settled(self._wish(held, parameters), held, self.now - self.since_out, self.cluster.boot_seconds)
         if wish > held:
             self._scale_out(wish - held)
         elif wish < held:
             self._scale_in(held - wish)
 
-    def _margin(self) -> float:
-        """Sessions that may come during a boot by chance: their standard deviation, some times."""
-        spread = self.out.volatilities[-1] if self.out.volatilities else 0.0
-        return DEVIATIONS * spread * math.sqrt(self.cluster.boot_seconds / EPOCH)
+    def _wish(self, held: int, parameters: Parameters) -> int:
+        """The GPUs to hold, before what was asked for a while ago is thought of."""
+        cluster, sessions, spare = self.cluster, len(self.place), self.strategy.spare
+        most, least = cluster.most, cluster.least
+        expected = float(sessions)
+        if self.strategy.anticipates:
+            expected = self.turnover.anticipated(self.now, sessions, cluster.boot_seconds)
+        if spare is not None:
+            return decide_ahead(expected, held, cluster.capacity, parameters.utilization, most, least, spare)
+        rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), cluster.capacity)
+        rho *= expected / sessions if sessions else 1.0
+        return decide(rho, expected, held, cluster.capacity, parameters, most, least)
 
     def _parameters(self, levels: Levels) -> Parameters:
         return levels.at(self.out.volatilities[-1] if self.out.volatilities else 0.0)
