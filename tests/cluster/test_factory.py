@@ -267,7 +267,7 @@ def test_trouble_is_told_and_the_run_goes_on_when_it_is_over(
     late = f"{bench.inside}/environment"
     start = SITE.replace("/opt/ctxflow", late)
     picky = tier("picky", workers=1, more="requirements = 'Machine == \"host9.testbed\"'")
-    driver, about = bench.run(site(tier("late", workers=1), picky, start=start), *bench.until)
+    driver, about = bench.run(site(tier("late", workers=1), picky, start=start), *bench.until, "--seconds", "0.03")
     said = driver.until_said("no machine will do")
     assert "tier picky" in said and "host9.testbed" in said
     said = driver.until_said("tier late: workers end before they join")
@@ -282,7 +282,7 @@ def test_trouble_is_told_and_the_run_goes_on_when_it_is_over(
     before = len(driver.errors)
     # Its job has ended before the disk is full: of one that cannot end, HTCondor says that it runs on, or waits again.
     with contextlib.ExitStack() as last:
-        with stopped(testbed, about["pid"]):
+        with stopped(testbed, driver, about["pid"]):
             testbed.eventually(lambda: not kill_workers(testbed, about["port"]) and len(testbed.jobs()) == 1)
             last.enter_context(trouble(testbed, FILL, FREE))
         driver.until_said("its schedd ", since=before)  # It cannot keep jobs; or it ended over that, and is away.
@@ -307,13 +307,14 @@ def trouble(testbed: Testbed, begin: str, end: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stopped(testbed: Testbed, pid: int) -> Iterator[None]:
-    """A process does nothing meanwhile."""
+def stopped(testbed: Testbed, driver: Driver, pid: int) -> Iterator[None]:
+    """The program does nothing meanwhile."""
     testbed.run("kill", "-STOP", str(pid))
     try:
         yield
     finally:
         testbed.run("kill", "-CONT", str(pid))
+        driver.go_on()
 
 
 def whole_again(driver: Driver) -> None:
