@@ -28,8 +28,9 @@ from ctxflow.simulator.torta.forecasting import Imperfect, Trained, deviation
 from ctxflow.simulator.torta.lanes import ABSENT, COMPUTE, MEMORY, SWITCH, Arrivals, Lanes, Step
 from ctxflow.simulator.torta.methods import Activation, Plan, Sdib, SkyLB, Torta, levelled, plain, poured
 from ctxflow.simulator.torta.rules import MEAN, Even, InTurn, KnownPrefix, Scored, Soonest
-from ctxflow.simulator.torta.serving import Failure, Simulation, balance, first, simulate
+from ctxflow.simulator.torta.serving import Failure, Simulation, balance, simulate
 from ctxflow.simulator.torta.settings import GPUS, KINDS, SLOT, UNSUITED
+from ctxflow.simulator.torta.sizing import Sizing, dearest, first
 from ctxflow.simulator.torta.world import FOOTPRINTS, KIND_OF_MODEL, MODELS, TASKS_PER_SLOT, TOPOLOGIES, rates, world
 
 SETTINGS = settings(max_examples=40, deadline=None)
@@ -272,6 +273,39 @@ def test_starting_takes_its_time_and_counts():
     on = Activation(safety=0.0, hold=0)
     served = simulate(SMALL, runs(1, 12, 0.3), Sdib(activation=on))
     assert served.active[0, 0] < SMALL.there.sum() and served.overhead.sum() > 0
+
+
+def test_one_number_for_all_regions_is_lowered_once_and_raised_when_demand_outgrows_it():
+    def rising(place, chance, slots):
+        del chance
+        return np.where(np.arange(slots) < 20, 0.3, 1.0)[:, None] * place.demand
+
+    tasks = [tasks_of(SMALL, 0.9, seed, 60, rising) for seed in range(3)]
+    sized = Activation(preheats=True, sizing=Sizing())
+    active = simulate(SMALL, tasks, Torta(None, rule=experiments.RULE, activation=sized)).active
+    everyone = SMALL.there.sum()
+    assert (active[:15] == everyone).all(), "nothing says yet how few would do"
+    assert (active[19] < 0.75 * everyone).all() and (active[19] > 0.3 * everyone).all()
+    assert (active[-1] > active[19]).all(), "what demand outgrew was started"
+
+
+def test_of_each_group_one_server_stays():
+    chance = np.random.default_rng(4)
+    for _ in range(200):
+        runs_, regions, servers = 2, int(chance.integers(1, 5)), int(chance.integers(1, 7))
+        active = chance.random((runs_ * regions, servers)) < 0.7
+        idle = active & (chance.random(active.shape) < 0.6)
+        count = chance.integers(-2, active.size + 2, runs_)
+        cost = chance.integers(1, 4, active.shape).astype(float)
+        chosen = dearest(count, idle, cost, active.sum(axis=1))
+        assert not (chosen & ~idle).any()
+        stopped, there = chosen.sum(axis=1), active.sum(axis=1)
+        assert (there - stopped >= np.minimum(there, 1)).all()
+        most = np.minimum(idle.sum(axis=1), np.maximum(there - 1, 0)).reshape(runs_, regions).sum(axis=1)
+        assert (stopped.reshape(runs_, regions).sum(axis=1) == np.clip(count, 0, most)).all()
+        for lane in range(len(active)):
+            left = cost[lane][idle[lane] & ~chosen[lane]]
+            assert not stopped[lane] or not len(left) or cost[lane][chosen[lane]].min() >= left.max()
 
 
 def test_the_environment_is_gymnasium_s():

@@ -5,152 +5,27 @@
         def make(self): return MyEngine(workers=2)
         def evict(self, engine, worker): engine.lose(worker)
 
-What does not live here: any one engine's own tests.
+What does not live here: what drives the engine (contract_run.py), what its calls do (contract_work.py), and any one
+engine's own tests.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from ctxflow.context import Context, dumps
-from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.executors.engine import Engine
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-
-PATIENCE = 30.0
-"""Seconds after which a test gives up on an event; no test waits that long for one that comes."""
-
-E = TypeVar("E", bound=ev.Event)
-
-
-class ContractRun:
-    """Stands in for a run: gives an engine its payloads, drives it, and collects what it reports.
-
-    :param engine: not started yet.
-    :param directory: for the run's files.
-    """
-
-    def __init__(self, engine: Engine, directory: str, tier: str) -> None:
-        self.id = "contract"
-        self.directory = directory
-        self.engine = engine
-        self.events: list[ev.Event] = []
-        self._tier = tier
-        self._origin = time.monotonic()
-        self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
-        self._functions: dict[str, bytes] = {}
-        self._calls: dict[int, Callable[[], CallPayload]] = {}
-        self._numbers = itertools.count(1)
-
-    def clock(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self._origin
-
-    def context_payload(self, context: str) -> ContextPayload:
-        """What to build."""
-        return self._contexts[context]
-
-    def call_payload(self, command: cmd.Run) -> CallPayload:
-        """What to run."""
-        return self._calls[command.attempt]()
-
-    def function(self, name: str) -> bytes:
-        """A pickled function."""
-        return self._functions[name]
-
-    def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
-        """Make a context known; gives its id."""
-        files = options.pop("files", {})
-        recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
-        name = f"{function.__name__}-{next(self._numbers)}"
-        payload = ContextPayload(
-            name,
-            function.__name__,
-            recipe.dumps(),
-            files,
-            {},
-            options.get("timeout"),
-            options.get("memory"),
-            options.get("level", ev.PERVASIVE),
-        )
-        self._contexts[name] = payload
-        return name
-
-    def start(self, workers: int = 1) -> list[str]:
-        """Start the engine, and give the workers that joined."""
-        self.engine.start(self)
-        self.engine.execute([cmd.Acquire(self._tier, workers)])
-        self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
-        return [event.worker.id for event in self.all(ev.WorkerJoined)]
-
-    def stage(self, worker: str, context: str) -> ev.ContextStaged:
-        """Bring a context's files to a worker."""
-        self.engine.execute([cmd.Stage(worker, context)])
-        return self.wait(ev.ContextStaged)
-
-    def load(self, worker: str, context: str) -> ev.ContextReady:
-        """Build a context on a worker."""
-        self.engine.execute([cmd.Load(worker, context)])
-        return self.wait(ev.ContextReady)
-
-    def run(
-        self,
-        worker: str,
-        context: str,
-        function: Callable[..., Any],
-        *columns: Sequence[Any],
-        timeout: float | None = None,
-    ) -> int:
-        """Have a batch run, without waiting for it; gives the attempt."""
-        self._functions.setdefault(function.__name__, dumps(function, "the function"))
-        attempt = next(self._numbers)
-
-        def payload() -> CallPayload:
-            body = dumps([tuple(column) for column in columns], "the input")
-            return CallPayload("batch", function.__name__, False, timeout, body)
-
-        self._calls[attempt] = payload
-        items = range(len(columns[0]))
-        self.engine.execute([cmd.Run(worker, attempt, "app", context, items)])
-        return attempt
-
-    def apply(self, worker: str, function: Callable[..., Any], *args: Any) -> int:
-        """Have a single call run without a context; gives the attempt."""
-        attempt = next(self._numbers)
-        body = dumps((function, args, {}), "the call")
-        self._calls[attempt] = lambda: CallPayload("apply", "", False, None, body)
-        self.engine.execute([cmd.Run(worker, attempt, "app", ev.PLAIN, range(1))])
-        return attempt
-
-    def all(self, kind: type[E]) -> list[E]:
-        """The events of a kind so far."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Poll until something holds."""
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, (
-                f"it never came; there were {len(self.events)} events, last {self.events[-5:]}"
-            )
-            self.events.extend(self.engine.poll(0.5))
-
-    def wait(self, kind: type[E]) -> E:
-        """The next event of a kind, which is then taken away with all before it."""
-        self.until(lambda: bool(self.all(kind)))
-        event = self.all(kind)[0]
-        del self.events[: self.events.index(event) + 1]
-        return event
+from ctxflow.testing import contract_work as work
+from ctxflow.testing.contract_run import PATIENCE, ContractRun
 
 
 class EngineContract:
@@ -216,28 +91,28 @@ class EngineContract:
 
     def test_loading_is_measured(self, run: ContractRun) -> None:
         (worker,) = run.start()
-        ready = run.load(worker, run.declare(_slow, 0.2))
+        ready = run.load(worker, run.declare(work.slow, 0.2))
         assert ready.seconds >= 0.2
         assert ready.memory is None or ready.memory > 0
 
     def test_staged_files_have_local_paths_under_their_names(self, run: ContractRun, tmp_path: Path) -> None:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
-        context = run.declare(_read, files={"weights": (str(tmp_path / "weights.bin"), "digest-of-42")})
+        context = run.declare(work.read, files={"weights": (str(tmp_path / "weights.bin"), "digest-of-42")})
         assert run.stage(worker, context).context == context
         run.load(worker, context)
-        run.run(worker, context, _with_context, [1])
+        run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [("42", 1)])
 
     def test_files_stay_where_a_context_is_unloaded(self, run: ContractRun, tmp_path: Path) -> None:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
         files = {"weights": (str(tmp_path / "weights.bin"), "digest-of-42")}
-        context = run.declare(_read, files=files, level=ev.PARTIAL)
+        context = run.declare(work.read, files=files, level=ev.PARTIAL)
         run.stage(worker, context)
         for _ in range(2):
             run.load(worker, context)
-            run.run(worker, context, _with_context, [1])
+            run.run(worker, context, work.with_context, [1])
             self._answers(run.wait(ev.BatchFinished), [("42", 1)])
             run.engine.execute([cmd.Unload(worker, context)])
             run.wait(ev.ContextUnloaded)
@@ -247,14 +122,14 @@ class EngineContract:
         (tmp_path / "weights").mkdir()
         (tmp_path / "weights" / "model.bin").write_text("42")
         files = {"weights": (str(tmp_path / "weights"), "digest-of-42")}
-        context = run.declare(_read_model, files=files, level=ev.NONE)
-        kept = run.declare(_read_model, files=files)
+        context = run.declare(work.read_model, files=files, level=ev.NONE)
+        kept = run.declare(work.read_model, files=files)
         run.load(worker, ev.PLAIN)
         run.stage(worker, kept)
         for _ in range(2):
             run.stage(worker, context)
             run.load(worker, context)
-            run.run(worker, context, _there, [1])
+            run.run(worker, context, work.there, [1])
             finished = run.wait(ev.BatchFinished)
             run.engine.execute([cmd.Unload(worker, context, files=True)])
             run.wait(ev.ContextUnloaded)
@@ -264,7 +139,7 @@ class EngineContract:
                 run.apply(worker, os.path.exists, place)
                 self._answers(run.wait(ev.BatchFinished), False)
         run.load(worker, kept)
-        run.run(worker, kept, _there, [1])
+        run.run(worker, kept, work.there, [1])
         finished = run.wait(ev.BatchFinished)
         assert not self.executes or pickle.loads(finished.results)[0][1] == "42", "another context's files stay"
 
@@ -274,10 +149,10 @@ class EngineContract:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
         files = {"weights": (str(tmp_path / "weights.bin"), "digest-of-42")}
-        context = run.declare(_read, files=files, level=ev.NONE)
+        context = run.declare(work.read, files=files, level=ev.NONE)
         run.stage(worker, context)
         run.load(worker, context)
-        attempt = run.run(worker, context, _sleep_with_context, [60])
+        attempt = run.run(worker, context, work.sleep_with_context, [60])
         run.engine.execute(
             [
                 cmd.Abandon(worker, attempt, context),
@@ -287,7 +162,7 @@ class EngineContract:
         )
         run.wait(ev.ContextStaged)
         run.load(worker, context)
-        run.run(worker, context, _with_context, [1])
+        run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [("42", 1)])
         # What was not loaded is removed all the same.
         run.engine.execute([cmd.Unload(worker, context), cmd.Unload(worker, context, files=True)])
@@ -297,7 +172,7 @@ class EngineContract:
     def test_files_that_are_not_there_fail_the_context(self, run: ContractRun, tmp_path: Path) -> None:
         self._needs_code()
         (worker,) = run.start()
-        context = run.declare(_read, files={"weights": (str(tmp_path / "missing"), "digest")})
+        context = run.declare(work.read, files={"weights": (str(tmp_path / "missing"), "digest")})
         run.engine.execute([cmd.Stage(worker, context)])
         assert "missing" in run.wait(ev.ContextFailed).failure.message
 
@@ -305,37 +180,37 @@ class EngineContract:
         self._needs_code()
         (worker,) = run.start()
         for _ in range(2):
-            context = run.declare(_broken)
+            context = run.declare(work.broken)
             run.engine.execute([cmd.Load(worker, context)])
             failure = run.wait(ev.ContextFailed).failure
             assert (failure.kind, failure.error) == ("exception", "ZeroDivisionError")
-            assert "_broken" in failure.traceback
+            assert "in broken" in failure.traceback
             assert "printed first" in failure.output
-        run.load(worker, run.declare(_slow, 0))
+        run.load(worker, run.declare(work.slow, 0))
 
     def test_a_context_that_takes_too_long_fails(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
-        run.engine.execute([cmd.Load(worker, run.declare(_slow, 60, timeout=0.5))])
+        run.engine.execute([cmd.Load(worker, run.declare(work.slow, 60, timeout=0.5))])
         assert run.wait(ev.ContextFailed).failure.kind == "timeout"
 
     def test_unloading_ends_the_context_and_it_can_be_loaded_again_at_once(self, run: ContractRun) -> None:
         (worker,) = run.start()
-        context = run.declare(_slow, 0)
+        context = run.declare(work.slow, 0)
         run.load(worker, context)
         run.engine.execute([cmd.Unload(worker, context), cmd.Load(worker, context)])
         assert run.wait(ev.ContextUnloaded).context == context
         run.wait(ev.ContextReady)
-        run.run(worker, context, _with_context, [1])
+        run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [(0, 1)])
 
     def test_a_worker_holds_several_contexts(self, run: ContractRun) -> None:
         (worker,) = run.start()
-        contexts = [run.declare(_slow, number / 1000) for number in (1, 2)]
+        contexts = [run.declare(work.slow, number / 1000) for number in (1, 2)]
         for context in contexts:
             run.load(worker, context)
         for number, context in enumerate(contexts, 1):
-            run.run(worker, context, _with_context, [0])
+            run.run(worker, context, work.with_context, [0])
             self._answers(run.wait(ev.BatchFinished), [(number / 1000, 0)])
 
     # --- batches
@@ -343,7 +218,7 @@ class EngineContract:
     def test_a_batch_gives_one_result_an_item(self, run: ContractRun) -> None:
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        attempt = run.run(worker, ev.PLAIN, _add, [1, 2, 3], [10, 20, 30])
+        attempt = run.run(worker, ev.PLAIN, work.add, [1, 2, 3], [10, 20, 30])
         finished = run.wait(ev.BatchFinished)
         assert (finished.worker, finished.attempt) == (worker, attempt)
         assert finished.seconds >= 0
@@ -359,63 +234,63 @@ class EngineContract:
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
         big = os.urandom(5_000_000)
-        run.run(worker, ev.PLAIN, _same, [big])
+        run.run(worker, ev.PLAIN, work.same, [big])
         self._answers(run.wait(ev.BatchFinished), [big])
 
     def test_an_exception_comes_with_traceback_and_output_and_costs_no_context(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        attempt = run.run(worker, ev.PLAIN, _raise, ["x"])
+        attempt = run.run(worker, ev.PLAIN, work.complain, ["x"])
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, False, "exception")
         assert failed.failure.error == "KeyError"
-        assert "_raise" in failed.failure.traceback
+        assert "in complain" in failed.failure.traceback
         assert "about to raise" in failed.failure.output
         assert isinstance(pickle.loads(failed.exception), KeyError)
-        run.run(worker, ev.PLAIN, _same, [1])
+        run.run(worker, ev.PLAIN, work.same, [1])
         self._answers(run.wait(ev.BatchFinished), [1])
 
     def test_an_input_that_cannot_be_sent_fails_its_batch_alone(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _same, [threading.Lock()])
+        run.run(worker, ev.PLAIN, work.same, [threading.Lock()])
         failed = run.wait(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context) == ("input", False)
         assert isinstance(failed.exception, TypeError)
-        run.run(worker, ev.PLAIN, _same, [1])
+        run.run(worker, ev.PLAIN, work.same, [1])
         self._answers(run.wait(ev.BatchFinished), [1])
 
     def test_a_crash_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
-        context = run.declare(_slow, 0)
+        context = run.declare(work.slow, 0)
         run.load(worker, context)
-        attempt = run.run(worker, context, _crash, [1])
+        attempt = run.run(worker, context, work.crash, [1])
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, True, "crash")
         run.load(worker, context)
-        run.run(worker, context, _with_context, [1])
+        run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [(0, 1)])
 
     def test_a_timeout_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _sleep, [60], timeout=0.3)
+        run.run(worker, ev.PLAIN, work.sleep, [60], timeout=0.3)
         failed = run.wait(ev.BatchFailed)
         assert (failed.lost_context, failed.failure.kind) == (True, "timeout")
         run.load(worker, ev.PLAIN)
 
     def test_an_abandoned_batch_gives_no_answer_and_makes_room(self, run: ContractRun) -> None:
         (worker,) = run.start()
-        context = run.declare(_slow, 0)
+        context = run.declare(work.slow, 0)
         run.load(worker, context)
-        attempt = run.run(worker, context, _sleep_with_context, [60])
+        attempt = run.run(worker, context, work.sleep_with_context, [60])
         run.engine.execute([cmd.Abandon(worker, attempt, context), cmd.Load(worker, context)])
         run.wait(ev.ContextReady)
-        run.run(worker, context, _with_context, [1])
+        run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [(0, 1)])
 
     # --- results one by one
@@ -424,13 +299,13 @@ class EngineContract:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _yield_slowly, [0.3] * 8)
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.3] * 8)
         run.until(lambda: bool(run.all(ev.ItemsFinished)))
         assert not run.all(ev.BatchEnded), "some come while it runs"
         run.until(lambda: bool(run.all(ev.BatchEnded)))
         assert self._results(run) == dict.fromkeys(range(8), 0.3)
         assert run.all(ev.BatchEnded)[0].seconds >= 2.4
-        run.run(worker, ev.PLAIN, _yield_slowly, [0.0, 0.001])
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.0, 0.001])
         self._answers(run.wait(ev.BatchFinished), [0.0, 0.001])
 
     def test_a_notice_ends_a_batch_with_the_item_in_flight(self, run: ContractRun, tmp_path: Path) -> None:
@@ -438,7 +313,7 @@ class EngineContract:
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
         there, go = tmp_path / "there", tmp_path / "go"
-        attempt = run.run(worker, ev.PLAIN, _yield_noticed, range(100), [str(there)] * 100, [str(go)] * 100)
+        attempt = run.run(worker, ev.PLAIN, work.yield_noticed, range(100), [str(there)] * 100, [str(go)] * 100)
         self.reach(run, there.exists)
         self.notify(run.engine, worker)
         run.until(lambda: bool(run.all(ev.EvictionNotice)))
@@ -455,7 +330,7 @@ class EngineContract:
     def test_a_kill_without_notice_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _yield_slowly, [0.01] * 100 + [60.0] * 2)
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.01] * 100 + [60.0] * 2)
         self.reach(run, lambda: bool(run.all(ev.ItemsFinished)))
         self.evict(run.engine, worker)
         run.until(lambda: bool(run.all(ev.WorkerLost)))
@@ -481,23 +356,23 @@ class EngineContract:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _yield_badly, items)
+        run.run(worker, ev.PLAIN, work.yield_badly, items)
         run.until(lambda: bool(run.all(ev.BatchFailed)))
         assert self._results(run) == dict(enumerate(items[:good]))
         (failed,) = run.all(ev.BatchFailed)
         assert (failed.at, failed.lost_context) == (good, False)
         assert (failed.failure.kind, failed.failure.error) == ("exception", error)
         assert not run.all(ev.BatchEnded)
-        run.run(worker, ev.PLAIN, _same, [1])
+        run.run(worker, ev.PLAIN, work.same, [1])
         self._answers(run.wait(ev.BatchFinished), [1])
 
     def test_a_timeout_is_that_of_the_call_and_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
         run.load(worker, ev.PLAIN)
-        run.run(worker, ev.PLAIN, _yield_slowly, [0.0])  # What that imports takes its time.
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.0])  # What that imports takes its time.
         run.wait(ev.BatchFinished)
-        run.run(worker, ev.PLAIN, _yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
+        run.run(worker, ev.PLAIN, work.yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
         run.until(lambda: bool(run.all(ev.BatchFailed)))
         (failed,) = run.all(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context, failed.at) == ("timeout", True, None)
@@ -526,7 +401,7 @@ class EngineContract:
 
         def submit() -> None:
             for number in range(total):
-                run.run(worker, ev.PLAIN, _same, [number])
+                run.run(worker, ev.PLAIN, work.same, [number])
 
         thread = threading.Thread(target=submit)
         thread.start()
@@ -537,8 +412,8 @@ class EngineContract:
     def test_stop_leaves_no_process(self, run: ContractRun) -> None:
         workers = run.start(2)
         run.load(workers[0], ev.PLAIN)
-        run.run(workers[0], ev.PLAIN, _sleep, [60])
-        run.engine.execute([cmd.Load(workers[1], run.declare(_slow, 60))])
+        run.run(workers[0], ev.PLAIN, work.sleep, [60])
+        run.engine.execute([cmd.Load(workers[1], run.declare(work.slow, 60))])
         before = self.processes(run.engine)
         assert before
         run.engine.stop()
@@ -587,89 +462,3 @@ def _runs(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-# What the suite's contexts and calls do; workers import it from here.
-
-
-def _slow(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-def _read(weights: str) -> str:
-    return Path(weights).read_text()
-
-
-def _read_model(weights: str) -> tuple[str, str, int]:
-    path = Path(weights) / "model.bin"
-    return str(path), path.read_text(), path.stat().st_nlink
-
-
-def _there(context: Any, items: Sequence[Any]) -> list[Any]:
-    return [context for _ in items]
-
-
-def _broken() -> None:
-    print("printed first")  # noqa: T201 - it is what the test looks for
-    raise ZeroDivisionError
-
-
-def _with_context(context: Any, items: Sequence[Any]) -> list[Any]:
-    return [(context, item) for item in items]
-
-
-def _sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float]:
-    return _sleep(seconds)
-
-
-def _add(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip(left, right, strict=True)]
-
-
-def _same(items: Sequence[Any]) -> Sequence[Any]:
-    return items
-
-
-def _yield_slowly(seconds: Sequence[float]) -> Iterator[float]:
-    for each in seconds:
-        time.sleep(each)
-        yield each
-
-
-def _yield_noticed(items: Sequence[int], there: Sequence[str], go: Sequence[str]) -> Iterator[int]:
-    """Stops at the 60th item until it may go on; then slowly."""
-    for item in items:
-        if item == 59:
-            Path(there[0]).touch()
-            while not Path(go[0]).exists():
-                time.sleep(0.01)
-        yield -item
-
-
-def _yield_badly(items: Sequence[Any]) -> Iterator[Any]:
-    for item in items:
-        if item == "raise":
-            raise ValueError("this one")
-        if item == "stop":
-            return
-        yield threading.Lock() if item == "odd" else item
-        if item == "twice":
-            yield item
-    if "raise after" in items:
-        raise KeyError("too late")
-
-
-def _sleep(seconds: Sequence[float]) -> Sequence[float]:
-    time.sleep(sum(seconds))
-    return seconds
-
-
-def _raise(keys: Sequence[str]) -> list[str]:
-    print("about to raise")  # noqa: T201 - it is what the test looks for
-    empty: dict[str, str] = {}
-    return [empty[key] for key in keys]
-
-
-def _crash(context: Any, items: Sequence[Any]) -> None:
-    ctypes.string_at(0)

@@ -20,7 +20,7 @@ from ctxflow.executors.engine import CallPayload, Engine
 from ctxflow.host.sessions import Entry, digest_of
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.testing.engines import ContractRun
+from ctxflow.testing.contract_run import ContractRun
 from ctxflow.turns import idle, last
 
 

@@ -22,6 +22,7 @@ from ctxflow.policies.routing.transport import capped, costs, whole
 from ctxflow.simulator.torta.lanes import Rule
 from ctxflow.simulator.torta.rules import Even, InTurn, KnownPrefix, Scored
 from ctxflow.simulator.torta.settings import MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT
+from ctxflow.simulator.torta.sizing import Sizing
 from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 
 HORIZON = 4
@@ -89,6 +90,7 @@ class Activation:
     :ivar hold: slots that a target stays at least. :ivar always: all servers are active all the time.
     :ivar preheats: a server that starts loads the model that its region lacks the most.
     :ivar thrifty: of servers that suit the same, those of the least power are started first and stopped last.
+    :ivar sizing: in the place of Eq. 6, one number for all regions; None for Eq. 6.
     """
 
     safety: float = 1.0
@@ -97,6 +99,7 @@ class Activation:
     always: bool = False
     preheats: bool = False
     thrifty: bool = False
+    sizing: Sizing | None = None
 
 
 class Method(Protocol):

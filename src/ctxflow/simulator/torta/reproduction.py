@@ -34,8 +34,8 @@ class Scale:
     surge_slots: int = 200
     failure_slots: int = 180
     accuracies: tuple[float, ...] = printed.ACCURACIES
-    tasks: tuple[int, ...] = (200, 500, 1000, 2000)
-    limit: float = 60.0
+    tasks: tuple[int, ...] = tuple(printed.MILP)
+    limit: float = 300.0
     condition_slots: int = 160
 
 

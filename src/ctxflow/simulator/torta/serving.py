@@ -18,6 +18,7 @@ from ctxflow.simulator.torta.lanes import POPULAR, START, WATTS, Arrivals, Lanes
 from ctxflow.simulator.torta.methods import Method, Plan, State
 from ctxflow.simulator.torta.rules import MEAN
 from ctxflow.simulator.torta.settings import IDLE_WATTS, KINDS, POPULARITY, SLOT, START_HOUR, WORKING_WATTS
+from ctxflow.simulator.torta.sizing import dearest, first, needed
 from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 
 TYPES = range(len(KINDS))
@@ -88,6 +89,7 @@ class Simulation:
         shape = (self.runs, world.regions, len(KINDS))
         self.inflow = np.zeros(shape)
         self.targets: list[Ints] = []
+        self.most = np.zeros((self.runs, len(KINDS)))
         self.servers = self._count(self.lanes.there)
         self.shares: Floats | None = None
         rows = (self.slots, self.runs)
@@ -144,6 +146,12 @@ class Simulation:
         """(R,) dollars for a kWh now."""
         return np.asarray(self.world.price[int(START_HOUR + self.slot * SLOT / 3600) % 24], dtype=np.float64)
 
+    @property
+    def mean_price(self) -> Floats:
+        """(R,) dollars for a kWh, the mean of the run's hours."""
+        hours = np.arange(START_HOUR, START_HOUR + max(round(self.slots * SLOT / 3600), 1)) % 24
+        return np.asarray(self.world.price[hours].mean(axis=0), dtype=np.float64)
+
     def _sum(self, values: Floats) -> Floats:
         """(B, R, K) of servers' values, by the type that suits them."""
         summed = np.stack([np.where(self.lanes.suits == kind, values, 0.0).sum(axis=1) for kind in TYPES], axis=1)
@@ -196,9 +204,15 @@ class Simulation:
     def _activate(self, state: State, plan: Plan, now: float) -> Floats:
         """Start and stop servers; seconds of it (L, S)."""
         lanes, active = self.lanes, self.method.activation
+        start, stop = self._resized(state, plan, now) if active.sizing else self._switched(state, plan, now)
+        preheated = self._missing(lanes.on & ~stop) if active.preheats else None
+        return lanes.stop(stop) + lanes.start(start, now, preheated)
+
+    def _switched(self, state: State, plan: Plan, now: float) -> tuple[Bools, Bools]:
+        """(L, S) what to start and to stop by Eq. 6, region by region."""
+        lanes, active = self.lanes, self.method.activation
         wanted = self._wanted(state, plan)
-        start = np.zeros(lanes.gpu.shape, dtype=bool)
-        stop = np.zeros(lanes.gpu.shape, dtype=bool)
+        start, stop = np.zeros_like(lanes.on), np.zeros_like(lanes.on)
         resting = now - lanes.free
         for kind in TYPES:
             mine = lanes.there & (lanes.suits == kind)
@@ -207,8 +221,29 @@ class Simulation:
             dear = 1e6 * WATTS[lanes.gpu] if active.thrifty else 0.0
             start |= first(change, mine & ~lanes.on, START[lanes.gpu] + dear)
             stop |= first(-change, on & (resting >= 0), -resting - dear)
-        preheated = self._missing(lanes.on & ~stop) if active.preheats else None
-        return lanes.stop(stop) + lanes.start(start, now, preheated)
+        return start, stop
+
+    def _resized(self, state: State, plan: Plan, now: float) -> tuple[Bools, Bools]:
+        """(L, S) what to start and to stop over all regions."""
+        lanes, active = self.lanes, self.method.activation
+        sizing = active.sizing
+        start, stop = np.zeros_like(lanes.on), np.zeros_like(lanes.on)
+        demand = np.maximum(plan.expected.sum(axis=1), state.counts.sum(axis=1))
+        need = needed(state.waiting.sum(axis=1), demand, active.safety, TASKS_PER_SLOT)
+        self.most = np.maximum(self.most, need)
+        if sizing is None or self.slot < sizing.after:
+            return lanes.there & ~lanes.on, stop
+        cost = WATTS[lanes.gpu] * np.tile(self.mean_price, self.runs)[:, None]
+        rows = (self.runs, -1)
+        for kind in TYPES:
+            mine = lanes.there & (lanes.suits == kind)
+            on = mine & lanes.on
+            count = on.reshape(rows).sum(axis=1)
+            more = np.ceil(need[:, kind] / sizing.start).astype(np.int64) - count
+            fewer = count - np.ceil(self.most[:, kind] / sizing.stop).astype(np.int64)
+            start |= first(more, (mine & ~lanes.on).reshape(rows), cost.reshape(rows)).reshape(on.shape)
+            stop |= dearest(fewer, on & (lanes.free <= now), cost, on.sum(axis=1))
+        return start, stop
 
     def _missing(self, on: Bools) -> Ints:
         """(L, S) the model of a server's type that its region holds the fewest of for what it is asked for."""
@@ -291,18 +326,6 @@ def simulate(world: World, tasks: Sequence[Tasks], method: Method, failure: Fail
     for _ in range(simulation.slots):
         simulation.step()
     return simulation.served
-
-
-def first(count: Ints, of: Bools, key: Floats) -> Bools:
-    """(L, S) in each row so many of those that are given, the ones with the smallest keys.
-
-    >>> first(np.array([1]), np.array([[True, False, True]]), np.array([[5.0, 1.0, 3.0]])).tolist()
-    [[False, False, True]]
-    """
-    order = np.argsort(np.where(of, key, np.inf), axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.broadcast_to(np.arange(of.shape[1]), of.shape), axis=1)
-    return of & (rank < count[:, None])
 
 
 def balance(busy: Floats, active: Bools) -> Floats:

@@ -1,0 +1,141 @@
+"""What the contract suites drive an engine with, in the place of a run.
+
+What does not live here: the suites (engines.py, sessions.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ctxflow.context import Context, dumps
+from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up on an event; no test waits that long for one that comes."""
+
+E = TypeVar("E", bound=ev.Event)
+
+
+class ContractRun:
+    """Stands in for a run: gives an engine its payloads, drives it, and collects what it reports.
+
+    :param engine: not started yet.
+    :param directory: for the run's files.
+    """
+
+    def __init__(self, engine: Engine, directory: str, tier: str) -> None:
+        self.id = "contract"
+        self.directory = directory
+        self.engine = engine
+        self.events: list[ev.Event] = []
+        self._tier = tier
+        self._origin = time.monotonic()
+        self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
+        self._functions: dict[str, bytes] = {}
+        self._calls: dict[int, Callable[[], CallPayload]] = {}
+        self._numbers = itertools.count(1)
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._origin
+
+    def context_payload(self, context: str) -> ContextPayload:
+        """What to build."""
+        return self._contexts[context]
+
+    def call_payload(self, command: cmd.Run) -> CallPayload:
+        """What to run."""
+        return self._calls[command.attempt]()
+
+    def function(self, name: str) -> bytes:
+        """A pickled function."""
+        return self._functions[name]
+
+    def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
+        """Make a context known; gives its id."""
+        files = options.pop("files", {})
+        recipe = Context(function.__name__, function, args, files={name: path for name, (path, _) in files.items()})
+        name = f"{function.__name__}-{next(self._numbers)}"
+        payload = ContextPayload(
+            name,
+            function.__name__,
+            recipe.dumps(),
+            files,
+            {},
+            options.get("timeout"),
+            options.get("memory"),
+            options.get("level", ev.PERVASIVE),
+        )
+        self._contexts[name] = payload
+        return name
+
+    def start(self, workers: int = 1) -> list[str]:
+        """Start the engine, and give the workers that joined."""
+        self.engine.start(self)
+        self.engine.execute([cmd.Acquire(self._tier, workers)])
+        self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
+        return [event.worker.id for event in self.all(ev.WorkerJoined)]
+
+    def stage(self, worker: str, context: str) -> ev.ContextStaged:
+        """Bring a context's files to a worker."""
+        self.engine.execute([cmd.Stage(worker, context)])
+        return self.wait(ev.ContextStaged)
+
+    def load(self, worker: str, context: str) -> ev.ContextReady:
+        """Build a context on a worker."""
+        self.engine.execute([cmd.Load(worker, context)])
+        return self.wait(ev.ContextReady)
+
+    def run(
+        self,
+        worker: str,
+        context: str,
+        function: Callable[..., Any],
+        *columns: Sequence[Any],
+        timeout: float | None = None,
+    ) -> int:
+        """Have a batch run, without waiting for it; gives the attempt."""
+        self._functions.setdefault(function.__name__, dumps(function, "the function"))
+        attempt = next(self._numbers)
+
+        def payload() -> CallPayload:
+            body = dumps([tuple(column) for column in columns], "the input")
+            return CallPayload("batch", function.__name__, False, timeout, body)
+
+        self._calls[attempt] = payload
+        items = range(len(columns[0]))
+        self.engine.execute([cmd.Run(worker, attempt, "app", context, items)])
+        return attempt
+
+    def apply(self, worker: str, function: Callable[..., Any], *args: Any) -> int:
+        """Have a single call run without a context; gives the attempt."""
+        attempt = next(self._numbers)
+        body = dumps((function, args, {}), "the call")
+        self._calls[attempt] = lambda: CallPayload("apply", "", False, None, body)
+        self.engine.execute([cmd.Run(worker, attempt, "app", ev.PLAIN, range(1))])
+        return attempt
+
+    def all(self, kind: type[E]) -> list[E]:
+        """The events of a kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Poll until something holds."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, (
+                f"it never came; there were {len(self.events)} events, last {self.events[-5:]}"
+            )
+            self.events.extend(self.engine.poll(0.5))
+
+    def wait(self, kind: type[E]) -> E:
+        """The next event of a kind, which is then taken away with all before it."""
+        self.until(lambda: bool(self.all(kind)))
+        event = self.all(kind)[0]
+        del self.events[: self.events.index(event) + 1]
+        return event

@@ -1,0 +1,97 @@
+# ruff: noqa: D103 - the functions say what they do
+"""What the contexts and calls of the engines' contract suite do; workers import it from here.
+
+What does not live here: what is expected of it (engines.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def slow(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def read(weights: str) -> str:
+    return Path(weights).read_text()
+
+
+def read_model(weights: str) -> tuple[str, str, int]:
+    path = Path(weights) / "model.bin"
+    return str(path), path.read_text(), path.stat().st_nlink
+
+
+def there(context: Any, items: Sequence[Any]) -> list[Any]:
+    return [context for _ in items]
+
+
+def broken() -> None:
+    print("printed first")  # noqa: T201 - it is what the test looks for
+    raise ZeroDivisionError
+
+
+def with_context(context: Any, items: Sequence[Any]) -> list[Any]:
+    return [(context, item) for item in items]
+
+
+def sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float]:
+    return sleep(seconds)
+
+
+def add(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def same(items: Sequence[Any]) -> Sequence[Any]:
+    return items
+
+
+def yield_slowly(seconds: Sequence[float]) -> Iterator[float]:
+    for each in seconds:
+        time.sleep(each)
+        yield each
+
+
+def yield_noticed(items: Sequence[int], there: Sequence[str], go: Sequence[str]) -> Iterator[int]:
+    """Stops at the 60th item until it may go on; then slowly."""
+    for item in items:
+        if item == 59:
+            Path(there[0]).touch()
+            while not Path(go[0]).exists():
+                time.sleep(0.01)
+        yield -item
+
+
+def yield_badly(items: Sequence[Any]) -> Iterator[Any]:
+    for item in items:
+        if item == "raise":
+            raise ValueError("this one")
+        if item == "stop":
+            return
+        yield threading.Lock() if item == "odd" else item
+        if item == "twice":
+            yield item
+    if "raise after" in items:
+        raise KeyError("too late")
+
+
+def sleep(seconds: Sequence[float]) -> Sequence[float]:
+    time.sleep(sum(seconds))
+    return seconds
+
+
+def complain(keys: Sequence[str]) -> list[str]:
+    print("about to raise")  # noqa: T201 - it is what the test looks for
+    empty: dict[str, str] = {}
+    return [empty[key] for key in keys]
+
+
+def crash(context: Any, items: Sequence[Any]) -> None:
+    ctypes.string_at(0)
