@@ -301,6 +301,8 @@ def _why(complaint: str) -> str:
 
     >>> _why("Unable to commit transaction")
     'its schedd cannot keep them: is the disk full that its SPOOL directory is on? (Unable to commit transaction)'
+    >>> _why("Failed to create new cluster").partition(":")[0]
+    'its schedd takes no jobs, or ended meanwhile'
     """
     if "commit transaction" in complaint:
         return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
