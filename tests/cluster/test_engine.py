@@ -20,7 +20,8 @@ PYTEST = "python -m pytest -q -p no:cacheprovider --no-header"
 
 def shell(testbed: Testbed, command: str, limit: float) -> str:
     """Run a command in a fresh directory of the user's on the submit host, and give all that it wrote."""
-    words = f"cd $(mktemp -d) && {command} 2>&1"
+    # Threads of several processes that compute on the same cores spend their time waiting for each other.
+    words = f"export OMP_NUM_THREADS=1; cd $(mktemp -d) && {command} 2>&1"
     done = testbed.command("run", "bash", "-c", words, check=False, limit=limit)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     return done.stdout
