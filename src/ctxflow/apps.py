@@ -19,8 +19,9 @@ from ctxflow.alternatives import Alternative, check_alternatives, check_share
 from ctxflow.alternatives import names as names_of
 from ctxflow.context import Context, ContextFunction, dumps
 from ctxflow.digest import digest
+from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import ContextExecutor, active_executor
-from ctxflow.executors.run import App, Run
+from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY, CallOptions, Calls
 from ctxflow.scheduler import events as ev
 

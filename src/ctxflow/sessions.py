@@ -21,8 +21,9 @@ from ctxflow.apps import check_context
 from ctxflow.context import Context, ContextFunction, dumps
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded
+from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
-from ctxflow.executors.run import App, Run
+from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
 from ctxflow.scheduler import events as ev
 from ctxflow.turns import idle, last

@@ -1,18 +1,16 @@
 """A run: the shell around the scheduler that holds payloads and futures, and drives an engine.
 
 One thread waits for the engine's events; submissions are handled on the thread that submits, so that a call is
-on its way when `submit` returns. A lock orders the two. What does not live here: decisions (scheduler/), and
-how a person calls (executor.py, apps.py).
+on its way when `submit` returns. A lock orders the two. What does not live here: decisions (scheduler/), what apps
+and contexts are (declarations.py), and how a person calls (executor.py, apps.py).
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import logging
 import os
-import pickle
 import threading
 import time
 import uuid
@@ -21,9 +19,11 @@ from typing import Any
 
 from ctxflow.context import Context, dumps
 from ctxflow.errors import CtxflowError, RunEnded
+from ctxflow.executors.answers import opened
+from ctxflow.executors.declarations import App, ApplyCall, check_gpu_memory, context_id, payload_of, spec_of
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
-from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, unpickled_error
+from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.run_status import RunStatusFile
 from ctxflow.executors.sessions import News, SessionStore
@@ -38,30 +38,6 @@ from ctxflow.scheduler.refusal import refused
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
 _AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
-
-
-@dataclasses.dataclass(frozen=True)
-class App:
-    """How an app's calls are made; its place in the queue is its `AppSpec`.
-
-    :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
-    :ivar label: what results call its context, where items have several that may answer them.
-    """
-
-    spec: ev.AppSpec
-    style: str
-    function: bytes = b""
-    insert: bool = False
-    timeout: float | None = None
-    label: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class ApplyCall:
-    """A single call, pickled when it was submitted. `function` names one that was pickled before, or is ""."""
-
-    function: str
-    body: bytes
 
 
 class Run:
@@ -223,16 +199,16 @@ class Run:
         :raises ValueError: if it needs more GPUs than a worker has, or can have, or more memory on each.
         """
         level = level or self._level
-        name = _id(context, level)
+        name = context_id(context, level)
         if name in self._contexts:
             return name
         self.prepare_pickling()
-        spec = _spec(context, level)
+        spec = spec_of(context, level)
         refusal = refused(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
         if refusal is not None:
             raise ValueError(refusal)
-        _check_gpu_memory(spec, self._tiers)
-        payload = _payload(context, level)
+        check_gpu_memory(spec, self._tiers)
+        payload = payload_of(context, level)
         with self._lock:
             if name not in self._contexts:
                 self._contexts[name] = payload
@@ -349,7 +325,7 @@ class Run:
             wake = self._scheduler.next_wake
             due = next_tick if wake is None else min(next_tick, wake)
             try:
-                events = [self._opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+                events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
                 self._act()
                 now = self.clock()
                 if now >= due:
@@ -380,26 +356,6 @@ class Run:
             self._failed = error
         self._write_status("failed", str(error))
         self._fail_all(error)
-
-    def _opened(self, event: ev.Event) -> ev.Event:
-        """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure."""
-        if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
-            return dataclasses.replace(event, exception=unpickled_error(event.exception))
-        if not isinstance(event, (ev.BatchFinished, ev.ItemsFinished)):
-            return event
-        try:
-            results = pickle.loads(event.results)
-            if isinstance(event, ev.ItemsFinished):
-                return ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, results)
-            return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
-        except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
-            failure = ev.Failure(
-                "exception",
-                type(error).__name__,
-                f"the app's result cannot be opened here ({error}): return plain data, or install its package here too",
-                worker=event.worker,
-            )
-            return ev.BatchFailed(event.time, event.worker, event.attempt, failure)
 
     @uninterrupted
     def _feed(self, *events: ev.Event) -> None:
@@ -540,53 +496,3 @@ class Run:
         """What is going on, at this moment."""
         with self._lock:
             return status_of(self._scheduler.state, self._contexts, self.clock())
-
-
-def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
-    """See that some tier may have the memory on each GPU that a context declares.
-
-    :raises ValueError: if the site says of all of them that they have not.
-    """
-    if not spec.gpus or spec.gpu_memory is None:
-        return
-    found = [tier.gpu_memory for tier in tiers if max(tier.gpus, tier.machine_gpus) >= spec.gpus]
-    known = [each for each in found if each is not None]
-    if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
-        raise ValueError(
-            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its {spec.gpus} GPU(s), "
-            f"and the most here is {max(known, default=0) / 1e9:g} GB (gpu_memory_gb of the site's tiers): give a "
-            "smaller model or precision, more GPUs to share it, or a tier with larger ones"
-        )
-
-
-def _id(context: Context | None, level: str) -> str:
-    """What the scheduler knows a context by: apps that have the recipe at different levels do not share it."""
-    if context is None:
-        return ev.PLAIN
-    return context.id if level == ev.PERVASIVE else f"{context.id}-{level}"
-
-
-def _payload(context: Context | None, level: str) -> ContextPayload:
-    if context is None:
-        return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
-    from ctxflow.digest import digest_path
-
-    files = {name: (path, digest_path(path)) for name, path in context.files.items()}
-    return ContextPayload(
-        _id(context, level),
-        context.name,
-        context.dumps(),
-        files,
-        context.environment,
-        context.load_timeout,
-        context.memory,
-        level,
-    )
-
-
-def _spec(context: Context | None, level: str) -> ev.ContextSpec:
-    if context is None:
-        return ev.ContextSpec(ev.PLAIN, "")
-    files, memory = bool(context.files), context.memory
-    name = _id(context, level)
-    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 from parsl.dataflow.memoization import id_for_memo
 
 from ctxflow.context import Context, dumps
+from ctxflow.executors.declarations import App, ApplyCall
 from ctxflow.executors.files import absolute_redirects
-from ctxflow.executors.run import App, ApplyCall, Run
+from ctxflow.executors.run import Run
 from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")

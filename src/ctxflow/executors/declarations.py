@@ -1,0 +1,92 @@
+"""What a run is told of apps and contexts before they are used, and what the scheduler and the engine hear of it.
+
+What does not live here: the recipes (context.py), and what fits which worker (scheduler/refusal.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from ctxflow.context import Context
+from ctxflow.executors.engine import ContextPayload
+from ctxflow.scheduler import events as ev
+
+
+@dataclasses.dataclass(frozen=True)
+class App:
+    """How an app's calls are made; its place in the queue is its `AppSpec`.
+
+    :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
+    :ivar label: what results call its context, where items have several that may answer them.
+    """
+
+    spec: ev.AppSpec
+    style: str
+    function: bytes = b""
+    insert: bool = False
+    timeout: float | None = None
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ApplyCall:
+    """A single call, pickled when it was submitted. `function` names one that was pickled before, or is ""."""
+
+    function: str
+    body: bytes
+
+
+def check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
+    """See that some tier may have the memory on each GPU that a context declares.
+
+    :raises ValueError: if the site says of all of them that they have not.
+    """
+    if not spec.gpus or spec.gpu_memory is None:
+        return
+    found = [tier.gpu_memory for tier in tiers if max(tier.gpus, tier.machine_gpus) >= spec.gpus]
+    known = [each for each in found if each is not None]
+    if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
+        raise ValueError(
+            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its {spec.gpus} GPU(s), "
+            f"and the most here is {max(known, default=0) / 1e9:g} GB (gpu_memory_gb of the site's tiers): give a "
+            "smaller model or precision, more GPUs to share it, or a tier with larger ones"
+        )
+
+
+def context_id(context: Context | None, level: str) -> str:
+    """What the scheduler knows a context by: apps that have the recipe at different levels do not share it."""
+    if context is None:
+        return ev.PLAIN
+    return context.id if level == ev.PERVASIVE else f"{context.id}-{level}"
+
+
+def payload_of(context: Context | None, level: str) -> ContextPayload:
+    """What the engine builds: the pickled recipe, and the digests of its files.
+
+    :raises OSError: if a file cannot be read.
+    """
+    if context is None:
+        return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
+    from ctxflow.digest import digest_path
+
+    files = {name: (path, digest_path(path)) for name, path in context.files.items()}
+    return ContextPayload(
+        context_id(context, level),
+        context.name,
+        context.dumps(),
+        files,
+        context.environment,
+        context.load_timeout,
+        context.memory,
+        level,
+    )
+
+
+def spec_of(context: Context | None, level: str) -> ev.ContextSpec:
+    """What the scheduler knows of it."""
+    if context is None:
+        return ev.ContextSpec(ev.PLAIN, "")
+    files, memory = bool(context.files), context.memory
+    name = context_id(context, level)
+    return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)
