@@ -116,7 +116,7 @@ def test_an_app_may_be_more_urgent_than_its_context():
 
 def test_neighbours_are_dealt_out_together(pretended):
     engine = embedded.EmbeddedEngine(workers=2, gpus_per_worker=4)
-    dealt = [[int(device.id.removeprefix("GPU-")) for device in engine._shares.take()] for _ in range(2)]
+    dealt = [[int(device.id.removeprefix("GPU-")) for device in engine._local.shares.take()] for _ in range(2)]
     assert dealt == [list(SOCKETS[0]), list(SOCKETS[1])]
     assert [tier.machine_gpus for tier in engine.tiers()] == [8]
     assert embedded.EmbeddedEngine(workers=2, gpus_per_worker=0).tiers()[0].machine_gpus == 0

@@ -142,7 +142,7 @@ def test_workers_that_cannot_start(tmp_path, monkeypatch, caplog):
     broken.write_text("#!/bin/sh\necho 'libpython is missing' >&2\nexit 1\n")
     broken.chmod(0o755)
     executor = started(tmp_path / "run")
-    executor.engine._rejoin_seconds = 0.001
+    executor.engine._local.rejoin_seconds = 0.001
     monkeypatch.setattr(sys, "executable", str(broken))
     with executor, caplog.at_level(logging.ERROR):
         future = executor.submit(pow, {}, 2, 3)
@@ -235,11 +235,11 @@ def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     (worker,) = engine.start()
     here = engine.engine
     here.execute([cmd.Load(worker, ev.PLAIN)])
-    line = here._workers[worker].lines[ev.PLAIN]
+    line = here._local.there[worker].lines[ev.PLAIN]
     failure = {"kind": "crash", "error": "LibraryDied", "message": "gone"}
     about = {"context": ev.PLAIN, "key": line.key}
     with here._lock:
-        held = here._workers[worker]
+        held = here._local.there[worker]
         ready = {"is": "ready", "seconds": 1.0, "memory": 1, "gpu_memory": None}
         if report == "died":
             assert list(here._translate(held, {**ready, **about}, b"")) == []

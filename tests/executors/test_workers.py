@@ -65,16 +65,16 @@ def test_the_first_call_waits_for_all_and_says_so(site, tmp_path, monkeypatch, c
     caplog.set_level(logging.WARNING, "ctxflow")
     executor = ContextExecutor(site=site)
     executor.run_dir = str(tmp_path / "run")
-    spawn, held = executor.engine._spawn, []
+    spawn, held = executor.engine._local.spawn, []
 
     def one_is_late():
-        if executor.engine._spawned == 1 and not held:
+        if executor.engine._local._begun == 1 and not held:
             held.append(spawn)
-            executor.engine._spawned += 1
+            executor.engine._local._begun += 1
         else:
             spawn()
 
-    monkeypatch.setattr(executor.engine, "_spawn", one_is_late)
+    monkeypatch.setattr(executor.engine._local, "spawn", one_is_late)
     with executor:
         future = host(str(tmp_path))
         deadline = time.monotonic() + 60

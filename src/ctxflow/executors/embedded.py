@@ -1,7 +1,7 @@
 """The embedded engine: workers on this machine, each a context host process that is spoken to over a socket.
 
 For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers. What does
-not live here: what a worker does with what it is told (host/).
+not live here: which workers there are (local_workers.py), and what one does with what it is told (host/).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import psutil
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
-from ctxflow.executors.engine import ContextPayload, EngineFailed, RunServices
+from ctxflow.executors.engine import ContextPayload, RunServices
 from ctxflow.executors.lines import Line, Lines
-from ctxflow.executors.shares import Share, Shares
-from ctxflow.executors.workers import Worker, share
+from ctxflow.executors.local_workers import LocalWorkers
+from ctxflow.executors.workers import Worker
 from ctxflow.host.devices import cuda_devices
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.sessions import state_path
@@ -37,7 +37,6 @@ from ctxflow.scheduler import events as ev
 
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.
-_STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
 
 
 def default_workers(devices: int) -> int:
@@ -78,26 +77,18 @@ class EmbeddedEngine:
                 f"has {len(self._devices)}: ask for fewer workers or fewer GPUs a worker"
             )
         self.gpus_per_worker = each
-        self._shares = Shares(self._devices, self.workers, each)
+        self._local = LocalWorkers(self.workers, self._devices, each, rejoin_seconds, slowdowns)
         self._slots = slots
         self._scratch_parent = scratch
-        self._rejoin_seconds = rejoin_seconds
-        self._slowdowns = list(slowdowns)
         self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
-        self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
-        self._target = 0
-        self._spawned = 0
-        self._respawn_at: list[float] = []
-        self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
-        self._failed: EngineFailed | None = None
         self._noticed: list[Worker] = []  # Told that they will be taken back.
         self._kill_at: list[tuple[float, Worker]] = []  # When that will be done by force.
         self._stopped = False
 
     def tiers(self) -> list[ev.TierSpec]:
         """What this machine offers."""
-        most = len(self._shares.devices)
+        most = len(self._local.shares.devices)
         return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker, machine_gpus=most)]
 
     def start(self, run: RunServices) -> None:
@@ -122,6 +113,10 @@ class EmbeddedEngine:
         self._cache = os.path.join(self._scratch, "cache")
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        self._local.open(self._scratch, os.path.join(run.directory, "workers"), run.clock, self._begun)
+
+    def _begun(self, worker: Worker) -> None:
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -138,32 +133,23 @@ class EmbeddedEngine:
                 if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
                     self._acquire(command)
                     continue
-                worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
+                worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
                     self._tell(worker, command)
 
     def _acquire(self, command: cmd.Command) -> None:
         """Have other workers than there are."""
         if isinstance(command, cmd.Acquire):
-            self._target = command.workers
-            for _ in range(self._target - self._ordinary() - len(self._respawn_at)):
-                self._spawn()
+            self._local.want(command.workers)
         elif isinstance(command, cmd.AcquireAt):
-            self._shares.ask(command.pin, command.devices)
-            self._spawn_pinned()
+            self._local.ask(command.pin, command.devices)
         elif isinstance(command, cmd.Forgo):
-            self._shares.forgo(command.pin)
-            for worker in [each for each in self._workers.values() if each.pin == command.pin]:
+            for worker in self._local.forgo(command.pin):
                 self._release(worker)
         elif isinstance(command, cmd.Survey):
-            held = [(device, worker) for worker in self._workers.values() for each in worker.shares for device in each]
-            machine = self._shares.machine({device.id: worker.name for device, worker in held})
+            machine = self._local.machine()
             found = {socket.gethostname(): machine} if machine is not None else {}
             self._event(ev.MachinesFound(self._run.clock(), command.tier, found))
-
-    def _ordinary(self) -> int:
-        """How many workers there are that were not asked for with devices of their own."""
-        return sum(worker.pin is None for worker in self._workers.values())
 
     def _tell(self, worker: Worker, command: cmd.Command) -> None:
         if isinstance(command, cmd.Run):
@@ -236,7 +222,7 @@ class EmbeddedEngine:
 
     def _carry(self, worker: Worker, command: cmd.Carry) -> None:
         """Workers of one machine share its disk: a state goes from one to another by its name alone."""
-        now, source = self._run.clock(), self._workers.get(command.source)
+        now, source = self._run.clock(), self._local.there.get(command.source)
         places = (command.worker, command.session, command.made)
         try:
             if source is None:
@@ -281,12 +267,14 @@ class EmbeddedEngine:
         """What happened."""
         if self._stopped:
             return []
-        if self._failed is not None:
-            raise self._failed
+        if self._local.failure is not None:
+            raise self._local.failure
         if self._events:
             timeout = 0.0
-        if self._respawn_at or self._kill_at:
-            due = [*self._respawn_at[:1], *(at for at, _ in self._kill_at)]
+        due = [at for at, _ in self._kill_at]
+        if self._local.next_at is not None:
+            due.append(self._local.next_at)
+        if due:
             timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
         with self._lock:
             self._release_noticed()
@@ -298,12 +286,12 @@ class EmbeddedEngine:
                 if isinstance(key.data, Line):
                     self._lines.serve(key.data, mask)
                 elif isinstance(key.data, Worker):
-                    if key.data.name in self._workers:
+                    if key.data.name in self._local.there:
                         self._heard(key.data, mask)
                 elif key.data is not None:
                     key.data()
             self._kill_overdue()
-            self._respawn()
+            self._local.start_due()
             happened, self._events = self._events, []
         return happened
 
@@ -364,8 +352,7 @@ class EmbeddedEngine:
                 self._noticed.append(worker)
             yield ev.EvictionNotice(now, name)
         elif kind == "hello":
-            worker.joined = True
-            self._stillborn = 0
+            self._local.joined(worker)
             yield ev.WorkerJoined(now, self._spec(worker))
 
     @staticmethod
@@ -411,83 +398,24 @@ class EmbeddedEngine:
             gpu_model=first.model if first else None,
             memory=psutil.virtual_memory().total // self.workers * max(1, len(worker.shares)),
             gpu_memory=first.memory if first else None,
-            topology=self._shares.machine() if worker.devices else None,
+            topology=self._local.shares.machine() if worker.devices else None,
             devices=tuple(device.id for device in worker.devices),
             pin=worker.pin,
         )
 
     # --- workers
 
-    def _spawn(self) -> None:
-        devices = self._shares.take()
-        self._begin(devices, [devices])
-
-    def _spawn_pinned(self) -> None:
-        """Start the workers that wait for their devices, where those are free now."""
-        for pin, devices, shares in self._shares.granted():
-            self._begin(devices, shares, pin)
-
-    def _begin(self, devices: Share, shares: list[Share], pin: int | None = None) -> None:
-        """Start a worker."""
-        number = self._spawned
-        self._spawned += 1
-        name = f"local-{number + 1}"
-        variables = share(devices, bool(self._devices), self.workers, len(shares))
-        if number < len(self._slowdowns):
-            variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
-        logs = os.path.join(self._run.directory, "workers", name)
-        try:
-            worker = Worker(name, devices, self._scratch, logs, variables)
-        except OSError as error:
-            self._shares.give_back(shares)
-            self._not_born(str(error))
-            return
-        worker.shares, worker.pin = shares, pin
-        self._workers[worker.name] = worker
-        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
-
-    def _not_born(self, reason: str) -> None:
-        """A worker did not come up: try again, ever more slowly, and at last give up."""
-        self._stillborn += 1
-        nobody = not any(worker.joined for worker in self._workers.values())
-        if nobody and self._stillborn >= _STILLBIRTHS + self.workers:
-            self._failed = EngineFailed(
-                f"{self._stillborn} workers in a row did not start, so that nothing can run: {reason}; see that "
-                "the machine has memory, processes and descriptors left, or run "
-                f"`{sys.executable} -c 'import ctxflow.host.host'` "
-                "to see whether that program can be imported"
-            )
-            return
-        self._respawn_at.append(self._run.clock() + self._rejoin_seconds * 2 ** min(5, self._stillborn))
-        self._respawn_at.sort()
-
     def _gone(self, worker: Worker) -> None:
         """A worker has ended, or was ended: make sure of it, say so, and see to its successor."""
         for line in list(worker.lines.values()):
             self._lines.serve(line)
         self._end(worker)
-        del self._workers[worker.name]
-        self._shares.give_back(worker.shares)
-        now = self._run.clock()
         if worker in self._noticed:
             self._noticed.remove(worker)
         if worker.joined:
             known = worker.evicted or worker.released
-            self._events.append(ev.WorkerLost(now, worker.name, evicted=known))
-        self._spawn_pinned()
-        if worker.pin is not None or self._ordinary() + len(self._respawn_at) >= self._target:
-            return
-        if worker.joined or worker.evicted:
-            self._respawn_at.append(now + (self._rejoin_seconds if worker.pause is None else worker.pause))
-            self._respawn_at.sort()
-        else:
-            self._not_born(worker.last_words())
-
-    def _respawn(self) -> None:
-        while self._respawn_at and self._respawn_at[0] <= self._run.clock():
-            del self._respawn_at[0]
-            if self._ordinary() < self._target:
-                self._spawn()
+            self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known))
+        self._local.left(worker)
 
     def _end(self, worker: Worker) -> None:
         worker.end()
@@ -499,7 +427,7 @@ class EmbeddedEngine:
     def worker_pids(self) -> dict[str, int]:
         """The process of each worker's host, by the worker's name."""
         with self._lock:
-            return {worker.name: worker.process.pid for worker in self._workers.values() if worker.joined}
+            return {worker.name: worker.process.pid for worker in self._local.there.values() if worker.joined}
 
     def evict(self, name: str | None = None, seconds: float | None = None, notice: float | None = None) -> str | None:
         """Take a worker away, as a resource manager would; another joins later.
@@ -510,8 +438,8 @@ class EmbeddedEngine:
         :returns: the worker's name, None if there is none, or it has had notice.
         """
         with self._lock:
-            joined = [w for w in self._workers.values() if w.joined and not w.evicted]
-            worker = self._workers.get(name) if name is not None else next(iter(joined), None)
+            joined = [w for w in self._local.there.values() if w.joined and not w.evicted]
+            worker = self._local.there.get(name) if name is not None else next(iter(joined), None)
             if worker is None or self._stopped or (worker.evicted and notice is not None):
                 return None
             worker.evicted = True
@@ -530,7 +458,7 @@ class EmbeddedEngine:
             return
         now = self._run.clock()
         for due, worker in self._kill_at:
-            if due <= now and self._workers.get(worker.name) is worker:
+            if due <= now and self._local.there.get(worker.name) is worker:
                 kill_tree(worker.process.pid)
         self._kill_at = [(due, worker) for due, worker in self._kill_at if due > now]
 
@@ -547,15 +475,15 @@ class EmbeddedEngine:
                 return
             self._stopped = True
             # All end themselves at the same time, also if this is interrupted.
-            for worker in self._workers.values():
+            for worker in self._local.there.values():
                 with contextlib.suppress(OSError):
                     worker.channel.socket.shutdown(socket.SHUT_RDWR)
             deadline = time.monotonic() + _END_SECONDS
-            for worker in self._workers.values():
+            for worker in self._local.there.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
                 self._end(worker)
-            self._workers.clear()
+            self._local.there.clear()
             self._lines.close()
             self._selector.close()
             os.close(self._wake_read)

@@ -1,0 +1,152 @@
+"""Which workers this machine has, how many are wanted, and who takes the place of one that is gone.
+
+What does not live here: starting and ending one (workers.py), and what they are told (embedded.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.shares import Share, Shares
+from ctxflow.executors.workers import Worker, share
+from ctxflow.host.devices import Device
+
+_STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
+
+
+class LocalWorkers:
+    """The workers of this machine; all calls are made under the engine's lock.
+
+    :param places: how many workers the machine is shared among.
+    :param devices: its GPUs. :param gpus_per_worker: how many each worker has.
+    :param rejoin_seconds: how long after the loss of a worker another takes its place.
+    :param slowdowns: factor by which the first, second, ... worker is slower.
+    :ivar there: by name. :ivar wanted: how many, beside those that were asked for with devices of their own.
+    :ivar failure: why none can be started any more, once that is clear.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        devices: Sequence[Device],
+        gpus_per_worker: int,
+        rejoin_seconds: float,
+        slowdowns: Sequence[float],
+    ) -> None:
+        self.there: dict[str, Worker] = {}
+        self.wanted = 0
+        self.failure: EngineFailed | None = None
+        self.rejoin_seconds = rejoin_seconds
+        self.shares = Shares(devices, places, gpus_per_worker)
+        self._places = places
+        self._has_gpus = bool(devices)
+        self._slowdowns = list(slowdowns)
+        self._begun = 0
+        self._respawn_at: list[float] = []  # When the next ones are started.
+        self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
+
+    def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[Worker], None]) -> None:
+        """Say where workers keep their files and their output, and who is told of each that begins."""
+        self._scratch, self._logs, self._clock, self._tell = scratch, logs, clock, begun
+
+    def want(self, count: int) -> None:
+        """Have so many; those that are too many go by themselves, when they are released."""
+        self.wanted = count
+        for _ in range(count - self._ordinary() - len(self._respawn_at)):
+            self.spawn()
+
+    def ask(self, pin: int, devices: Sequence[str]) -> None:
+        """Have one with devices of its own, as soon as they are free."""
+        self.shares.ask(pin, devices)
+        self._spawn_pinned()
+
+    def forgo(self, pin: int) -> list[Worker]:
+        """That one is not wanted any more; gives those that are there, to be released."""
+        self.shares.forgo(pin)
+        return [worker for worker in self.there.values() if worker.pin == pin]
+
+    def machine(self) -> dict[str, Any] | None:
+        """The machine's topology as data, with who has which GPU; None if it has none."""
+        held = [(device, worker) for worker in self.there.values() for each in worker.shares for device in each]
+        return self.shares.machine({device.id: worker.name for device, worker in held})
+
+    def joined(self, worker: Worker) -> None:
+        """It is up: workers can be started here."""
+        worker.joined = True
+        self._stillborn = 0
+
+    def left(self, worker: Worker) -> None:
+        """It has ended, or was ended: see to its successor."""
+        del self.there[worker.name]
+        self.shares.give_back(worker.shares)
+        self._spawn_pinned()
+        if worker.pin is not None or self._ordinary() + len(self._respawn_at) >= self.wanted:
+            return
+        if worker.joined or worker.evicted:
+            self._respawn(self.rejoin_seconds if worker.pause is None else worker.pause)
+        else:
+            self._not_born(worker.last_words())
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next one is to be started, if any."""
+        return self._respawn_at[0] if self._respawn_at else None
+
+    def start_due(self) -> None:
+        """Start those whose time has come."""
+        while self._respawn_at and self._respawn_at[0] <= self._clock():
+            del self._respawn_at[0]
+            if self._ordinary() < self.wanted:
+                self.spawn()
+
+    def spawn(self) -> None:
+        """Start one."""
+        devices = self.shares.take()
+        self._begin(devices, [devices])
+
+    def _ordinary(self) -> int:
+        return sum(worker.pin is None for worker in self.there.values())
+
+    def _spawn_pinned(self) -> None:
+        """Start the workers that wait for their devices, where those are free now."""
+        for pin, devices, shares in self.shares.granted():
+            self._begin(devices, shares, pin)
+
+    def _begin(self, devices: Share, shares: list[Share], pin: int | None = None) -> None:
+        number = self._begun
+        self._begun += 1
+        name = f"local-{number + 1}"
+        variables = share(devices, self._has_gpus, self._places, len(shares))
+        if number < len(self._slowdowns):
+            variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
+        try:
+            worker = Worker(name, devices, self._scratch, os.path.join(self._logs, name), variables)
+        except OSError as error:
+            self.shares.give_back(shares)
+            self._not_born(str(error))
+            return
+        worker.shares, worker.pin = shares, pin
+        self.there[worker.name] = worker
+        self._tell(worker)
+
+    def _not_born(self, reason: str) -> None:
+        """A worker did not come up: try again, ever more slowly, and at last give up."""
+        self._stillborn += 1
+        nobody = not any(worker.joined for worker in self.there.values())
+        if nobody and self._stillborn >= _STILLBIRTHS + self._places:
+            self.failure = EngineFailed(
+                f"{self._stillborn} workers in a row did not start, so that nothing can run: {reason}; see that "
+                "the machine has memory, processes and descriptors left, or run "
+                f"`{sys.executable} -c 'import ctxflow.host.host'` "
+                "to see whether that program can be imported"
+            )
+            return
+        self._respawn(self.rejoin_seconds * 2 ** min(5, self._stillborn))
+
+    def _respawn(self, seconds: float) -> None:
+        self._respawn_at.append(self._clock() + seconds)
+        self._respawn_at.sort()
