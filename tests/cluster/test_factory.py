@@ -242,17 +242,18 @@ def test_by_hand_it_works_the_same_way(testbed: Testbed, make: Callable[[Testbed
 
 
 # Fills the disk of the schedd's queue, and what HTCondor frees meanwhile. A submission takes 3,700 bytes of the queue's
-# log: its last page is filled before, so that there is no room for one.
+# log, whose last page may have room for that: it is filled, too, once no other page can be had.
 FILL = r"""
 cd /var/spool
 room() { echo $(( (4096 - $(stat -c %s condor/job_queue.log) % 4096) % 4096 )); }
-until [ $(room) -lt 2000 ]; do
-    condor_qedit -constraint 'JobStatus == 1' Filler "\"$(head -c 700 /dev/zero | tr '\0' x)\"" >/dev/null
-done
 touch /run/filling
 mount -o remount,size=$(( $(du -sk . | cut -f1) + 64 ))k .
 cat /dev/zero >fill 2>/dev/null
 (while [ -e /run/filling ]; do cat /dev/zero >>fill; sleep 0.05; done) >/dev/null 2>&1 &
+while [ $(room) -gt 2000 ]; do
+    condor_qedit -constraint 'JobStatus == 1' Filler "\"$(head -c 700 /dev/zero | tr '\0' x)\"" >/dev/null || break
+done
+true
 """
 FREE = "rm /run/filling; sleep 0.2; rm -f /var/spool/fill; mount -o remount,size=50% /var/spool"
 
