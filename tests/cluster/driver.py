@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -118,9 +119,17 @@ class Driver:
         """What it logged after so many lines, once a text is there."""
         deadline = time.monotonic() + limit
         while text not in (said := "".join(self.errors[since:])):
-            assert time.monotonic() < deadline, f"it did not say {text!r}: {self.said()} {self.last}"
+            assert time.monotonic() < deadline, f"it did not say {text!r}: {self.newest()}; {self.said()}"
             time.sleep(0.1)
         return said
+
+    def newest(self) -> dict[str, Any]:
+        """What it told last, whatever was read of it so far."""
+        with contextlib.suppress(queue.Empty):
+            while text := self._lines.get_nowait():
+                self.last = json.loads(text)
+            self._lines.put("")  # Its end, for who reads on.
+        return self.last
 
     def result(self) -> dict[str, Any]:
         """Its last line, once it has ended by itself and well."""
@@ -137,6 +146,10 @@ class Driver:
     def said(self) -> str:
         """What it logged."""
         return "".join(self.errors)[-6000:]
+
+    def go_on(self) -> None:
+        """Go on with passing things through: testbed/run stops when its command is stopped."""
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End it, if it has not ended."""
@@ -157,5 +170,5 @@ def processes_left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, 
 
 def left(testbed: Testbed, hosts: Sequence[str] = HOSTS) -> dict[str, Any]:
     """What there still is of workers: processes on each host, and jobs."""
-    jobs = testbed.run("condor_q", "-allusers", "-af", "ClusterId", "ProcId", "JobStatus").splitlines()
+    jobs = testbed.jobs()
     return {**processes_left(testbed, hosts), **({"jobs": jobs} if jobs else {})}

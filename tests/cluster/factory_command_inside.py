@@ -84,7 +84,7 @@ def joined() -> int:
 
 
 def eventually(condition, what: str) -> None:
-    deadline = time.monotonic() + 45
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen in time; there is {jobs()}"
         time.sleep(0.2)

@@ -21,7 +21,7 @@ from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.factory.connection import live_runs
 from ctxflow.observe.report import as_data, read_report
 
-AHEAD = 400  # Items on their way, so that a program that may end does so soon.
+AHEAD = 120  # Items on their way, so that a program that may end does so soon.
 
 
 def tell(**what: object) -> None:

@@ -106,7 +106,7 @@ def test_a_worker_that_waits_can_be_removed(condor, watch):
     one, two = condor.submit(sh("true", options={"requirements": "false"}), 2)
     condor.remove([one])
     watch.until(one, "ended")
-    assert in_queue(condor.run) == [two.partition(".")[0]]
+    eventually(lambda: in_queue(condor.run) == [two.partition(".")[0]])
 
 
 def test_a_held_worker_says_why_and_can_be_released(condor, watch, tmp_path):
@@ -202,7 +202,7 @@ def test_providers_of_one_run_stop_apart(condor):
         other.start(path)
         other.submit(sh("true", options={"requirements": "false"}), 1)
         other.stop()
-    assert in_queue(condor.run) == [ours.partition(".")[0]]
+    eventually(lambda: in_queue(condor.run) == [ours.partition(".")[0]])
 
 
 SIGNALS = """

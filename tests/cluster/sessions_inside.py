@@ -25,7 +25,7 @@ from ctxflow.sites.tier import Tier
 from ctxflow.testing.sessions import SessionContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
-BOOT_SECONDS = 8.0
+BOOT_SECONDS = 6.0
 _TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, disk_gb=2, gpus=0)
 
 

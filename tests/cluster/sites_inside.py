@@ -61,6 +61,15 @@ def condor_status(constraint: str) -> int:
     return len(subprocess.run(words, capture_output=True, check=True, text=True).stdout.split())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def idle_pool() -> None:
+    """What the test before claimed is free again."""
+    deadline = time.monotonic() + 60
+    while condor_status("DynamicSlot =?= true"):
+        assert time.monotonic() < deadline, "the pool does not become idle"
+        time.sleep(0.3)
+
+
 def free(machine: str, gpu: str, gpus: int) -> int:
     """How many machines will do now; GPUs are counted as HTCondor's negotiation counts them."""
     return condor_status(f"{SIZES} && {machine} && countMatches({gpu}, AvailableGPUs) >= {gpus}".replace("{}", ""))

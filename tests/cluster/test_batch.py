@@ -16,24 +16,24 @@ INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(Path(__file__).re
 
 def inside(testbed: Testbed, step: str) -> dict[str, Any]:
     """What a step found."""
-    done = testbed.command("run", "python", f"{INSIDE}/batch_inside.py", step, check=False, limit=280)
+    done = testbed.command("run", "python", f"{INSIDE}/batch_inside.py", step, check=False, limit=480)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> None:
     found = inside(testbed_with_torch, "models")
     assert found["chats"] == [True] * 4, "greedy text is that of a plain loop, whatever the batch size"
-    assert (found["texts"], found["width"]) == (240, 384)
+    assert (found["texts"], found["width"]) == (120, 384)
     assert found["distance"] < 1e-5
     assert found["same labels"] and found["labels"] > 1
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: Testbed) -> None:
     found = inside(testbed, "detached")
     assert found["seen"] == ["running", True, 2000], "`ctxflow status` follows it from another terminal"
@@ -51,7 +51,7 @@ def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: T
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_killed_driver_goes_on_where_it_was(testbed: Testbed) -> None:
     found = inside(testbed, "killed")
     assert (found["kills"], found["status"], found["whole"]) == (2, 0, True), found["said"]

@@ -20,22 +20,23 @@ PYTEST = "python -m pytest -q -p no:cacheprovider --no-header"
 
 def shell(testbed: Testbed, command: str, limit: float) -> str:
     """Run a command in a fresh directory of the user's on the submit host, and give all that it wrote."""
-    words = f"cd $(mktemp -d) && {command} 2>&1"
+    # Threads of several processes that compute on the same cores spend their time waiting for each other.
+    words = f"export OMP_NUM_THREADS=1; cd $(mktemp -d) && {command} 2>&1"
     done = testbed.command("run", "bash", "-c", words, check=False, limit=limit)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     return done.stdout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_contract(testbed: Testbed) -> None:
-    out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 {INSIDE}/taskvine_inside.py", 200)
+    out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 {INSIDE}/taskvine_inside.py", 400)
     assert re.search(r"\d\d passed in", out), out[-500:]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_parsl_suite(testbed: Testbed) -> None:
     config = INSIDE.parent / "parsl_suite" / "taskvine.py"
-    out = shell(testbed, f"{PYTEST} {PARSL} -k 'not cleannet' --config {config} --timeout 60", 200)
+    out = shell(testbed, f"{PYTEST} {PARSL} -k 'not cleannet' --config {config} --timeout 60", 400)
     passed = re.search(r"(\d+) passed", out)
     assert passed and int(passed[1]) > 100, out[-500:]
 
@@ -59,7 +60,7 @@ def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
     assert out["difference"] < 1e-5
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_users_modules_travel(testbed: Testbed) -> None:
-    out = shell(testbed, f"python {INSIDE}/modules_inside.py", 100)
+    out = shell(testbed, f"python {INSIDE}/modules_inside.py", 240)
     assert out.split() == f"{[n * 6 for n in range(10)]} 15".split()

@@ -23,7 +23,7 @@ def two_regions(any_testbed: Testbed) -> Iterator[Testbed]:
     """Four hosts of two GPUs each, two of them behind one slow link."""
     any_testbed.command("up", "--gpus", "2", "--far", str(len(FAR)), "--far-link", MBIT, limit=600)
     yield any_testbed
-    any_testbed.command("run", "--user", "root", "condor_rm", "-all", check=False)
+    any_testbed.clear()
 
 
 def started(routing: str, *words: str) -> Driver:

@@ -19,7 +19,7 @@ def test_what_the_check_says_of_a_real_pool(testbed: Testbed) -> None:
     words = ["python", "-m", "pytest", "-c", "/dev/null", "--noconftest", "-p", "no:cacheprovider", "--timeout", "200"]
     done = testbed.command("run", *words, "-q", f"{INSIDE}/sites_inside.py", check=False, limit=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert testbed.run("condor_q", "-af", "ClusterId") == ""
+    testbed.eventually(lambda: not testbed.jobs())
 
 
 @pytest.mark.cluster

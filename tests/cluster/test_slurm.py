@@ -25,10 +25,12 @@ def folder(testbed: Testbed) -> Iterator[str]:
     """A directory that all hosts see; nothing is left in Slurm at the end."""
     path = testbed.run("mktemp", "--directory", "/shared/slurm.XXXXXX")
     yield path
-    left = testbed.run("squeue", "--noheader", "--format=%i %u %j %T")
-    testbed.run("scancel", "--user=alice")
-    testbed.run("rm", "-r", path)
-    assert left == ""
+    try:
+        testbed.eventually(lambda: not testbed.run("squeue", "--noheader", "--format=%i %u %j %T"), limit=30)
+    finally:
+        for user in ("alice", "bob"):
+            testbed.run("scancel", f"--user={user}", user=user)
+        testbed.run("rm", "-r", path)
 
 
 def run(testbed: Testbed, folder: str, *words: str) -> dict[str, Any]:

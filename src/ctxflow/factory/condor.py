@@ -301,9 +301,13 @@ def _why(complaint: str) -> str:
 
     >>> _why("Unable to commit transaction")
     'its schedd cannot keep them: is the disk full that its SPOOL directory is on? (Unable to commit transaction)'
+    >>> _why("Failed to create new cluster").partition(":")[0]
+    'its schedd takes no jobs, or ended meanwhile'
     """
     if "commit transaction" in complaint:
         return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
+    if "create new cluster" in complaint:
+        return f"its schedd takes no jobs, or ended meanwhile: see whether condor_q works on this machine ({complaint})"
     if any(each in complaint for each in ("connect to schedd", "SECMAN", "locate local daemon")):
         return f"its schedd does not answer: see whether condor_q works on this machine ({complaint})"
     return f"{complaint}; see whether condor_q works on this machine"
