@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -146,10 +145,6 @@ class Driver:
     def said(self) -> str:
         """What it logged."""
         return "".join(self.errors)[-6000:]
-
-    def go_on(self) -> None:
-        """Go on with passing things through: testbed/run stops when its command is stopped."""
-        self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End it, if it has not ended."""
