@@ -16,7 +16,7 @@ For each topology of TORTA's experiments (docs/routing.md): `response_vs_best_ba
 `waiting_...` are TORTA's mean over the best baseline's at each of the loads 0.5, 0.7 and 0.9, averaged over loads, and
 `balance_minus_best_baseline` the difference; the best is of round-robin, SkyLB and SDIB, by metric and load.
 `lookahead_` before a name is the look-ahead's. Seeds are 0 to 9, none of which was seen in training or tuning. That
-takes an hour on one core; `--seeds 2` takes a quarter of it.
+takes half an hour on one core; `--seeds 2` takes a third of it.
 """
 
 from __future__ import annotations
