@@ -283,3 +283,36 @@ def test_a_place_that_gives_way_to_another_is_not_given_up_before_that_has_it():
     assert [order.then for order in step.orders] == ["leave"]
     assert only(bench.finish(step), cmd.Release) == [cmd.Release("big")]
     assert {type(each) for each in bench.lose("big", evicted=True)} >= {cmd.Forgo, cmd.AcquireAt}
+
+
+def test_contexts_that_do_not_fit_together_take_turns_once_each():
+    bench = SessionBench(workers=(), keep_every=None)
+    bench.tell(ev.TierOffered, tier(1))
+    bench.context("other", memory=4)
+    bench.app("second", "other", batch=False, sessions=True, keep_every=None)
+    bench.join("w1", memory=5)
+    bench.state.contexts["model"].memory = 4
+
+    def carried_out(commands):
+        """All commands, once the steps among them have ended."""
+        found = []
+        while commands:
+            command, *commands = commands
+            if isinstance(command, cmd.Step):
+                commands += bench.finish(
+                    command, **{f"s{o.session}": {"idle": 1} for o in command.orders if o.chunk is not None}
+                )
+            found.append(command)
+        return found
+
+    for number in range(1, 81):
+        carried_out(bench.tell(ev.SessionOpened, number, "talk" if number % 40 < 20 else "second", 100))
+        carried_out(bench.tell(ev.SessionSuspended, number))
+        bench.now += 1
+        carried_out(bench.tell(ev.Tick))
+    assert {session.state for session in bench.state.sessions.values()} == {"suspended"}
+    commands = carried_out(lend(bench, 0))
+    for _ in range(10):
+        commands += carried_out(tick(bench))
+    assert len(only(commands, cmd.Load)) == 1, "the context that is there is read from first, then the other"
+    assert cmd.Release("w1") in commands

@@ -216,6 +216,15 @@ def test_a_failed_region_loses_no_task_that_others_can_take():
     assert (simulation.served.waiting[simulation.resent] > 0).all()
 
 
+def test_a_failed_region_that_is_back_takes_tasks_again_also_where_fewer_servers_would_do():
+    region = int(SMALL.there.sum(axis=1).argmax())
+    simulation = Simulation(SMALL, runs(1, 30, 0.4), experiments.torta(None), Failure(region, 18, 22, math.inf))
+    for slot in range(30):
+        simulation.step()
+        assert simulation.lanes.on[region].any() != (18 <= slot < 22)
+    assert simulation.served.done.all()
+
+
 def test_more_than_all_capacity_and_nothing_at_all():
     for load in (5.0, 1e-6):
         for method in (experiments.torta(None), SkyLB(), Sdib()):

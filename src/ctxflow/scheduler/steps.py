@@ -89,14 +89,19 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             wanting = [s for s in worker.sessions.values() if s.app == app_id and not s.idle]
             if wanting:
                 prepare(state, worker, app_id, out)
-            elif worker.free_slots > 0 and any(
-                s.app == app_id and leaving.can_be_kept(state, s, worker) for s in unkept
-            ):
+            elif worker.free_slots > 0 and _turn_of(state, worker, app_id, unkept):
                 residency.begin(state, worker, app, out)
         elif held.state == "ready" and worker.free_slots > 0 and not state.awaiting:
             busy = any(attempt.context == app.context for attempt in worker.running.values())
             if not busy:
                 _step(state, worker, app_id, out)
+
+
+def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[Session]) -> bool:
+    """Whether a context is to be built to bring an app's states out: contexts that do not fit together take turns."""
+    if any(session.context in worker.contexts for session in unkept):
+        return False
+    return any(session.app == app and leaving.can_be_kept(state, session, worker) for session in unkept)
 
 
 def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> None:

@@ -181,6 +181,16 @@ def test_sessions_are_shared_out_by_what_a_worker_was_measured_to_serve():
     assert run.step(policy, 1) == 10
 
 
+@pytest.mark.parametrize("burst", [16, 24, 48, 64])
+def test_after_a_burst_no_more_are_held_than_the_sessions_want(burst):
+    run, policy = Streams(active=0, maximum=64), steady(0.8)
+    run.step(policy, 1)
+    run.active = burst
+    held = [run.step(policy, 1) for _ in range(400)]
+    assert max(held) > burst / 4 / 0.8, "more were expected"
+    assert held[-1] <= burst / 4 / 0.8 + 1.25, "a quarter of a worker is to spare"
+
+
 def test_who_comes_within_a_boot_time_is_anticipated():
     run, policy = Streams(active=16), steady(0.8)
     assert run.step(policy) == 5

@@ -46,6 +46,12 @@ def curve_of(rises):
     return lambda n: sum(rises[:n]) + (1.0 if n else 0.0)
 
 
+@given(st.integers(0, 500), st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 3))
+def test_what_is_anticipated_is_bounded_however_often_sessions_come_and_go(sessions, turns, share, deviations):
+    found = anticipated(sessions, turns, turns, share, deviations)
+    assert sessions <= found <= sessions + deviations * math.sqrt(2 * max(1, sessions))
+
+
 @settings(max_examples=150, deadline=None)
 @given(counts.filter(lambda each: sum(each) <= 6), steps, st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=4))
 def test_rebalancing_reaches_the_exhaustive_optimum(numbers, rises, speeds):

@@ -24,7 +24,8 @@ def anticipated(sessions: float, came: float, went: float, share: float = 1.0, d
     A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
     arrives until then. The growth of the time looked back at is expected to go on, a decline is not. So many comings
     and goings have a standard deviation of the root of their number (Poisson), so that small fleets hold more in
-    reserve for each session than large ones.
+    reserve for each session than large ones. Where sessions come and go several times meanwhile, that is bounded: by
+    the root of twice their number, at which what is there then has nothing to do with what is there now.
 
     :param came: sessions that became active in the time looked back at. :param went: that ceased to be.
     :param share: of the time looked back at that is looked ahead.
@@ -32,8 +33,11 @@ def anticipated(sessions: float, came: float, went: float, share: float = 1.0, d
 
     >>> anticipated(40, 10, 6, deviations=1.0), anticipated(40, 50, 50, 0.25, 2.0), anticipated(30, 0, 16, 1.0, 1.0)
     (48.0, 50.0, 34.0)
+    >>> anticipated(8, 400, 400, 1.0, 1.0)
+    12.0
     """
-    return sessions + max(0.0, came - went) * share + deviations * math.sqrt((came + went) * share)
+    expected = sessions + max(0.0, came - went) * share
+    return expected + deviations * math.sqrt(min((came + went) * share, 2.0 * max(1.0, expected)))
 
 
 class Turnover:

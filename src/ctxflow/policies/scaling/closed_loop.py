@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from ctxflow.policies.protocols import AppView, SessionView, View
 from ctxflow.policies.scaling.anticipation import Turnover
-from ctxflow.policies.scaling.autoscaling import Parameters, decide
+from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead
 from ctxflow.policies.scaling.division import Peak, divided, serving, tiers_for
 from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 from ctxflow.policies.scaling.volatility import Epochs, Levels, constant
@@ -29,14 +29,15 @@ class ClosedLoop:
 
     More are asked for at once when the load is over that share by more than `tolerance`; fewer are held when it has
     been under it by more than that for as long as a worker takes to boot. In between nothing changes, so that the
-    number does not flap. Tiers that can run the same work are counted together, and divided as `queue-proportional`
-    divides them.
+    number does not flap. Where there are sessions, which are anticipated, a worker more is asked for as soon as those
+    expected want it, and given back when a quarter of a worker is to spare. Tiers that can run the same work are
+    counted together, and divided as `queue-proportional` divides them.
 
     :param calls_per_worker: calls, queued or running, that load a worker fully.
     :param sessions_per_worker: sessions that load a worker fully, as long as nothing was measured.
     :param levels: [volatility up to which it holds, share] pairs, ascending, and [share] for all above;
         `ctxflow profile-scaling` finds them. [[0.8]] unless given.
-    :param tolerance: how far the load may be from the share before anything is done.
+    :param tolerance: how far the load of calls may be from the share before anything is done.
     :param boot_seconds: what a worker takes from being asked for to joining, for tiers of which the site does not
         say it.
     :param batch_size: items of a call of an app that states no batch size, while no worker is there to size one for.
@@ -100,9 +101,6 @@ class ClosedLoop:
         work.sessions.update(session.id for session in sessions)
         work.streams += share * len(sessions)
         work.came += share * sum(session.id not in self._active for session in sessions)
-        for session in sessions:
-            if session.worker is not None:
-                work.on_worker[session.worker] = work.on_worker.get(session.worker, 0.0) + share
 
     def _workers(self, view: View, group: frozenset[str], work: _Work) -> float:
         tiers = [view.tiers[name] for name in group]
@@ -117,13 +115,12 @@ class _Work:
     """What the same tiers can run, in workers that it loads fully.
 
     :ivar queue: of calls. :ivar streams: of sessions. :ivar came: of what has come since the last look.
-    :ivar on_worker: of the sessions on each. :ivar most: workers that could be of use. :ivar sessions: their ids.
+    :ivar most: workers that could be of use. :ivar sessions: their ids.
     """
 
     queue: float = 0.0
     streams: float = 0.0
     came: float = 0.0
-    on_worker: dict[str, float] = dataclasses.field(default_factory=dict)
     most: int = 0
     sessions: set[int] = dataclasses.field(default_factory=set)
 
@@ -144,9 +141,11 @@ class _Loop:
         self._epochs.add(now, work.came)
         parameters = self._levels.at(self._epochs.volatility)
         load = work.queue + work.streams * self._growth(now, work.sessions, boot_seconds)
-        carried = load / there if there else math.inf if load else 0.0
-        carried = max(carried, *work.on_worker.values(), 0.0)
-        wish = min(work.most, decide(carried, load, self._held, 1, parameters, work.most, least=0))
+        if work.sessions:
+            wish = decide_ahead(load, self._held, 1, parameters.utilization, work.most, least=0)
+        else:
+            carried = load / there if there else math.inf if load else 0.0
+            wish = min(work.most, decide(carried, load, self._held, 1, parameters, work.most, least=0))
         self._held = int(self._peak.over(wish, now, boot_seconds))
         return self._held
 

@@ -242,6 +242,7 @@ class Simulation:
             more = np.ceil(need[:, kind] / sizing.start).astype(np.int64) - count
             fewer = count - np.ceil(self.most[:, kind] / sizing.stop).astype(np.int64)
             start |= first(more, (mine & ~lanes.on).reshape(rows), cost.reshape(rows)).reshape(on.shape)
+            start |= mine & ~on.any(axis=1)[:, None]  # A region that is back: plans count on it.
             stop |= dearest(fewer, on & (lanes.free <= now), cost, on.sum(axis=1))
         return start, stop
 
