@@ -285,6 +285,19 @@ def test_a_place_that_gives_way_to_another_is_not_given_up_before_that_has_it():
     assert {type(each) for each in bench.lose("big", evicted=True)} >= {cmd.Forgo, cmd.AcquireAt}
 
 
+def test_a_library_process_that_keeps_ending_is_built_again_once():
+    bench = asleep()
+    lend(bench, 0)
+    loads, released = 0, []
+    for _ in range(4):
+        commands = bench.tell(ev.ContextUnloaded, "w1", "model")
+        loads += len(only(commands, cmd.Load))
+        released += only(commands, cmd.Release) + only(tick(bench), cmd.Release)
+        if released:
+            break
+    assert (loads, released) == (1, [cmd.Release("w1")])
+
+
 def test_contexts_that_do_not_fit_together_take_turns_once_each():
     bench = SessionBench(workers=(), keep_every=None)
     bench.tell(ev.TierOffered, tier(1))

@@ -43,11 +43,13 @@ def empty(state: RunState, worker: Worker) -> bool:
 
 
 def can_be_kept(state: RunState, session: Session, worker: Worker) -> bool:
-    """Whether a state in a worker's cache can be brought out: its context is there, or could be built there again."""
+    """Whether a state in a worker's cache can be brought out: its context is there, or may be built there once more."""
     context = state.contexts[session.context]
     if context.broken is not None:
         return False
-    return session.context in worker.contexts or (worker.noticed is None and worker.id not in context.suspects)
+    if session.context in worker.contexts:
+        return True
+    return worker.noticed is None and worker.id not in context.suspects and session.context not in worker.rebuilt
 
 
 def _hands_over(session: Session, worker: Worker) -> bool:

@@ -201,6 +201,8 @@ class Worker:
     staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
     staged: set[str] = dataclasses.field(default_factory=set)
+    # Contexts that were built again to bring states out since it is to go; kept by steps.py.
+    rebuilt: set[str] = dataclasses.field(default_factory=set)
     sessions: dict[int, Session] = dataclasses.field(default_factory=dict)  # That it owns; kept by sessions.py.
     # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
     steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)

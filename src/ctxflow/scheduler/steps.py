@@ -30,7 +30,7 @@ from ctxflow.scheduler.sessions import (
     prepare,
     unload,
 )
-from ctxflow.scheduler.state import Attempt, Frozen, Session, Worker
+from ctxflow.scheduler.state import App, Attempt, Frozen, Session, Worker
 
 if TYPE_CHECKING:
     from ctxflow.scheduler.run_state import RunState
@@ -78,6 +78,8 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
         return
     apps = dict.fromkeys(session.app for session in worker.sessions.values())
     apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
+    if not leaving.goes(worker):
+        worker.rebuilt.clear()
     unkept = leaving.unkept(state, worker) if leaving.goes(worker) else []
     apps.update(dict.fromkeys(session.app for session in unkept))
     for app_id in apps:
@@ -90,11 +92,16 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
             if wanting:
                 prepare(state, worker, app_id, out)
             elif worker.free_slots > 0 and _turn_of(state, worker, app_id, unkept):
-                residency.begin(state, worker, app, out)
+                _build_again(state, worker, app, out)
         elif held.state == "ready" and worker.free_slots > 0 and not state.awaiting:
             busy = any(attempt.context == app.context for attempt in worker.running.values())
             if not busy:
                 _step(state, worker, app_id, out)
+
+
+def _build_again(state: RunState, worker: Worker, app: App, out: list[Command]) -> None:
+    if residency.begin(state, worker, app, out):
+        worker.rebuilt.add(app.context)
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[Session]) -> bool:
