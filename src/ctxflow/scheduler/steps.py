@@ -78,9 +78,11 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
         return
     apps = dict.fromkeys(session.app for session in worker.sessions.values())
     apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
-    if not leaving.goes(worker):
+    unkept = []
+    if leaving.goes(worker):
+        unkept = leaving.unkept(state, worker)
+    else:
         worker.rebuilt.clear()
-    unkept = leaving.unkept(state, worker) if leaving.goes(worker) else []
     apps.update(dict.fromkeys(session.app for session in unkept))
     for app_id in apps:
         app = state.apps[app_id]

@@ -18,7 +18,7 @@ from ctxflow.simulator.torta.lanes import POPULAR, START, WATTS, Arrivals, Lanes
 from ctxflow.simulator.torta.methods import Method, Plan, State
 from ctxflow.simulator.torta.rules import MEAN
 from ctxflow.simulator.torta.settings import IDLE_WATTS, KINDS, POPULARITY, SLOT, START_HOUR, WORKING_WATTS
-from ctxflow.simulator.torta.sizing import dearest, first, needed
+from ctxflow.simulator.torta.sizing import Sizing, dearest, first, needed
 from ctxflow.simulator.torta.world import TASKS_PER_SLOT, World
 
 TYPES = range(len(KINDS))
@@ -204,7 +204,10 @@ class Simulation:
     def _activate(self, state: State, plan: Plan, now: float) -> Floats:
         """Start and stop servers; seconds of it (L, S)."""
         lanes, active = self.lanes, self.method.activation
-        start, stop = self._resized(state, plan, now) if active.sizing else self._switched(state, plan, now)
+        if active.sizing is None:
+            start, stop = self._switched(state, plan, now)
+        else:
+            start, stop = self._resized(active.sizing, state, plan, now)
         preheated = self._missing(lanes.on & ~stop) if active.preheats else None
         return lanes.stop(stop) + lanes.start(start, now, preheated)
 
@@ -223,15 +226,14 @@ class Simulation:
             stop |= first(-change, on & (resting >= 0), -resting - dear)
         return start, stop
 
-    def _resized(self, state: State, plan: Plan, now: float) -> tuple[Bools, Bools]:
+    def _resized(self, sizing: Sizing, state: State, plan: Plan, now: float) -> tuple[Bools, Bools]:
         """(L, S) what to start and to stop over all regions."""
-        lanes, active = self.lanes, self.method.activation
-        sizing = active.sizing
+        lanes, safety = self.lanes, self.method.activation.safety
         start, stop = np.zeros_like(lanes.on), np.zeros_like(lanes.on)
         demand = np.maximum(plan.expected.sum(axis=1), state.counts.sum(axis=1))
-        need = needed(state.waiting.sum(axis=1), demand, active.safety, TASKS_PER_SLOT)
+        need = needed(state.waiting.sum(axis=1), demand, safety, TASKS_PER_SLOT)
         self.most = np.maximum(self.most, need)
-        if sizing is None or self.slot < sizing.after:
+        if self.slot < sizing.after:
             return lanes.there & ~lanes.on, stop
         cost = WATTS[lanes.gpu] * np.tile(self.mean_price, self.runs)[:, None]
         rows = (self.runs, -1)

@@ -51,10 +51,7 @@ def dearest(count: Ints, of: Bools, cost: Floats, active: Ints) -> Bools:
     >>> dearest(np.array([3]), np.ones((2, 3), dtype=bool), cost, np.array([3, 3])).tolist()
     [[True, True, False], [True, False, False]]
     """
-    order = np.argsort(np.where(of, -cost, np.inf), axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.broadcast_to(np.arange(of.shape[1]), of.shape), axis=1)
-    left = active[:, None] - rank
+    left = active[:, None] - _ranks(of, -cost)
     chosen = of & (left > 1)
     worth = cost * np.sqrt(np.maximum(left, 0))
     shape = (len(count), -1)
@@ -67,7 +64,12 @@ def first(count: Ints, of: Bools, key: Floats) -> Bools:
     >>> first(np.array([1]), np.array([[True, False, True]]), np.array([[5.0, 1.0, 3.0]])).tolist()
     [[False, False, True]]
     """
+    return of & (_ranks(of, key) < count[:, None])
+
+
+def _ranks(of: Bools, key: Floats) -> Ints:
+    """(L, S) the place of each in its row's order: those that are given by their keys, then the others."""
     order = np.argsort(np.where(of, key, np.inf), axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.broadcast_to(np.arange(of.shape[1]), of.shape), axis=1)
-    return of & (rank < count[:, None])
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.broadcast_to(np.arange(of.shape[1]), of.shape), axis=1)
+    return ranks
