@@ -97,10 +97,16 @@ class Testbed:
         self.command("down")
 
     def eventually(self, condition: Callable[[], object], limit: float = 60) -> None:
-        """Wait until a condition holds; fail after `limit` seconds."""
+        """Wait until a condition holds; fail after `limit` seconds. A command of it that fails is tried again, too."""
         deadline = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
+        while True:
+            why = "it did not happen in time"
+            try:
+                if condition():
+                    return
+            except AssertionError as error:
+                why = f"{why}: {error}"
+            assert time.monotonic() < deadline, why
             time.sleep(0.3)
 
 

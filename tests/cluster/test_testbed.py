@@ -193,6 +193,11 @@ def bytes_per_second(testbed: Testbed, sender: str, receiver: str, amount: int) 
             server.wait(20)
 
 
+def sleeps(testbed: Testbed) -> bool:
+    """Whether there is a process `sleep 4321`."""
+    return testbed.command("run", "pgrep", "-fx", "sleep 4321", check=False).returncode == 0
+
+
 def reaches(testbed: Testbed, sender: str, receiver: str) -> bool:
     """Whether one packet comes back."""
     words = ["--user", "root", "--host", sender, "ping", "-c1", "-W1", receiver]
@@ -285,9 +290,11 @@ def test_run_passes_input_exit_codes_and_its_own_death_on(testbed: Testbed) -> N
     assert testbed.run("id", "-un", user="bob") == "bob"
     command = [sys.executable, str(TESTBED / "run"), "sleep", "4321"]
     with subprocess.Popen(command, cwd="/") as client:
-        testbed.eventually(lambda: testbed.run("pgrep", "-fx", "sleep 4321"))
-        client.kill()
-    testbed.eventually(lambda: testbed.command("run", "pgrep", "-fx", "sleep 4321", check=False).returncode == 1)
+        try:
+            testbed.eventually(lambda: sleeps(testbed))
+        finally:
+            client.kill()
+    testbed.eventually(lambda: not sleeps(testbed))
     unknown = testbed.command("host", "cut", "host9", check=False)
     assert unknown.returncode == 1 and "host1, host2, host3, host4" in unknown.stderr
 
@@ -365,7 +372,9 @@ def test_an_interrupted_up_leaves_nothing(any_testbed: Testbed) -> None:
     any_testbed.command("down")
     command = [sys.executable, str(TESTBED / "up")]
     with subprocess.Popen(command, cwd="/", stderr=subprocess.DEVNULL) as starting:
-        any_testbed.eventually(lambda: any("ctxflow-testbed:host1" in line for line in processes()))
-        starting.send_signal(signal.SIGINT)
+        try:
+            any_testbed.eventually(lambda: any("ctxflow-testbed:host1" in line for line in processes()))
+        finally:
+            starting.send_signal(signal.SIGINT)
         assert starting.wait(60) == 130
     assert leftovers() == []
