@@ -24,7 +24,7 @@ from pool import tools  # noqa: E402
 from pool.gpus import MODELS, apportion, gpus_of, inventory, topology  # noqa: E402
 from pool.settings import CannotBuild, Settings, TestbedError  # noqa: E402
 
-cluster = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+cluster = [pytest.mark.cluster, pytest.mark.timeout(600)]
 EXECUTE_HOSTS = [f"host{number}" for number in range(1, 5)]
 
 
