@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
+from ctxflow.policies.protocols import Plan
+from ctxflow.policies.views import AppView, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.arrivals import Arrivals

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.policies.batching.coalescing import Coalescing
-from ctxflow.policies.protocols import AppView, WorkerView
+from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.scheduler import leaving, residency
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.events import Failure, StepFinished

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ctxflow.policies.protocols import AppView, View
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView
 
 _LOOKS = 16  # In a period.
 UNTRIED = 0.1

@@ -25,7 +25,8 @@ from ctxflow.policies.placement.mixes import cheapest
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.policies.placement.rolling import Switching, plan_rolling
 from ctxflow.policies.placement.workers import Offer, staffing
-from ctxflow.policies.protocols import Plan, TierView, View
+from ctxflow.policies.protocols import Plan, View
+from ctxflow.policies.views import TierView
 
 
 class AdaptivePlacement:

@@ -15,7 +15,7 @@ from ctxflow.policies.placement.demand import Wanted
 from ctxflow.policies.placement.mixes import cost
 from ctxflow.policies.placement.solution import solve
 from ctxflow.policies.placement.workers import Offer, staffing
-from ctxflow.policies.protocols import TierView
+from ctxflow.policies.views import TierView
 
 PARTS = 4
 """A group's GPUs are divided among its tiers by so many parts: halves and quarters."""

@@ -16,12 +16,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, SessionView, View
+from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.anticipation import Turnover
 from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead
 from ctxflow.policies.scaling.division import Peak, divided, serving, tiers_for
 from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
 from ctxflow.policies.scaling.volatility import Epochs, Levels, constant
+from ctxflow.policies.views import AppView, SessionView
 
 
 class ClosedLoop:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ctxflow.policies.protocols import AppView, SessionView, View
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, SessionView
 
 SESSIONS = 4
 """Sessions of a worker, as long as nothing was measured."""

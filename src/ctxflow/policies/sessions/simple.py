@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ctxflow.policies.protocols import SessionView, View, WorkerView
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import SessionView, WorkerView
 
 
 def seekers(view: View) -> list[SessionView]:
