@@ -19,7 +19,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.core import Scheduler
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import Limits, Policies
+from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.version import __version__
 
 

@@ -15,18 +15,10 @@ from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.arrivals import Arrivals
 from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shares import Deal
-from ctxflow.scheduler.state import (
-    App,
-    Attempt,
-    ContextState,
-    Counters,
-    Limits,
-    Policies,
-    Session,
-    Tier,
-    Worker,
-)
+from ctxflow.scheduler.state import App, Attempt, ContextState, Counters, Session, Worker
+from ctxflow.scheduler.tiers import Tier
 
 
 class RunState:
