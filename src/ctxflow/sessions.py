@@ -17,14 +17,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ctxflow.apps import check_context
-from ctxflow.context import Context, ContextFunction, dumps
+from ctxflow.app_options import check_context
+from ctxflow.context import Context, ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
 from ctxflow.turns import idle, last
 

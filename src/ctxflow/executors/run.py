@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ctxflow.context import Context, dumps
+from ctxflow.context import Context
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
 from ctxflow.executors.declarations import App, ApplyCall, Declared, check, context_id, payload_of, spec_of
@@ -30,6 +30,7 @@ from ctxflow.executors.sessions import News, SessionStore
 from ctxflow.executors.status import SessionStatus, Status, status_of
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.executors.waiting import Telling, Waiting
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ctxflow.context import Context, dumps
+from ctxflow.context import Context
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ctxflow.context import dumps
 from ctxflow.executors.engine import CallPayload, Engine
 from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing.contract_run import ContractRun
