@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from placement_run import moments, placed, stood_in_vain
 
-from ctxflow.observe.history import read_history
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.text import tables
 from ctxflow.scheduler.log import read_setup, replay
 
