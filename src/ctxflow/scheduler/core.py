@@ -286,7 +286,7 @@ class Scheduler:
             reservations.started(self.state, event.pin)
 
     def _machines_found(self, event: ev.MachinesFound, out: list[Command]) -> None:
-        reservations.surveyed(self.state, event, out)
+        self.state.surveys.found(event, out)
 
     # --- contexts
 

@@ -14,10 +14,11 @@ from ctxflow.policies.views import AppView, RegionView, SessionView, TierView, W
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.arrivals import Arrivals
-from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler.reservations import Reservations
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shares import Deal
 from ctxflow.scheduler.state import App, Attempt, ContextState, Counters, Session, Worker
+from ctxflow.scheduler.surveys import Machine, Surveys
 from ctxflow.scheduler.tiers import Tier
 
 
@@ -40,6 +41,7 @@ class RunState:
         self.tiers: dict[str, Tier] = {}
         self.regions: dict[str, RegionView] = {}
         self.arrivals = Arrivals()  # Kept by core.py, on ticks.
+        self.surveys = Surveys()
         self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
@@ -114,7 +116,7 @@ class RunState:
     @property
     def machines(self) -> Mapping[str, Machine]:
         """The machines on which workers can be asked for."""
-        return self.reservations.machines
+        return self.surveys.machines
 
     @property
     def reserved(self) -> Mapping[str, Sequence[str]]:
