@@ -82,6 +82,12 @@ class ContractRun:
         self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
         return [event.worker.id for event in self.all(ev.WorkerJoined)]
 
+    def ready(self, context: str = ev.PLAIN) -> str:
+        """Start the engine with one worker that has built a context; gives the worker."""
+        (worker,) = self.start()
+        self.load(worker, context)
+        return worker
+
     def stage(self, worker: str, context: str) -> ev.ContextStaged:
         """Bring a context's files to a worker."""
         self.engine.execute([cmd.Stage(worker, context)])
