@@ -23,10 +23,7 @@ from ctxflow.turns import idle, last
 
 
 class SessionRun(ContractRun):
-    """A run that gives its engine steps.
-
-    :ivar app: the app of all steps; whoever subclasses may name another.
-    """
+    """A run that gives its engine steps."""
 
     def step(
         self, worker: str, context: str, function: Callable[..., Any], *entries: Entry, timeout: float | None = None
