@@ -285,11 +285,11 @@ class MachinesFound(Event):
 class PlanMade(Event):
     """The answer to `MakePlan`.
 
-    :ivar made: what was computed. Not in the log: without it, as in a replay, the scheduler computes it again.
+    :ivar results: what was computed. Not in the log: without it, as in a replay, the scheduler computes it again.
     :ivar failure: why nothing could be computed, else None.
     """
 
-    made: Any = dataclasses.field(default=None, repr=False, compare=False)
+    results: Any = dataclasses.field(default=None, repr=False, compare=False)
     failure: str | None = None
 
 

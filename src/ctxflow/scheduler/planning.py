@@ -39,7 +39,7 @@ def made(state: RunState, event: PlanMade, out: list[Command]) -> None:
     if planning is None or not isinstance(policy, PlanningPolicy):
         return
     if event.failure is None:
-        policy.planned(planning() if event.made is None else event.made)
+        policy.planned(planning() if event.results is None else event.results)
     elif event.failure != state.planning_failure:  # It may fail again each time: who reads it knows already.
         text = f"placement: no new plan could be made ({event.failure}), and the one in place stays: please report it"
         out.append(Note(text, trouble=True))
