@@ -455,7 +455,10 @@ class View(Protocol):
         """All sessions that are open, by number, oldest first."""
 
     def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
-        """Whether a worker may carry a session: it stays, and holds the session's context or could load it."""
+        """Whether a worker may carry a session: it stays, and holds the session's context or could load it.
+
+        Also if it carries it now: not where the plan wants the context on fewer workers, or on other tiers.
+        """
 
     def capacity(self, app: AppView, worker: WorkerView) -> int:
         """K: the most sessions whose chunks a step of the worker makes while it meets the app's chunk target."""

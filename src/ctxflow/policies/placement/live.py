@@ -22,6 +22,7 @@ from ctxflow.policies.placement.making import Made, Moment
 from ctxflow.policies.placement.rolling import Switching
 from ctxflow.policies.placement.workers import Offer
 from ctxflow.policies.protocols import Plan, TierView, View
+from ctxflow.policies.scaling.outstanding import active
 
 
 class AdaptivePlacement:
@@ -33,7 +34,8 @@ class AdaptivePlacement:
 
     :param period: seconds from one plan to the next. It plans at once, but not within a fifth of that, when there is
         work for a context that the plan does not know, when one was measured for the first time, when the site's
-        bounds change, and when a quarter of the workers are lost; also if that was while the plan was computed.
+        bounds change, when sessions want more workers than were planned for their context, and when a quarter of the
+        workers are lost; also if that was while the plan was computed.
     :param clear: seconds in which what is queued should be answered.
     :param least_gain: the share of the present plan's cost that a new plan has to save.
     :raises ValueError: for a number that makes no sense.
@@ -65,7 +67,7 @@ class AdaptivePlacement:
             return None
         if before is None and not self._demand.settled(view, self._period / 5):
             return None
-        now = _Occasion.of(view, self._demand.measured(view))
+        now = _Occasion.of(view, self._demand)
         regular = before is None or now.at >= before.at + self._period
         if before is not None and not regular and not now.differs(before, self._made.plan):
             return None
@@ -97,9 +99,9 @@ class AdaptivePlacement:
 
     def _probes(self, view: View) -> dict[str, str]:
         """A context for each tier that gave no workers: one is asked for and used, to see whether it gives again."""
-        found = {}
+        found, sessions = {}, active(view)
         for tier in view.tiers.values():
-            able = [app for app in view.apps.values() if app.backlog and view.able(app, tier)]
+            able = [app for app in view.apps.values() if (app.backlog or app.id in sessions) and view.able(app, tier)]
             if self._gives.get(tier.name) == 0 and able and tier.maximum:
                 found[tier.name] = max(able, key=lambda app: app.backlog).context
         return found
@@ -114,6 +116,7 @@ class _Occasion:
     """What decides whether to plan anew.
 
     :ivar busy: contexts with work; `measured`: those of which a speed is known.
+    :ivar carriers: the workers that sessions keep busy, by context.
     """
 
     at: float
@@ -121,16 +124,18 @@ class _Occasion:
     busy: frozenset[str]
     measured: frozenset[str]
     connected: Counter[str]
+    carriers: Mapping[str, float]
 
     @classmethod
-    def of(cls, view: View, measured: frozenset[str]) -> _Occasion:
+    def of(cls, view: View, demand: Demand) -> _Occasion:
         bounds = tuple((tier.name, tier.minimum, tier.maximum) for tier in view.tiers.values())
-        running = {attempt.app for attempt in view.attempts.values() if attempt.items}
+        measured = demand.measured(view)
+        running = {attempt.app for attempt in view.attempts.values() if attempt.items} | active(view).keys()
         working = [app for app in view.apps.values() if app.backlog or app.id in running]
         # What no tier can run has a worker of its own, or waits for one: no plan is for it.
         busy = frozenset(app.context for app in working if any(view.able(app, tier) for tier in view.tiers.values()))
         there = Counter(worker.tier for worker in view.workers.values() if not worker.draining)
-        return cls(view.now, bounds, busy, measured, there)
+        return cls(view.now, bounds, busy, measured, there, demand.carriers(view))
 
     def differs(self, before: _Occasion, plan: Plan) -> bool:
         """Whether so much is different that planning cannot wait."""
@@ -140,7 +145,13 @@ class _Occasion:
             or not self.busy <= plan.tiers.keys()
             or not self.measured <= before.measured
             or lost > 0.25 * before.connected.total()
+            or any(n > max(before.carriers.get(each, 0.0), _holders(plan, each)) for each, n in self.carriers.items())
         )
+
+
+def _holders(plan: Plan, context: str) -> int:
+    """The workers that a plan wants to hold a context."""
+    return sum(workers for (each, _), workers in plan.holders.items() if each == context)
 
 
 def _given_back(connected: Mapping[str, int], plan: Plan) -> int:
