@@ -9,6 +9,8 @@ and contexts are (declarations.py), what items hold and who waits for them (wait
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 import logging
 import os
 import threading
@@ -35,6 +37,7 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
+from ctxflow.scheduler.planning import computed
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
@@ -354,10 +357,8 @@ class Run:
         for command in commands:
             if isinstance(command, Telling):
                 deliveries.append(self._waiting.told(command, event, context))
-            elif isinstance(command, cmd.Note):
-                logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
-            elif isinstance(command, cmd.Place):
-                self._say_reasons(command)
+            elif isinstance(command, (cmd.Note, cmd.Place, cmd.MakePlan)):
+                self._carry_out(command)
             else:
                 commanded.append(command)
         try:
@@ -367,6 +368,24 @@ class Run:
             if self._log is not None:
                 self._log.add(event, commands)
         return deliveries
+
+    def _carry_out(self, command: cmd.Note | cmd.Place | cmd.MakePlan) -> None:
+        """What no engine does."""
+        if isinstance(command, cmd.MakePlan):
+            self._make_plan(command)
+        elif isinstance(command, cmd.Place):
+            self._say_reasons(command)
+        else:
+            logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
+
+    def _make_plan(self, command: cmd.MakePlan) -> None:
+        """Compute a plan on a thread of its own: it may take seconds, in which events go on."""
+
+        def make() -> None:
+            event = dataclasses.replace(computed(command.planning), time=self.clock())
+            self.soon(functools.partial(self._feed, event))  # Once the run has ended, nobody hears of it.
+
+        threading.Thread(target=make, name="ctxflow-plan", daemon=True).start()
 
     def _say_reasons(self, plan: cmd.Place) -> None:
         """Tell a person once what no plan can do."""

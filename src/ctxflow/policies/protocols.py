@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from ctxflow.policies.views import (
     AppView,
@@ -99,7 +99,10 @@ class View(Protocol):
         """All sessions that are open, by number, oldest first."""
 
     def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
-        """Whether a worker may carry a session: it stays, and holds the session's context or could load it."""
+        """Whether a worker may carry a session: it stays, and holds the session's context or could load it.
+
+        Also if it carries it now: not where the plan wants the context on fewer workers, or on other tiers.
+        """
 
     def capacity(self, app: AppView, worker: WorkerView) -> int:
         """K: the most sessions whose chunks a step of the worker makes while it meets the app's chunk target."""
@@ -183,6 +186,28 @@ class PlacementPolicy(Protocol):
 
     def plan(self, view: View) -> Plan:
         """The placement from now on; asked for on ticks, and when a tier, a context or a worker is new."""
+
+
+Planning = Callable[[], Any]
+"""What is to be computed for a plan. It looks at nothing but frozen data that it has, and gives the same each time: it
+is called on another thread while the run goes on, and again when the run is replayed from its log."""
+
+
+@runtime_checkable
+class PlanningPolicy(Protocol):
+    """A placement policy whose plans take long to find: they are computed beside the run."""
+
+    def planning(self, view: View) -> Planning | None:
+        """What to compute for another plan, from the run as it is now; None if it is not time for one.
+
+        Asked after each `plan`, but not while something is computed.
+        """
+
+    def planned(self, made: Any) -> None:
+        """What the last `planning` gave when it was called: from now on `plan` gives the plan that follows from it.
+
+        Not called if it raised.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

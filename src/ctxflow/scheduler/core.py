@@ -11,9 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
-from ctxflow.scheduler import dispatch, items, pace, reservations, residency, sessions, shares, steps, tiers, warming
+from ctxflow.scheduler import (
+    dispatch,
+    items,
+    pace,
+    planning,
+    reservations,
+    residency,
+    sessions,
+    shares,
+    steps,
+    tiers,
+    warming,
+)
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.commands import Abandon, Command, Place
+from ctxflow.scheduler.commands import Abandon, Command
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
@@ -68,6 +80,7 @@ class Scheduler:
             ev.JobEvicted: self._job_changed,
             ev.JobHeld: self._job_changed,
             ev.MachinesFound: self._machines_found,
+            ev.PlanMade: self._plan_made,
             ev.ContextStaged: self._context_staged,
             ev.ContextReady: self._context_ready,
             ev.ContextFailed: self._context_failed,
@@ -184,14 +197,14 @@ class Scheduler:
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
-        self._plan(out)
+        planning.place(self.state, out)
         self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
             self.state.contexts[event.context.id] = ContextState(event.context)
             reservations.declared(self.state, event.context)
-            self._plan(out)
+            planning.place(self.state, out)
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
@@ -235,7 +248,7 @@ class Scheduler:
             reservations.joined(state, worker, out)
         state.streams.unsettled = True
         state.update_free(worker)
-        self._plan(out)
+        planning.place(self.state, out)
         self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
@@ -287,6 +300,10 @@ class Scheduler:
 
     def _machines_found(self, event: ev.MachinesFound, out: list[Command]) -> None:
         self.state.surveys.found(event, out)
+
+    def _plan_made(self, event: ev.PlanMade, out: list[Command]) -> None:
+        planning.made(self.state, event, out)
+        self._scale(out)
 
     # --- contexts
 
@@ -387,14 +404,5 @@ class Scheduler:
         self.state.wake_at = None
         self.state.arrivals.note(self.state.now, self.state.apps.values())
         self.state.streams.unsettled = True
-        self._plan(out)
+        planning.place(self.state, out)
         self._scale(out)
-
-    def _plan(self, out: list[Command]) -> None:
-        """Place anew: on ticks, and when a tier, a context or a worker is new."""
-        plan = self.state.policies.placement.plan(self.state)
-        if plan != self.state.plan:
-            self.state.plan = plan
-            out.append(Place.of(plan))
-            shares.follow(self.state, out)
-        residency.follow(self.state, out)

@@ -28,7 +28,7 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-_UNLOGGED = {"results", "exception"}
+_UNLOGGED = {"results", "exception", "planning"}
 _SETUP = '{"run":'
 _quoted = json.encoder.encode_basestring_ascii
 _encoder = json.JSONEncoder(separators=(",", ":"), default=_plain)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import Plan
+from ctxflow.policies.protocols import Plan, Planning
 from ctxflow.policies.views import AppView, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
@@ -34,6 +34,9 @@ class RunState:
         self.random = random.Random(seed)
         self.now = 0.0
         self.plan = Plan()
+        # What is computed for the next plan, and why the last could not be; kept by planning.py.
+        self.planning: Planning | None = None
+        self.planning_failure: str | None = None
         self.workers: dict[str, Worker] = {}
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import leaving, reservations
+from ctxflow.scheduler import leaving, reservations, sessions
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.state import Worker
 
@@ -107,12 +107,13 @@ def offered(state: RunState, spec: ev.TierSpec) -> None:
 def scale(state: RunState, out: list[Command]) -> None:
     """Ask for as many workers as the scaling policy wants, within the bounds, and give back those beyond."""
     state.scaled_at = state.now
+    unplanned = bool(state.plan.workers) and _sessions_unplanned(state)
     for name, wanted in state.policies.scaling.target(state).items():
         tier = state.tiers.get(name)
         if tier is None:
             continue
-        low, high = state.plan.workers.get(name, (tier.minimum, tier.maximum))
-        high = tier.maximum if state.sessions else high  # Plans know nothing of sessions.
+        bounds = tier.minimum, tier.maximum
+        low, high = bounds if unplanned else state.plan.workers.get(name, bounds)
         target = reservations.bound(state, name, max(low, min(high, wanted)))
         if tier.asked != target:
             tier.asked = target
@@ -121,11 +122,23 @@ def scale(state: RunState, out: list[Command]) -> None:
     _measure(state)
 
 
+def _sessions_unplanned(state: RunState) -> bool:
+    """Whether sessions have something to do of whose context the plan knows nothing."""
+    return any(each.context not in state.plan.tiers and not each.idle for each in state.sessions.values())
+
+
+def _cuts_off(state: RunState, worker: Worker) -> bool:
+    """Whether a worker carries sessions that would have nowhere to go on without it."""
+    carried = {session.context: session for session in worker.sessions.values() if not session.idle}
+    others = [other for other in state.workers.values() if other is not worker]
+    return any(not any(sessions.can_carry(state, each, other) for other in others) for each in carried.values())
+
+
 def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
     """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
-    Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
-    and do not count.
+    Those with batches are looked at again on the next tick, as are those whose sessions nobody else could carry; but
+    the site's bounds hold for all. Those that were started by hand are nobody's to give back, and do not count.
     """
     if tier.connected <= target and not tier.emptying:
         return
@@ -138,10 +151,12 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
     able = [w for w in held if w.id in tier.emptying or not (w.loading or any(a.items for a in w.running.values()))]
     frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
     able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], len(w.contexts)))
-    for worker in able[:surplus]:
-        _give_back(state, tier, worker, out)
-    for worker in able[surplus:]:
-        if worker.id in tier.emptying:  # It is wanted again.
+    excess = len(held) - tier.maximum
+    for worker in able:
+        if surplus > 0 and (excess > 0 or not _cuts_off(state, worker)):
+            surplus, excess = surplus - 1, excess - 1
+            _give_back(state, tier, worker, out)
+        elif worker.id in tier.emptying:  # It is wanted again.
             tier.emptying.remove(worker.id)
             worker.draining = False
             state.streams.unsettled = True

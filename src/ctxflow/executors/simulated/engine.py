@@ -23,6 +23,7 @@ from ctxflow.executors.simulated.worker import Call, Library, Worker
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.planning import computed
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,6 +58,7 @@ class SimulatedEngine:
     :param salvage: the apps that answer their items one by one. Their calls end at a notice with the item in flight;
         without one, what was done half a second before is kept. (It is told when the worker is lost, not before.)
     :param state_bytes: the size of each session's state, and `carry_seconds`, how long one takes to another worker.
+    :param planning_seconds: how long a plan is computed; by default it is there at once.
 
     >>> class Times:
     ...     match = dispatch = lambda self, *of: 0.0
@@ -86,8 +88,10 @@ class SimulatedEngine:
         salvage: Container[str] = (),
         state_bytes: int = 0,
         carry_seconds: float = 0.0,
+        planning_seconds: float = 0.0,
     ) -> None:
         self._state_bytes, self._carry_seconds = state_bytes, carry_seconds
+        self._planning_seconds = planning_seconds
         self.now = 0.0
         self.account = Account()
         # (time, machine, +1 or -1) for every worker that joined or went.
@@ -118,6 +122,7 @@ class SimulatedEngine:
             cmd.AcquireAt: self._acquire_at,
             cmd.Forgo: self._forgo,
             cmd.Survey: self._survey,
+            cmd.MakePlan: self._make_plan,
         }
         self._staging.attach(self)
         self._market = Market(machines, times.match, self, self, seed, notice)
@@ -259,6 +264,10 @@ class SimulatedEngine:
             return worker.id if worker is not None else None
 
         self._out.append(ev.MachinesFound(self.now, command.tier, self._market.survey(command.tier, name_of)))
+
+    def _make_plan(self, command: cmd.MakePlan) -> None:
+        event = computed(command.planning, self.now + self._planning_seconds)
+        self.at(event.time, lambda: self._out.append(event))
 
     def _drain(self, command: cmd.Drain) -> None:
         worker = self._workers.get(command.worker)

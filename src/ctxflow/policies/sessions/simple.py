@@ -17,13 +17,18 @@ def seekers(view: View) -> list[SessionView]:
     One whose next worker is named already is none of them.
     """
     found = []
+    stays: dict[tuple[str, str], bool] = {}  # Sessions may be many: each worker is looked at once.
     for session in view.sessions.values():
         if session.state == "waiting":
             if not session.idle:
                 found.append(session)
         elif session.state == "placed" and session.target is None:
             worker = view.workers.get(session.worker or "")
-            if worker is not None and (worker.noticed is not None or worker.draining):
+            if worker is None:
+                continue
+            if (worker.id, session.context) not in stays:
+                stays[worker.id, session.context] = view.can_carry(session, worker)
+            if not stays[worker.id, session.context]:
                 found.append(session)
     return found
 
