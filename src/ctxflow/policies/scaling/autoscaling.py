@@ -41,6 +41,8 @@ def load(counts: Iterable[int], capacity: int) -> float:
     >>> load([3, 4, 1], 5)
     0.8
     """
+    if capacity < 1:
+        raise ValueError("a GPU has room for 1 session or more")
     return max(counts, default=0) / capacity
 
 
@@ -50,7 +52,12 @@ def target_gpus(sessions: float, capacity: int, utilization: float, most: int, l
     >>> target_gpus(38, 5, 0.6, most=16)
     13
     """
-    wish = math.ceil(sessions / (capacity * utilization) - _TRIFLE)
+    carried = capacity * utilization
+    if not carried > 0 or math.isnan(sessions):
+        raise ValueError(
+            "a GPU carries some sessions: give a capacity and a utilization above 0, and a number of sessions"
+        )
+    wish = math.ceil(min(sessions / carried, most) - _TRIFLE)
     return max(least, min(most, wish))
 
 
