@@ -281,5 +281,5 @@ def test_a_graph_with_a_wrong_type_in_it_is_refused_in_a_sentence(path, value, s
 
 
 def test_a_file_that_is_nested_too_deep_is_refused():
-    with pytest.raises(ValueError, match="pool.json: it is nested too deep"):
+    with pytest.raises(ValueError, match=r"pool\.json: it is nested too deep"):
         read_topologies("[" * 100_000, "pool.json")
