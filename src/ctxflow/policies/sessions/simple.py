@@ -21,11 +21,11 @@ def seekers(view: View) -> list[SessionView]:
         if session.state == "waiting":
             if not session.idle:
                 found.append(session)
-        elif session.state == "placed" and session.target is None and session.worker in view.workers:
-            worker = view.workers[session.worker]
-            if (worker.id, session.context) not in stays:
+        elif session.state == "placed" and session.target is None:
+            worker = view.workers.get(session.worker or "")
+            if worker is not None and (worker.id, session.context) not in stays:
                 stays[worker.id, session.context] = view.can_carry(session, worker)
-            if not stays[worker.id, session.context]:
+            if worker is not None and not stays[worker.id, session.context]:
                 found.append(session)
     return found
 
