@@ -1,11 +1,13 @@
 """Plans made beside a run: calls are answered meanwhile, and neither a failure nor the run's end harms anybody."""
 
+import itertools
 import logging
 import threading
+import time
 
 from executor_helpers import eventually, started
 
-from ctxflow import context_app
+from ctxflow import context, context_app, session_app
 from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler.log import replay
@@ -84,3 +86,39 @@ def test_a_run_ends_while_a_plan_is_made(tmp_path):
     for each in maker:
         each.join(20)
     assert maker and not any(each.is_alive() for each in maker) and not policy._plan.workers
+
+
+@context
+def start():
+    return 100
+
+
+@session_app(start(), chunk_target=1.0)
+def count_on(first, states, prompts):
+    time.sleep(0.01)
+    for state in states:
+        made = state or 0
+        yield first + made, made + 1
+
+
+def test_a_plan_has_workers_for_sessions_that_go_on_under_it(tmp_path):
+    placement = {"policy": "agh", "period": 1.5, "clear": 5.0}
+    with started(tmp_path, workers=3, placement=placement) as executor:
+        sessions = [count_on.open() for _ in range(3)]
+        calls = [double(n) for n in range(50)]
+        numbers = itertools.count(100)
+
+        def planned():
+            number = next(numbers)
+            assert [session.take(20) for session in sessions] == [number] * 3
+            state = executor.run._scheduler.state
+            return any(state.contexts[context].spec.name == "start" for context, _ in state.plan.holders)
+
+        assert eventually(planned, 30)
+        for _ in range(60):
+            planned()
+        assert [call.result(20) for call in calls] == [2 * n for n in range(50)]
+        for session in sessions:
+            session.close()
+    lines = next(tmp_path.rglob("events.jsonl")).read_text().splitlines(keepends=True)
+    assert replay(lines) == len(lines) - 1

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import leaving, reservations, sessions
+from ctxflow.scheduler import leaving, reservations
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.state import Worker
 
@@ -127,18 +127,11 @@ def _sessions_unplanned(state: RunState) -> bool:
     return any(each.context not in state.plan.tiers and not each.idle for each in state.sessions.values())
 
 
-def _cuts_off(state: RunState, worker: Worker) -> bool:
-    """Whether a worker carries sessions that would have nowhere to go on without it."""
-    carried = {session.context: session for session in worker.sessions.values() if not session.idle}
-    others = [other for other in state.workers.values() if other is not worker]
-    return any(not any(sessions.can_carry(state, each, other) for other in others) for each in carried.values())
-
-
 def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
     """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
-    Those with batches are looked at again on the next tick, as are those whose sessions nobody else could carry; but
-    the site's bounds hold for all. Those that were started by hand are nobody's to give back, and do not count.
+    Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
+    and do not count.
     """
     if tier.connected <= target and not tier.emptying:
         return
@@ -151,12 +144,10 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
     able = [w for w in held if w.id in tier.emptying or not (w.loading or any(a.items for a in w.running.values()))]
     frozen = Counter(session.frozen.worker for session in state.sessions.values() if session.frozen is not None)
     able.sort(key=lambda w: (len(w.sessions) + frozen[w.id], len(w.contexts)))
-    excess = len(held) - tier.maximum
-    for worker in able:
-        if surplus > 0 and (excess > 0 or not _cuts_off(state, worker)):
-            surplus, excess = surplus - 1, excess - 1
-            _give_back(state, tier, worker, out)
-        elif worker.id in tier.emptying:  # It is wanted again.
+    for worker in able[:surplus]:
+        _give_back(state, tier, worker, out)
+    for worker in able[surplus:]:
+        if worker.id in tier.emptying:  # It is wanted again.
             tier.emptying.remove(worker.id)
             worker.draining = False
             state.streams.unsettled = True

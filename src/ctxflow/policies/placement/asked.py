@@ -77,7 +77,7 @@ class Asked:
                 work = {tier: rate * seconds for tier, seconds in candidate.seconds.items()}
                 task.work.update(work)
                 if each.max_delay is not None:
-                    task.max_delay = min(each.max_delay, task.max_delay or each.max_delay)
+                    task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
                     task.urgent += rate
                     task.urgent_work.update(work)
         listed = list(tasks.values())

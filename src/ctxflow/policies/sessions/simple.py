@@ -24,11 +24,9 @@ def seekers(view: View) -> list[SessionView]:
                 found.append(session)
         elif session.state == "placed" and session.target is None:
             worker = view.workers.get(session.worker or "")
-            if worker is None:
-                continue
-            if (worker.id, session.context) not in stays:
+            if worker is not None and (worker.id, session.context) not in stays:
                 stays[worker.id, session.context] = view.can_carry(session, worker)
-            if not stays[worker.id, session.context]:
+            if worker is not None and not stays[worker.id, session.context]:
                 found.append(session)
     return found
 
@@ -45,7 +43,7 @@ def loads(view: View) -> dict[str, int]:
 
 class LeastLoadedSessions:
     """A session goes to the worker with the fewest sessions that have something to do, at equal numbers to one that
-    has its context, and stays there. It moves only where its worker is about to go.
+    has its context, and stays there. It moves only where its worker is about to go, or may not carry it any more.
 
     >>> LeastLoadedSessions().__class__.__name__
     'LeastLoadedSessions'
