@@ -121,7 +121,7 @@ class _Run:
         self.activated, self.recent = 0, deque([0] * EPOCHS, EPOCHS)
         self.turnover = Turnover(0.0)
         self.seen: set[int] = set()
-        self.ends = sorted(trace.ends)
+        self.ends: list[float] = []  # Of those seen, ascending.
         self.epoch_end = EPOCH
         self.weighted = self.busy = 0.0
         self.out = Served(history=[(0.0, self.start)])
@@ -206,7 +206,10 @@ class _Run:
         self.counts[gpu] += 1
         self.memory[gpu] += self.trace.state_bytes[session]
         self.place[session] = gpu
-        self.seen.add(session)
+        if session not in self.seen:
+            self.seen.add(session)
+            if self.trace.ends:
+                bisect.insort(self.ends, self.trace.ends[session])
 
     def _take(self, session: int) -> None:
         gpu = self.place.pop(session)
@@ -258,9 +261,9 @@ class _Run:
 
     def _idle(self) -> int:
         """Sessions that arrived and are not active, of a trace that says when they depart."""
-        if not self.ends:
+        if not self.trace.ends:
             return 0
-        return len(self.seen) - bisect.bisect_right(self.ends, self.now) - len(self.place)
+        return len(self.ends) - bisect.bisect_right(self.ends, self.now) - len(self.place)
 
     def _parameters(self, levels: Levels) -> Parameters:
         return levels.at(self.out.volatilities[-1] if self.out.volatilities else 0.0)

@@ -29,7 +29,7 @@ class Trace:
     :ivar events: (time, session, whether it is active from then on), ascending.
     :ivar state_bytes: of each session, by its number.
     :ivar arrivals: in each window. :ivar departures: in each window.
-    :ivar ends: when sessions depart, active or idle; empty where each does when it ceases to be active.
+    :ivar ends: when each departs, active or idle, by its number; empty where all do when they cease to be active.
     """
 
     name: str
