@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> No
 def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: Testbed) -> None:
     found = inside(testbed, "detached")
     assert found["seen"] == ["running", True, 2000], "`ctxflow status` follows it from another terminal"
-    assert found["refused"][0] == 1 and "job 1 writes out.jsonl and is running" in found["refused"][1]
+    assert found["refused"][0] == 1
+    assert re.search(r"job 1 writes out\.jsonl and is (queued|running)", found["refused"][1]), found["refused"]
     assert (found["followed"], found["whole"], found["starts"]) == (0, True, 3), found["job"]
     job = found["job"]
     assert (job["state"], job["status"], job["restarts"], job["done"], job["dead"]) == ("done", 0, 2, 2000, 0)

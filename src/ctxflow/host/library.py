@@ -69,16 +69,19 @@ def main(descriptor: int, scratch: str, parent: int, notice: int) -> None:
 def leave_notice_to_host() -> None:
     """Take SIGTERM for a notice of eviction, which Slurm sends to all processes of a job: the host sees to it.
 
-    In processes that the user's code forks it means what it does everywhere.
+    In processes that the user's code forks it means what it does everywhere: also while they are in a system call,
+    before which a handler written in Python would not be run.
     """
-    library = os.getpid()
 
     def noticed(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != library:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        pass
+
+    def forked() -> None:
+        if signal.getsignal(signal.SIGTERM) is noticed:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, noticed)
+    os.register_at_fork(after_in_child=forked)
 
 
 class _Library:
