@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable
 
 _TRIFLE = 1e-9
-SPARE = 0.25
-"""The part of a GPU that `decide_ahead` wants to spare before one is given back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,22 +88,22 @@ def decide(
 
 
 def decide_ahead(
-    expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = SPARE
+    expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = 0.0
 ) -> int:
     """The GPUs to hold from now on, where it is known what to expect of the time when they are ready. Not the paper's.
 
-    More as soon as the sessions expected want them; fewer only if these would suffice with some of a GPU to spare. The
+    More as soon as the sessions expected want them; fewer only if these would suffice for some sessions more. The
     paper's tolerance is a share of the load, which is several GPUs of a large fleet and too little of a small one.
 
     :param expected: sessions a boot from now (`anticipation.py`).
     :param gpus: held now, those that boot included.
-    :param spare: GPUs, in parts of one.
+    :param spare: sessions that there is to be room for beyond those before a GPU is given back.
 
-    >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=0.5)
+    >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=2.0)
     ([5, 5, 5], 6)
     """
     out = target_gpus(expected, capacity, utilization, most, least)
-    back = target_gpus(expected + spare * capacity * utilization, capacity, utilization, most, least)
+    back = target_gpus(expected + spare, capacity, utilization, most, least)
     return max(out, min(gpus, back))
 
 
