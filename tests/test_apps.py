@@ -6,7 +6,7 @@ import pytest
 
 import ctxflow
 from ctxflow import ContextExecutor, batch_app, context, context_app
-from ctxflow.apps import Options
+from ctxflow.app_options import Options
 
 
 @pytest.fixture(scope="module")

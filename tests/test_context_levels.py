@@ -82,7 +82,7 @@ def test_what_is_built_and_brought_for_a_call(level, recipe, builds, tmp_path):
         status = executor.status()
         paths = {path for _, _, path in builds()}
         kept = all(map(os.path.exists, paths)) if level != "none" else not eventually_gone(paths)
-        shared = glob.glob(os.path.join(executor.engine._cache, "*", "weights.bin"))
+        shared = glob.glob(os.path.join(executor.engine._scratch, "cache", "*", "weights.bin"))
     assert [value for value, _, _ in results] == [7 * number for number in range(BATCHES)]
     assert kept == (level != "none")
     assert stagings(tmp_path) == (BATCHES if level == "none" else 1)

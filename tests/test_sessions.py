@@ -322,3 +322,26 @@ def test_the_log_of_sessions_can_be_replayed(tmp_path):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         told = subprocess.run(words, capture_output=True, check=False, text=True, env=environment, timeout=60)
         assert told.returncode == 0 and int(told.stdout) > 50, told.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"chunk_target": "0.2"},
+        {"chunk_target": float("nan")},
+        {"keep_every": "often"},
+        {"keep_every": 1.5},
+        {"ahead": None},
+        {"ahead": True},
+        {"timeout": float("nan")},
+        {"retries": "2"},
+    ],
+)
+def test_an_option_that_is_no_number_is_refused_by_its_name(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))}=.* makes no sense"):
+        session_app(**option)(lambda states, prompts: [])
+
+
+def test_what_is_no_function_is_no_session_app():
+    with pytest.raises(TypeError, match="a session app is made of a function, not of a generator"):
+        session_app(None)(each for each in ())

@@ -1,13 +1,12 @@
 """How a person calls: `@batch_app`, `@context_app`, and variants of them.
 
-What lives here: from a Python call to a submission. What does not: streams of many items (mapping.py), and what
-happens to a submission (executors/).
+What lives here: from a Python call to a submission. What does not: what may be said of an app (app_options.py),
+streams of many items (mapping.py), and what happens to a submission (executors/).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import inspect
 import os
@@ -15,102 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ctxflow.alternatives import Alternative, check_alternatives, check_share
+from ctxflow.alternatives import Alternative, check_alternatives
 from ctxflow.alternatives import names as names_of
-from ctxflow.context import Context, ContextFunction, dumps
+from ctxflow.app_options import Options, check_context, checked
+from ctxflow.context import Context, ContextFunction
 from ctxflow.digest import digest
 from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import ContextExecutor, active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY, CallOptions, Calls
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
-
-Deadline = float | datetime.datetime | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What may be said of an app where it is defined, and changed with `using`.
-
-    :ivar priority: higher goes first; by default its context's, which is 0 by default.
-    :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
-        Among apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
-    :ivar timeout: seconds that a call (a batch, for a batch app) may take; it is stopped then. What it has yielded
-        before is kept.
-    :ivar retries: how often an item that raises on its own is tried again.
-    :ivar batch_size: items a batch, if the batching policy is to be overruled.
-    :ivar executor: the label of the executor, where several are running.
-    :ivar cache: whether Parsl may answer a call from its memo or a checkpoint.
-    :ivar max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers: the placement
-        policy `agh` keeps to them.
-    :ivar error: the share of the context's answers that are wrong.
-    :ivar alternatives: other contexts that may answer items, each an `Alternative`: the placement policy `agh` divides
-        the items so that the mean error stays within `max_error`. Without it the app's own context answers all.
-    :ivar level: what a worker keeps of the context from one call (a batch, for a batch app) to the next; by default
-        what the executor says. "pervasive": all, it is built once. To measure what that saves: "partial" keeps the
-        files, and builds it for every call in a library process that ends with the call; "none" keeps nothing,
-        and brings the files for every call too.
-    """
-
-    priority: int | None = None
-    deadline: Deadline = None
-    timeout: float | None = None
-    retries: int = 0
-    batch_size: int | None = None
-    executor: str | None = None
-    cache: bool = False
-    max_delay: float | None = None
-    max_error: float | None = None
-    level: str | None = None
-    error: float = 0.0
-    alternatives: Sequence[Alternative] = ()
-
-    def __post_init__(self) -> None:
-        ev.check_level(self.level)
-        check_share("error", self.error)
-        check_share("max_error", self.max_error)
-        if self.max_delay is not None and not self.max_delay > 0:
-            raise ValueError("max_delay is a number of seconds: give more than 0")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError("batch_size is the number of items in a batch: give 1 or more")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ValueError("timeout is a number of seconds: give more than 0")
-        if self.retries < 0:
-            raise ValueError("retries is how often an item is tried again: give 0 or more")
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """What tells these options from others, but for the alternatives."""
-        return dataclasses.astuple(dataclasses.replace(self, alternatives=()))
-
-    def deadline_on(self, run: Run) -> float | None:
-        """The deadline on the run's clock."""
-        if isinstance(self.deadline, datetime.datetime):
-            return run.clock() + self.deadline.timestamp() - datetime.datetime.now().timestamp()
-        return None if self.deadline is None else run.clock() + self.deadline
-
-
-_OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
-
-
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    if unknown := sorted(set(given) - set(_OPTIONS)):
-        raise TypeError(f"an app has no option {unknown[0]!r}: it takes {', '.join(_OPTIONS)}")
-    return dict(given)
-
-
-def check_context(context: Any) -> None:
-    """See that the context of an app is a recipe, or None.
-
-    :raises TypeError: if it is not.
-    """
-    if isinstance(context, ContextFunction):
-        name = context.function.__name__
-        raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
-    if context is not None and not isinstance(context, Context):
-        raise TypeError(
-            f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}"
-        )
 
 
 class _App:
@@ -143,7 +57,7 @@ class _App:
         >>> double.using(priority=5).options.priority
         5
         """
-        changed = dataclasses.replace(self.options, **_options(options))
+        changed = dataclasses.replace(self.options, **checked(options))
         return type(self)(self.function, context if context is not None else self.context, changed)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -413,7 +327,7 @@ _register_memo()
 
 
 def _decorator(kind: type[_App], context: Any, options: Mapping[str, Any]) -> Any:
-    chosen = Options(**_options(options))
+    chosen = Options(**checked(options))
     if callable(context) and not isinstance(context, ContextFunction):
         return kind(context, None, chosen)
     check_context(context)

@@ -1,7 +1,7 @@
 """Context: the recipe of reusable state, its identity, and the `@context` decorator.
 
 What lives here: what a worker needs to know to build a context, and nothing that it does not (a worker imports
-this module). What does not: when and where a context is built (scheduler/), or how (host/).
+this module). What does not: when and where a context is built (scheduler/), or how (host/), and pickling (pickling.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import functools
 import inspect
 import itertools
 import os
-import pickle
 import re
-import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
+
+from ctxflow.pickling import dumps
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -383,94 +383,3 @@ def load_variable_from_context(name: str) -> Any:
 
 load_variable_in_serverless = load_variable_from_context
 """The same, under the name that Parsl's proposal #3724 gives it."""
-
-
-def dumps(
-    value: Any, what: str, advice: str = "create it inside the function instead of passing or capturing it"
-) -> bytes:
-    """Pickle a value for another process.
-
-    :param what: what the value is to the user, for the error message.
-    :param advice: what to do where it cannot be pickled.
-    :raises TypeError: if it cannot be pickled, naming the part that is to blame.
-    """
-    if _is_plain(value):
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    import cloudpickle  # The host imports this module, and never pickles.
-
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        blamed, part = blame(value)
-        place = f" at {blamed}" if blamed else ""
-        raise TypeError(
-            f"{what} cannot be sent: the {type(part).__module__}.{type(part).__qualname__} object"
-            f"{place} cannot be pickled ({type(error).__name__}: {error}); {advice}"
-        ) from None
-    return data
-
-
-_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
-
-
-def _is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether a value is of nothing but plain data, which plain pickle, several times faster, sends as well."""
-    kind = type(value)
-    if kind in _SCALARS or (kind is dict and not value):
-        return True
-    if kind is not tuple and kind is not list:
-        return False
-    if _SCALARS.issuperset(map(type, value)):
-        return True
-    return depth > 0 and all(_is_plain(part, depth - 1) for part in value)
-
-
-def blame(value: Any) -> tuple[str, Any]:
-    """Where the smallest part of a value is that cannot be pickled, and that part.
-
-    >>> import threading
-    >>> blame({"rate": 3, "guard": [threading.Lock()]})[0]
-    "['guard'][0]"
-    """
-    import cloudpickle
-
-    place, seen = "", {id(value)}
-    while True:
-        for step, part in _parts(value):
-            if id(part) in seen:  # A recursive function or structure.
-                continue
-            try:
-                cloudpickle.dumps(part)
-            except Exception:
-                seen.add(id(part))
-                place, value = place + step, part
-                break
-        else:
-            return place, value
-
-
-def _parts(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [(f"[{n}]", item) for n, item in enumerate(value)]
-    if isinstance(value, functools.partial):
-        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
-    if isinstance(value, types.MethodType):
-        return [(".__self__", value.__self__), (".__func__", value.__func__)]
-    if isinstance(value, types.FunctionType):
-        from ctxflow.digest import code_names
-
-        parts = [
-            (f" {value.__name__}() closure variable {name}", cell.cell_contents)
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            if cell != types.CellType()
-        ]
-        names = [n for n in code_names(value.__code__) if n in value.__globals__]
-        parts += [(f" {value.__name__}() global {name}", value.__globals__[name]) for name in names]
-        return [*parts, (f" {value.__name__}() defaults", (value.__defaults__, value.__kwdefaults__))]
-    if isinstance(value, type):
-        return [(f".{name}", item) for name, item in vars(value).items() if not name.startswith("__")]
-    if hasattr(value, "__dict__"):
-        return [(f".{name}", item) for name, item in vars(value).items()] + [(" class", type(value))]
-    return []

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.append_file import AppendFile
-from ctxflow.context import dumps
 from ctxflow.digest import digest
 from ctxflow.executors.futures import Failed
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.pickling import dumps
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp

@@ -17,14 +17,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ctxflow.apps import check_context
-from ctxflow.context import Context, ContextFunction, dumps
+from ctxflow.app_options import check_context
+from ctxflow.context import Context, ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
 from ctxflow.turns import idle, last
 
@@ -54,8 +55,11 @@ class SessionOptions:
     def __post_init__(self) -> None:
         for name, least in (("chunk_target", 0), ("keep_every", 1), ("ahead", 1), ("timeout", 0), ("retries", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value} makes no sense: give {least} or more")
+            if value is None and name not in ("ahead", "retries"):
+                continue
+            kinds = (int, float) if name in ("chunk_target", "timeout") else int
+            if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
+                raise ValueError(f"{name}={value!r} makes no sense: give {least} or more")
 
 
 class SessionApp:
@@ -68,6 +72,8 @@ class SessionApp:
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: SessionOptions) -> None:
         check_context(context)
+        if not callable(function):
+            raise TypeError(f"a session app is made of a function, not of a {type(function).__name__}")
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from played_run import Played
 
 from ctxflow.observe.accounts import PARTS, Accounts, AccountsReader
-from ctxflow.observe.history import read_history
+from ctxflow.observe.history_reader import read_history
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import line

@@ -11,7 +11,8 @@ from observe_data import EVENTS
 from played_run import RELIEF, SQUEEZE, Played
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.observe.history import Tier, read_history
+from ctxflow.observe.history import Tier
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.report import Report, as_data
 from ctxflow.observe.text import as_text
 from ctxflow.observe.transfers import Transfers

@@ -10,7 +10,7 @@ from played_run import Played
 
 from ctxflow.errors import CtxflowError
 from ctxflow.observe import report as reports
-from ctxflow.observe.history import read_history
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.report import Report, read_report
 from ctxflow.observe.staging import ContextFile, Peer
 from ctxflow.observe.summary import SUMMARY, keep, summarise

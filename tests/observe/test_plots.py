@@ -5,7 +5,8 @@ import json
 import pytest
 from observe_data import EVENTS, RUN
 
-from ctxflow.observe.history import History, read_history
+from ctxflow.observe.history import History
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.plots import draw
 from ctxflow.observe.report import read_report
 from ctxflow.observe.staging import Peer

@@ -9,7 +9,7 @@ from observe_data import EVENTS
 from played_run import Played
 
 from ctxflow.executors.simulated import Machine, SimulatedEngine
-from ctxflow.observe.history import read_history
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.summary import SUMMARY, fluid_seconds, keep, parts_rows, span_unit, summarise, summary_text
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies

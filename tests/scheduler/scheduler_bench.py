@@ -27,9 +27,11 @@ class Bench:
         return self.scheduler.state
 
     def tell(self, kind, *values, **named):
-        """Feed an event; gives the commands."""
+        """Feed an event; gives the commands. A plan that is to be made is made at once."""
         commands = self.scheduler.handle(kind(self.now, *values, **named))
         self.scheduler.validate()
+        if only(commands, cmd.MakePlan) and kind is not ev.PlanMade:
+            commands += self.tell(ev.PlanMade)
         return commands
 
     def context(self, name, **options):

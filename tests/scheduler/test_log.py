@@ -26,6 +26,8 @@ EVENTS = [
     ev.WorkerJoined(0.4, ev.WorkerSpec("w2", machine="m.pool", devices=("GPU-1", "GPU-2"), pin=3)),
     ev.MachinesFound(0.4, "local", {"m.pool": {"name": "m.pool", "nodes": [], "edges": []}}),
     ev.MachinesFound(0.4, "local", {}, reason="the pool does not answer"),
+    ev.PlanMade(0.4, results=object()),
+    ev.PlanMade(0.4, failure="ValueError: no such tier"),
     ev.ContextStaged(0.5, "w", "c"),
     ev.ContextReady(0.6, "w", "c", 0.25, memory=5),
     ev.ContextFailed(0.7, "w", "c", FAILURE),

@@ -10,7 +10,8 @@ from ctxflow.policies.preemption import ExactPreemption, StandardPreemption
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused
-from ctxflow.scheduler.reservations import PAUSE_SECONDS, SURVEY_SECONDS, TRIES
+from ctxflow.scheduler.reservations import PAUSE_SECONDS, TRIES
+from ctxflow.scheduler.surveys import SURVEY_SECONDS
 from ctxflow.topology import from_graph, to_graph
 
 

@@ -13,7 +13,7 @@ from ctxflow.simulator.turboserve import printed
 from ctxflow.simulator.turboserve.experiments import bound, fewest_together, placement_gaps
 from ctxflow.simulator.turboserve.reproduction import SMALL
 from ctxflow.simulator.turboserve.serving import Cluster, Strategy, serve
-from ctxflow.simulator.turboserve.traces import TEN_AVERAGE, TEN_MOST, burst, generate, of_counts, ten_windows
+from ctxflow.simulator.turboserve.traces import TEN_AVERAGE, TEN_MOST, Trace, burst, generate, of_counts, ten_windows
 
 CLUSTER = Cluster(16, 2, 5)
 PAPERS = {"anticipates": False, "spare": None}
@@ -97,12 +97,32 @@ def test_what_is_booting_is_billed_and_not_used():
     assert late.gpu_seconds == pytest.approx(at_once.gpu_seconds, rel=0.15)
 
 
-def test_growth_is_anticipated_and_a_quarter_of_a_gpu_is_kept_to_spare():
+def test_growth_is_anticipated_and_gpus_are_kept_for_a_few_more():
     trace = of_counts("rise", [2 + n for n in range(36)], 10.0, 1)
     ours, paper = (serve(trace, CLUSTER, scaled(1.0, **how), initial=2) for how in ({}, PAPERS))
     assert ours.together <= 5 < paper.together
-    plain, spared = (serve(generate(SMALL, 3), CLUSTER, scaled(0.8, spare=part)) for part in (0.0, 0.5))
+    plain, spared = (serve(generate(SMALL, 3), CLUSTER, scaled(0.8, spare=part)) for part in (0.0, 1.5))
     assert len(spared.history) < len(plain.history) and spared.gpu_seconds > plain.gpu_seconds
+
+
+def test_idle_sessions_that_may_come_back_are_anticipated():
+    come = [(6.0 * n, n, True) for n in range(40)]
+    idle = [(300.0 + 2 * n, n, False) for n in range(35)]
+    back = [(420.0 + n / 2, n, True) for n in range(35)]
+    trace = Trace("storm", 600.0, 1, come + idle + back, [1e9] * 40, [40], [40], ends=[600.0] * 40)
+    late, early = (
+        serve(each, CLUSTER, scaled(0.8), initial=8) for each in (dataclasses.replace(trace, ends=()), trace)
+    )
+    assert early.together < late.together and early.gpu_seconds > late.gpu_seconds
+
+
+def test_sessions_that_have_departed_are_not():
+    events = [(float(n), n, True) for n in range(40)] + [(50.0 + n, n, False) for n in range(35)]
+    events += [(200.0 + n / 2, 40 + n, True) for n in range(35)]
+    trace = Trace("storm", 300.0, 1, events, [1e9] * 75, [75], [35])
+    ends = [50.0 + n for n in range(35)] + [300.0] * 40
+    found = [serve(dataclasses.replace(trace, ends=each), CLUSTER, scaled(0.8), initial=8) for each in ((), ends)]
+    assert found[0] == found[1]
 
 
 def test_a_gpu_without_migration_is_released_when_it_is_empty():

@@ -252,3 +252,34 @@ def test_drawings_leave_nothing_out(topology):
 
 def test_an_empty_machine_is_drawn():
     assert draw(Topology("m")) == "m: 0 sockets, 0 NUMA nodes, 0 cores, 0 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("nodes",), True, "the nodes of a topology are a list"),
+        (("edges",), 3, "the edges of a topology are a list"),
+        (("problems",), 3, "the problems of a topology are a list"),
+        (("nodes", 0, "id"), [], r"\[\] has no number|leads nowhere"),
+        (("nodes", 0, "attributes"), 3, "the attributes of socket-0 are an object"),
+        (("nodes", 2, "attributes"), {"groupIndex": []}, "an attribute of group-0 is to be a whole number"),
+    ],
+)
+def test_a_graph_with_a_wrong_type_in_it_is_refused_in_a_sentence(path, value, said):
+    graph = {
+        "nodes": [{"id": f"{name}-0", "type": kind} for name, kind in (
+            ("socket", "Socket"), ("numa", "NUMANode"), ("group", "CoreGroup"))],
+        "edges": [{"source": "socket-0", "target": "numa-0", "type": "contain"}],
+        "problems": [],
+    }  # fmt: skip
+    part = graph
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(ValueError, match=said):
+        from_graph(graph)
+
+
+def test_a_file_that_is_nested_too_deep_is_refused():
+    with pytest.raises(ValueError, match=r"pool\.json: it is nested too deep"):
+        read_topologies("[" * 100_000, "pool.json")

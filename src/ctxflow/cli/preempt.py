@@ -48,7 +48,7 @@ def preempt(
     """
     try:
         data = json.loads(cluster.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{cluster} is no JSON: {error}") from None
     nodes, preemptor = cluster_from_json(data)
     if preemptor is None:

@@ -52,4 +52,6 @@ def train(
     found.about["command"] = command
     write(found, output)
     reached = ", ".join(f"{name} {found.about[name]}" for name in ("episodes", "eps", "s") if name in found.about)
-    Console().print(f"{output}: {reached or 'interrupted before the first episode ended; untrained'}", highlight=False)
+    Console().print(
+        f"{output}: {reached or 'it ended before the first episode did: these networks are untrained'}", highlight=False
+    )

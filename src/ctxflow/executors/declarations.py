@@ -6,11 +6,12 @@ What does not live here: the recipes (context.py), and what fits which worker (s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ctxflow.context import Context
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.refusal import refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,50 @@ class ApplyCall:
     body: bytes
 
 
-def check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
+class Declared:
+    """The apps, contexts and functions that a run was told of; the run locks what adds to them.
+
+    :ivar contexts: by the id that the scheduler knows each by.
+    :ivar apps: by id.
+    :ivar functions: pickled, by name.
+    """
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, ContextPayload] = {}
+        self.apps: dict[str, App] = {}
+        self.functions: dict[str, bytes] = {}
+        self._divided: set[str] = set()  # Apps that name alternatives, and these.
+
+    def add_app(self, app: App) -> bool:
+        """Make it known, with its function; False if it is already."""
+        spec = app.spec
+        if spec.id in self.apps:
+            return False
+        self.apps[spec.id] = app
+        if spec.alternative_of:
+            self._divided |= {spec.id, spec.alternative_of}
+        if app.function:
+            self.functions[spec.id] = app.function
+        return True
+
+    def answering(self, app: str) -> str | None:
+        """The name of the context that answers an app's items, if these have several that may answer them."""
+        return self.apps[app].label if app in self._divided else None
+
+
+def check(spec: ev.ContextSpec, tiers: Collection[ev.TierSpec], reserves: bool) -> None:
+    """See that workers may have the GPUs that a context needs.
+
+    :param reserves: whether the preemption policy makes room on machines for workers with more GPUs than others have.
+    :raises ValueError: if there are too few, or all of them have too little memory.
+    """
+    refusal = refused(spec, tiers, reserves)
+    if refusal is not None:
+        raise ValueError(refusal)
+    _check_gpu_memory(spec, tiers)
+
+
+def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> None:
     """See that some tier may have the memory on each GPU that a context declares.
 
     :raises ValueError: if the site says of all of them that they have not.

@@ -1,7 +1,8 @@
 """The embedded engine: workers on this machine, each a context host process that is spoken to over a socket.
 
 For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers. What does
-not live here: which workers there are (local_workers.py), and what one does with what it is told (host/).
+not live here: which workers there are (local_workers.py), how they are told what to do (host_messages.py), and what
+they do with that (host/).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,14 +23,13 @@ import psutil
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
-from ctxflow.executors.engine import ContextPayload, RunServices
+from ctxflow.executors.engine import RunServices
+from ctxflow.executors.host_messages import HostMessages
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.local_workers import LocalWorkers
 from ctxflow.executors.workers import Worker
 from ctxflow.host.devices import cuda_devices
 from ctxflow.host.processes import kill_tree
-from ctxflow.host.sessions import state_path
-from ctxflow.host.staging import cached
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -110,7 +109,8 @@ class EmbeddedEngine:
             raise CtxflowError(
                 f"workers have no place for their files ({error}): put scratch= of the site where there is one"
             ) from error
-        self._cache = os.path.join(self._scratch, "cache")
+        cache = os.path.join(self._scratch, "cache")
+        self._messages = HostMessages(run, self._selector, self._lines, self._local.there, cache, self._event)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         self._local.open(self._scratch, os.path.join(run.directory, "workers"), run.clock, self._begun)
@@ -135,7 +135,7 @@ class EmbeddedEngine:
                     continue
                 worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
-                    self._tell(worker, command)
+                    self._messages.tell(worker, command)
 
     def _acquire(self, command: cmd.Command) -> None:
         """Have other workers than there are."""
@@ -145,121 +145,11 @@ class EmbeddedEngine:
             self._local.ask(command.pin, command.devices)
         elif isinstance(command, cmd.Forgo):
             for worker in self._local.forgo(command.pin):
-                self._release(worker)
+                self._messages.release(worker)
         elif isinstance(command, cmd.Survey):
             machine = self._local.machine()
             found = {socket.gethostname(): machine} if machine is not None else {}
             self._event(ev.MachinesFound(self._run.clock(), command.tier, found))
-
-    def _tell(self, worker: Worker, command: cmd.Command) -> None:
-        if isinstance(command, cmd.Run):
-            self._send_call(worker, command)
-        elif isinstance(command, cmd.Load):
-            self._send_load(worker, command)
-        elif isinstance(command, cmd.Carry):
-            self._carry(worker, command)
-        elif isinstance(command, cmd.Stage):
-            context = self._run.context_payload(command.context)
-            cache, link = self._cache_of(worker, context), context.level != ev.NONE
-            self._send(
-                worker, {"do": "stage", "context": context.id, "files": context.files, "cache": cache, "link": link}
-            )
-        elif isinstance(command, (cmd.Unload, cmd.Abandon)):
-            # The host does not hear of calls that go over the line: it ends the library process either way.
-            self._lines.drop(worker, command.context)
-            head: Head = {"do": "unload", "context": command.context}
-            if isinstance(command, cmd.Unload) and command.files:
-                head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
-            self._send(worker, head)
-        elif isinstance(command, cmd.Drain):
-            self._send(worker, {"do": "drain"})
-        elif isinstance(command, cmd.Release):
-            self._release(worker)
-
-    def _cache_of(self, worker: Worker, context: ContextPayload) -> str:
-        """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
-        return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
-
-    def _release(self, worker: Worker) -> None:
-        """Have a worker end by itself."""
-        worker.released = True
-        self._send(worker, {"do": "release"})
-
-    def _send_call(self, worker: Worker, command: cmd.Run) -> None:
-        try:
-            payload = self._run.call_payload(command)
-        except Exception as error:
-            failure = ev.Failure("input", type(error).__name__, str(error))
-            self._event(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
-            return
-        line = worker.lines.get(command.context)
-        if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
-            self._event(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
-            return
-        name = payload.function
-        if name and name not in line.functions:
-            line.functions.add(name)
-            self._lines.send(line, {"do": "function", "function": name}, self._run.function(name))
-        head: Head = {
-            "do": "call",
-            "call": command.attempt,
-            "context": command.context,
-            "function": name,
-            "style": payload.style,
-            "insert": payload.insert,
-        }
-        if payload.timeout is not None:
-            head["timeout"] = payload.timeout
-        if payload.style == "step":
-            head["states"] = self._states_of(worker)
-        line.calls[command.attempt] = None
-        self._lines.send(line, head, payload.body)
-
-    @staticmethod
-    def _states_of(worker: Worker) -> str:
-        """The folder of a worker's cache where frozen states of sessions are."""
-        return os.path.join(worker.scratch, "sessions")
-
-    def _carry(self, worker: Worker, command: cmd.Carry) -> None:
-        """Workers of one machine share its disk: a state goes from one to another by its name alone."""
-        now, source = self._run.clock(), self._local.there.get(command.source)
-        places = (command.worker, command.session, command.made)
-        try:
-            if source is None:
-                raise OSError(f"the worker {command.source} is gone")
-            paths = [state_path(self._states_of(each), command.session, command.made) for each in (source, worker)]
-            os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
-            os.rename(*paths)
-        except OSError as error:
-            self._event(ev.StateLost(now, *places, f"the state of a session cannot be brought to its worker: {error}"))
-        else:
-            self._event(ev.StateArrived(now, *places))
-
-    def _send_load(self, worker: Worker, command: cmd.Load) -> None:
-        context = self._run.context_payload(command.context)
-        line, cache = self._lines.expect(worker, command.context), self._cache_of(worker, context)
-        head = {
-            "do": "load",
-            "line": self._lines.address,
-            "key": line.key,
-            "context": context.id,
-            "name": context.name,
-            "files": {name: cached(digest, path, cache) for name, (path, digest) in context.files.items()},
-            "environment": dict(context.environment),
-            "timeout": context.timeout,
-            "memory": context.memory,
-            "path": [p or os.getcwd() for p in sys.path],
-        }
-        self._send(worker, head, context.recipe)
-
-    def _send(self, worker: Worker, head: Head, body: bytes = b"") -> None:
-        worker.channel.send(head, body)
-        if worker.channel.pending:
-            self._watch(worker)
-
-    def _watch(self, worker: Worker) -> None:
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.pending else 0)
-        self._selector.modify(worker.channel, wanted, worker)
 
     # --- events
 
@@ -299,7 +189,7 @@ class EmbeddedEngine:
         """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
         for worker in self._noticed:
             if not worker.released and not any(line.calls for line in worker.lines.values()):
-                self._release(worker)
+                self._messages.release(worker)
 
     def _event(self, event: ev.Event) -> None:
         """Report something that was noticed while executing a command."""
@@ -312,8 +202,7 @@ class EmbeddedEngine:
 
     def _heard(self, worker: Worker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
-            worker.channel.flush()
-            self._watch(worker)
+            self._messages.flush(worker)
         for head, body in worker.channel.receive():
             self._events.extend(self._translate(worker, head, body))
         if worker.channel.closed:

@@ -45,7 +45,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     :param workers: how many workers, if not as many as the site says.
     :param routing: a policy by name, as a table, or as an object; likewise the next five.
     :param level: how much of a context workers keep from call to call, if not as the site says: "pervasive", or for
-        measuring "partial" or "none" (see `ctxflow.apps.Options`).
+        measuring "partial" or "none" (see `ctxflow.app_options.Options`).
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
     :param limits: how much is borne before an item or a context is given up.
     :param log_events: whether to keep the event log in the run's directory.

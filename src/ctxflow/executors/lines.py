@@ -1,8 +1,8 @@
 """The lines of the embedded engine: the driver's own connections to library processes, past their hosts.
 
 Calls go there and results come back; whatever else there is to say of a library process, its host says. What
-does not live here: what is sent, and what an answer means to the run (embedded.py). Not thread-safe: the engine
-locks.
+does not live here: what is sent (host_messages.py), and what an answer means to the run (embedded.py). Not
+thread-safe: the engine locks.
 """
 
 from __future__ import annotations

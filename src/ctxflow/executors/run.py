@@ -1,13 +1,15 @@
-"""A run: the shell around the scheduler that holds payloads and futures, and drives an engine.
+"""A run: the shell around the scheduler that drives an engine, and answers who waits.
 
 One thread waits for the engine's events; submissions are handled on the thread that submits, so that a call is
 on its way when `submit` returns. A lock orders the two. What does not live here: decisions (scheduler/), what apps
-and contexts are (declarations.py), and how a person calls (executor.py, apps.py).
+and contexts are (declarations.py), what items hold and who waits for them (waiting.py), and how a person calls
+(executor.py, apps.py).
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import os
@@ -17,27 +19,28 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ctxflow.context import Context, dumps
+from ctxflow.context import Context
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
-from ctxflow.executors.declarations import App, ApplyCall, check_gpu_memory, context_id, payload_of, spec_of
+from ctxflow.executors.declarations import App, ApplyCall, Declared, check, context_id, payload_of, spec_of
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
-from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of
+from ctxflow.executors.futures import CallFuture, Delivery, Sink
 from ctxflow.executors.interrupts import uninterrupted
-from ctxflow.executors.run_status import RunStatusFile
+from ctxflow.executors.run_status import AwaitingReminder, RunStatusFile
 from ctxflow.executors.sessions import News, SessionStore
-from ctxflow.executors.status import SessionStatus, Status, awaiting_text, status_of
+from ctxflow.executors.status import SessionStatus, Status, status_of
 from ctxflow.executors.user_modules import carry_user_modules
+from ctxflow.executors.waiting import Telling, Waiting
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
-from ctxflow.scheduler.refusal import refused
+from ctxflow.scheduler.planning import computed
 
 logger = logging.getLogger("ctxflow")
 _TICK_SECONDS = 1.0
-_AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
 
 
 class Run:
@@ -70,18 +73,12 @@ class Run:
         self._tiers = list(tiers)
         self._regions = list(regions)
         self._scheduler = Scheduler(policies, limits, start_when=start_when)
-        self._say_awaiting_at: float | None = None
         self._lock = threading.Lock()
         self._origin = time.monotonic()
-        self._next_item = 0
-        self._apps: dict[str, App] = {}
         self._said: set[str] = set()
-        self._divided: set[str] = set()  # Apps that name alternatives, and these.
-        self._contexts: dict[str, ContextPayload] = {}
-        self._functions: dict[str, bytes] = {}
+        self._declared = Declared()
         self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
-        self._inputs: dict[int, Any] = {}
-        self._sinks: dict[int, Sink] = {}
+        self._waiting = Waiting(self.sessions, self._declared.contexts)
         self._ended = threading.Event()
         self._failed: EngineFailed | None = None
         self._actions: collections.deque[Callable[[], None]] = collections.deque()
@@ -90,6 +87,7 @@ class Run:
         self._log: EventLog | None = None
         self._status_file: RunStatusFile | None = None
         self._status_due = 0.0
+        self._reminder = AwaitingReminder()
         self.keeps_status = True
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
@@ -102,22 +100,21 @@ class Run:
 
     def context_payload(self, context: str) -> ContextPayload:
         """What to build."""
-        return self._contexts[context]
+        return self._declared.contexts[context]
 
     def function(self, name: str) -> bytes:
         """A pickled function."""
-        return self._functions[name]
+        return self._declared.functions[name]
 
     def call_payload(self, command: cmd.Run) -> CallPayload:
         """What to run: the inputs of a batch as lists side by side, pickled together."""
-        app = self._apps[command.app]
+        app = self._declared.apps[command.app]
         if isinstance(command, cmd.Step):
             return self.sessions.payload(command, self._scheduler.state.sessions, app.spec.id, app.timeout)
         if app.style == "apply":
-            call: ApplyCall = self._inputs[command.items[0]]
+            call: ApplyCall = self._waiting.inputs(command.items)[0]
             return CallPayload("apply", call.function, app.insert, app.timeout, call.body)
-        inputs = self._inputs
-        columns = list(zip(*[inputs[item] for item in command.items], strict=True))
+        columns = list(zip(*self._waiting.inputs(command.items), strict=True))
         body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
         return CallPayload("batch", app.spec.id, False, app.timeout, body)
 
@@ -177,12 +174,8 @@ class Run:
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits that no answer will come."""
         with self._lock:
-            waiting = dict(self._sinks)
-            self._sinks.clear()
-            self._inputs.clear()
-            sessions = self.sessions.end_all()
-        self._deliver(News(functools.partial(sink.over, error)) for sink in sessions)
-        self._deliver(Delivery([item], [sink], error) for item, sink in waiting.items())
+            deliveries = self._waiting.end_all(error)
+        self._deliver(deliveries)
 
     # --- submissions
 
@@ -200,44 +193,35 @@ class Run:
         """
         level = level or self._level
         name = context_id(context, level)
-        if name in self._contexts:
+        if name in self._declared.contexts:
             return name
         self.prepare_pickling()
         spec = spec_of(context, level)
-        refusal = refused(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
-        if refusal is not None:
-            raise ValueError(refusal)
-        check_gpu_memory(spec, self._tiers)
+        check(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
         payload = payload_of(context, level)
         with self._lock:
-            if name not in self._contexts:
-                self._contexts[name] = payload
+            if name not in self._declared.contexts:
+                self._declared.contexts[name] = payload
                 self._handle(ev.ContextDeclared(self.clock(), spec))
         return name
 
     def declare_app(self, app: App) -> None:
         """Make an app known, once."""
         with self._lock:
-            if app.spec.id not in self._apps:
-                self._apps[app.spec.id] = app
-                if app.spec.alternative_of:
-                    self._divided |= {app.spec.id, app.spec.alternative_of}
-                if app.function:
-                    self._functions[app.spec.id] = app.function
+            if self._declared.add_app(app):
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
 
     def declare_function(self, name: str, body: bytes) -> None:
         """Make a function known that many single calls use."""
-        self._functions[name] = body
+        self._declared.functions[name] = body
 
     @uninterrupted
     def submit_call(self, app: str, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
         future = CallFuture(self._cancel_one)
         with self._lock:
-            item = future.item = self._number(1)
-            self._inputs[item] = inputs
-            self._sinks[item] = future
+            self._check_running()
+            item = future.item = self._waiting.add_one(inputs, future)
             deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, (item,)))
         self._submitted(deliveries)
         return future
@@ -253,10 +237,8 @@ class Run:
         :raises RunEnded: if the run was stopped.
         """
         with self._lock:
-            first = self._number(len(inputs))
-            items = range(first, first + len(inputs))
-            self._inputs.update(zip(items, inputs, strict=True))
-            self._sinks.update(dict.fromkeys(items, sink))
+            self._check_running()
+            items = self._waiting.add(inputs, sink)
             if numbered is not None:
                 numbered(items)
             deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, items))
@@ -282,13 +264,6 @@ class Run:
         if self._ended.is_set():
             raise RunEnded("the run was stopped: make calls while its executor is running")
 
-    def _number(self, count: int) -> int:
-        """The first of the next item numbers."""
-        self._check_running()
-        first = self._next_item
-        self._next_item = first + count
-        return first
-
     def _submitted(self, deliveries: Iterable[Delivery | News]) -> None:
         if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self.engine.wake()
@@ -300,10 +275,7 @@ class Run:
         with self._lock:
             if self._ended.is_set():
                 return
-            items = [item for item in items if self._sinks.pop(item, None) is not None]
-            for item in items:
-                del self._inputs[item]
-            deliveries = self._handle(ev.ItemsCancelled(self.clock(), items, stop))
+            deliveries = self._handle(ev.ItemsCancelled(self.clock(), self._waiting.forget(items), stop))
         self._deliver(deliveries)
 
     def soon(self, action: Callable[[], None]) -> None:
@@ -372,7 +344,8 @@ class Run:
         if isinstance(event, ev.StepFinished):
             orders = self._scheduler.state.streams.steps.get(event.attempt)
             event = event if orders is None else self.sessions.opened(event, orders)
-        context = self._answering(event) if self._divided else None
+        attempt = self._scheduler.state.attempts.get(getattr(event, "attempt", -1))
+        context = None if attempt is None else self._declared.answering(attempt.app)
         try:
             commands = self._scheduler.handle(event)
         except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
@@ -382,16 +355,10 @@ class Run:
         deliveries: list[Delivery | News] = []
         commanded: list[cmd.Command] = []
         for command in commands:
-            if isinstance(command, cmd.Deliver):
-                deliveries.append(self._delivery(command, event, context))
-            elif isinstance(command, cmd.Note):
-                logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
-            elif isinstance(command, cmd.Bury):
-                deliveries.append(self._burial(command, event))
-            elif isinstance(command, cmd.Place):
-                self._say_reasons(command)
-            elif isinstance(command, (cmd.DeliverChunk, cmd.EndTurn, cmd.EndSession)):
-                deliveries.append(self._news(command, event))
+            if isinstance(command, Telling):
+                deliveries.append(self._waiting.told(command, event, context))
+            elif isinstance(command, (cmd.Note, cmd.Place, cmd.MakePlan)):
+                self._carry_out(command)
             else:
                 commanded.append(command)
         try:
@@ -402,46 +369,30 @@ class Run:
                 self._log.add(event, commands)
         return deliveries
 
+    def _carry_out(self, command: cmd.Note | cmd.Place | cmd.MakePlan) -> None:
+        """What no engine does."""
+        if isinstance(command, cmd.MakePlan):
+            self._make_plan(command)
+        elif isinstance(command, cmd.Place):
+            self._say_reasons(command)
+        else:
+            logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
+
+    def _make_plan(self, command: cmd.MakePlan) -> None:
+        """Compute a plan on a thread of its own: it may take seconds, in which events go on."""
+
+        def make() -> None:
+            event = dataclasses.replace(computed(command.planning), time=self.clock())
+            self.soon(functools.partial(self._feed, event))  # Once the run has ended, nobody hears of it.
+
+        threading.Thread(target=make, name="ctxflow-plan", daemon=True).start()
+
     def _say_reasons(self, plan: cmd.Place) -> None:
         """Tell a person once what no plan can do."""
         for reason in plan.reasons:
             if reason not in self._said:
                 self._said.add(reason)
                 logger.warning("placement: %s", reason)
-
-    def _answering(self, event: ev.Event) -> str | None:
-        """The name of the context that answers now, if it belongs to an app that has several."""
-        attempt = self._scheduler.state.attempts.get(getattr(event, "attempt", -1))
-        if attempt is None or attempt.app not in self._divided:
-            return None
-        return self._apps[attempt.app].label
-
-    def _delivery(self, command: cmd.Deliver, event: ev.Event, context: str | None) -> Delivery:
-        results: Any = event.results  # type: ignore[attr-defined]
-        inputs = [self._inputs.pop(item) for item in command.items]
-        if type(inputs[0]) is ApplyCall:
-            results = [results]
-        elif command.positions is not None:
-            results = [results[n] for n in command.positions]
-        return Delivery(command.items, self._waiting(command.items), results, context)
-
-    def _burial(self, command: cmd.Bury, event: ev.Event) -> Delivery:
-        context = self._contexts[command.context].name if command.context is not None else None
-        error = error_of(command.failure, getattr(event, "exception", None), context)
-        for item in command.items:
-            del self._inputs[item]
-        return Delivery(command.items, self._waiting(command.items), error)
-
-    def _news(self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event) -> News:
-        error = None
-        if isinstance(command, cmd.EndSession) and command.failure is not None:
-            context = self._contexts[command.context].name if command.context is not None else None
-            error = error_of(command.failure, getattr(event, "exception", None), context)
-        return self.sessions.news(command, event, error)
-
-    def _waiting(self, items: Sequence[int]) -> list[Sink]:
-        pop = self._sinks.pop
-        return [pop(item) for item in items]
 
     @staticmethod
     def _deliver(deliveries: Iterable[Delivery | News]) -> None:
@@ -457,7 +408,7 @@ class Run:
         state = self._scheduler.state
         self.samples.append((now, len(state.workers), state.counters.done))
         if state.awaiting and state.ready:
-            self._say_awaiting(now)
+            self._reminder.say(state, now)
         if self._log is not None:
             with self._lock:
                 self._log.flush()
@@ -469,30 +420,13 @@ class Run:
         if self.keeps_status and self._status_file is not None:
             self._status_file.write(self.status(), state, reason)
 
-    def _say_awaiting(self, now: float) -> None:
-        """Now and then, who waits for calls learns that they wait for workers: so many may never come."""
-        if self._say_awaiting_at is None:
-            self._say_awaiting_at = now + _AWAITING_SECONDS
-        elif now >= self._say_awaiting_at:
-            self._say_awaiting_at = now + _AWAITING_SECONDS
-            logger.warning("%s", awaiting_text(self._scheduler.state))
-
     def session_status(self, number: int) -> SessionStatus | None:
         """How a session stands; None if it is over."""
         with self._lock:
             session = self._scheduler.state.sessions.get(number)
-            if session is None:
-                return None
-            return SessionStatus(
-                session.state,
-                session.worker,
-                session.idle,
-                session.chunks,
-                session.chunk_seconds,
-                session.state_bytes,
-            )
+            return None if session is None else SessionStatus.of(session)
 
     def status(self) -> Status:
         """What is going on, at this moment."""
         with self._lock:
-            return status_of(self._scheduler.state, self._contexts, self.clock())
+            return status_of(self._scheduler.state, self._declared.contexts, self.clock())

@@ -1,5 +1,6 @@
-"""A run's status file, `status.json` in its directory: for `ctxflow top` and `ctxflow status` beside any program.
+"""What a run tells of itself as it goes: its status file, and a reminder of the workers that it waits for.
 
+The file is `status.json` in its directory: for `ctxflow top` and `ctxflow status` beside any program.
 What does not live here: how it is written (observe/status_file.py), and a batch's, which says more (batch/).
 """
 
@@ -7,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from pathlib import Path
 
-from ctxflow.executors.status import Status, figures_of
+from ctxflow.executors.status import Status, awaiting_text, figures_of
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.rates import Rates
 from ctxflow.observe.status_file import VERSION, owner, write_status
+from ctxflow.scheduler.run_state import RunState
 
+logger = logging.getLogger("ctxflow")
 NAME = "status.json"
+_AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
 
 
 class RunStatusFile:
@@ -53,3 +58,18 @@ class RunStatusFile:
         facts = {**self._facts, "state": state, "reason": reason, "updated": round(time.time(), 3)}
         with contextlib.suppress(OSError):
             write_status(self._path, {**facts, **dataclasses.asdict(progress)})
+
+
+class AwaitingReminder:
+    """Now and then, who waits for calls learns that they wait for workers: so many may never come."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None
+
+    def say(self, state: RunState, now: float) -> None:
+        """Say it, if calls have waited for long enough since it was said last; asked while they wait."""
+        if self._due is None:
+            self._due = now + _AWAITING_SECONDS
+        elif now >= self._due:
+            self._due = now + _AWAITING_SECONDS
+            logger.warning("%s", awaiting_text(state))

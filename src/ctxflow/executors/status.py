@@ -90,6 +90,12 @@ class SessionStatus:
     chunk_seconds: float | None
     state_bytes: int | None
 
+    @classmethod
+    def of(cls, session: Session) -> SessionStatus:
+        """How the scheduler's session stands now."""
+        state, worker, idle = session.state, session.worker, session.idle
+        return cls(state, worker, idle, session.chunks, session.chunk_seconds, session.state_bytes)
+
 
 def awaiting_text(state: RunState) -> str:
     """What a run says that waits for workers before its first call."""

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from parsl.dataflow.memoization import id_for_memo
 
-from ctxflow.context import Context, dumps
+from ctxflow.context import Context
 from ctxflow.executors.declarations import App, ApplyCall
 from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import Run
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")

@@ -1,6 +1,6 @@
 """The embedded engine's workers: starting a context host process, and ending all that belongs to it.
 
-What does not live here: which workers there are, and what they are told (embedded.py).
+What does not live here: which workers there are, and what they are told (host_messages.py).
 """
 
 from __future__ import annotations

@@ -78,6 +78,11 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, b
         description["request_gpus"] = str(job.gpus)
     if job.files:
         description.update(_files(job.files))
+    return _with_options(description, options, lease)
+
+
+def _with_options(description: dict[str, str], options: Mapping[str, Any], lease: int) -> dict[str, str]:
+    """A description with what the tier says besides: its own submit keys take the place of ours."""
     if options.get("requirements"):
         description["requirements"] = _one_line(str(options["requirements"]))
     if options.get("require_gpus"):

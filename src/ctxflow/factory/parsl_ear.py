@@ -13,7 +13,7 @@ from parsl.jobs.states import JobState as ParslState
 from parsl.jobs.states import JobStatus
 
 from ctxflow.factory.parsl_story import Word
-from ctxflow.factory.provider import JobState
+from ctxflow.factory.provider import JobState, ProviderError
 
 _STATES: dict[ParslState, JobState] = {
     ParslState.PENDING: "queued",
@@ -29,10 +29,12 @@ _STATES: dict[ParslState, JobState] = {
 class Ear:
     """Hears what Parsl tells the batch system, and what that answers: Parsl's own words leave it out.
 
+    :param label: what the batch system is called.
     :ivar script: the script that was submitted last.
     """
 
-    def __init__(self, parsl: Any) -> None:
+    def __init__(self, parsl: Any, label: str) -> None:
+        self._label = label
         self.script = ""
         self._answer: tuple[int, str, str] = (0, "", "")
         self._trying = self._muted = False
@@ -58,6 +60,28 @@ class Ear:
     def complaint(self) -> str:
         """What the batch system said last, "" if nothing."""
         return sentence(self._answer[2] or self._answer[1])
+
+    def called(self, what: str, call: Callable[..., Any], *words: Any) -> Any:
+        """Call Parsl, whose complaints become one sentence.
+
+        :param what: what the batch system did, or did not, if that fails.
+        :raises ProviderError: if Parsl complains.
+        """
+        self.forget()
+        try:
+            return call(*words)
+        except Exception as error:  # Whatever a provider raises: each has errors of its own.
+            raise ProviderError(f"{self._label} {what}: {self.complaint() or sentence(str(error))}") from None
+
+    def run(self, command: str) -> str:
+        """What a command of the batch system writes.
+
+        :raises ProviderError: if it fails.
+        """
+        status, output, _ = self.called("does not answer", self._heard, command)
+        if status != 0:
+            raise ProviderError(f"{self._label} does not answer: {self.complaint() or f'status {status}'}")
+        return str(output)
 
     def rehearsal(self, submit: Callable[[], object]) -> str:
         """The script that would be submitted, "" where Parsl has none; nothing is."""

@@ -22,7 +22,7 @@ from parsl.launchers import SimpleLauncher, SingleNodeLauncher
 from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory import slurm
-from ctxflow.factory.parsl_ear import Ear, OnePod, sentence, word_of
+from ctxflow.factory.parsl_ear import Ear, OnePod, word_of
 from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
 from ctxflow.factory.parsl_story import Story, Word
 from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
@@ -97,7 +97,7 @@ class ParslProvider:
         self._patience = patience
         self._clock = clock
         self._label = str(getattr(parsl, "label", "") or type(parsl).__name__)
-        self._ear = Ear(parsl)
+        self._ear = Ear(parsl, self._label)
         self._directory = ""
         self._jobs: dict[str, _Job] = {}
         self._ended: dict[str, _Job] = {}
@@ -161,7 +161,7 @@ class ParslProvider:
                 file.write(text)
         except OSError as error:
             raise ProviderError(f"a worker's script cannot be written: {error}; make room there") from None
-        native = self._called(
+        native = self._ear.called(
             "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
         )
         if not native:
@@ -190,7 +190,7 @@ class ParslProvider:
         with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
             self._parsl.script_dir = directory
             try:
-                return str(self._called("cannot be asked about such a job", call))
+                return str(self._ear.called("cannot be asked about such a job", call))
             finally:
                 self._parsl.script_dir = before
 
@@ -244,7 +244,7 @@ class ParslProvider:
         trial = self._elsewhere(functools.partial(self._ear.trial, submit))
         self.queries += 1
         gres, constraint = getattr(parsl, "gres", None), getattr(parsl, "constraint", None)
-        return slurm.survey(self._run, trial, job, parsl.partition, gres, constraint)
+        return slurm.survey(self._ear.run, trial, job, parsl.partition, gres, constraint)
 
     def find(self) -> list[FoundJob]:
         """All workers of this user in Slurm's queue, also those of runs that are over; elsewhere none.
@@ -351,14 +351,14 @@ class ParslProvider:
     def _parsl_words(self) -> Mapping[str, Word]:
         self.queries += 1
         natives = [job.native for job in self._jobs.values()]
-        found = self._called("does not say how its jobs are", self._parsl.status, natives)
+        found = self._ear.called("does not say how its jobs are", self._parsl.status, natives)
         words = {name: word_of(status, self._label) for name, status in zip(self._jobs, found, strict=True)}
         return {name: word for name, word in words.items() if word is not None}
 
     # --- what the batch system is told and asked
 
     def _cancel(self, jobs: Sequence[_Job]) -> None:
-        done = self._called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
+        done = self._ear.called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
         if not all(done or ()) and not _GONE.search(said := self._ear.complaint()):
             raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
 
@@ -376,29 +376,14 @@ class ParslProvider:
 
     def _scancel(self, ids: Sequence[str]) -> None:
         try:
-            slurm.scancel(self._run, ids, getattr(self._parsl, "clusters", None))
+            slurm.scancel(self._ear.run, ids, getattr(self._parsl, "clusters", None))
         except ProviderError as error:
             if not _GONE.search(str(error)):
                 raise
 
     def _squeue(self) -> dict[str, slurm.Line]:
         self.queries += 1
-        return slurm.squeue(self._run, getattr(self._parsl, "clusters", None))
-
-    def _run(self, command: str) -> str:
-        """What a command of the batch system writes."""
-        status, output, _ = self._called("does not answer", self._parsl.execute_wait, command)
-        if status != 0:
-            raise ProviderError(f"{self._label} does not answer: {self._ear.complaint() or f'status {status}'}")
-        return str(output)
-
-    def _called(self, what: str, call: Callable[..., Any], *words: Any) -> Any:
-        """Call Parsl, whose complaints become one sentence."""
-        self._ear.forget()
-        try:
-            return call(*words)
-        except Exception as error:  # Whatever a provider raises: each has errors of its own.
-            raise ProviderError(f"{self._label} {what}: {self._ear.complaint() or sentence(str(error))}") from None
+        return slurm.squeue(self._ear.run, getattr(self._parsl, "clusters", None))
 
     def _beat(self) -> None:
         """Tell jobs that begin that somebody looks after them."""

@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ctxflow.context import dumps
 from ctxflow.host.wire import Head
+from ctxflow.pickling import dumps
 from ctxflow.turns import Turn
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ctxflow.context import dumps
 from ctxflow.host.wire import Head
+from ctxflow.pickling import dumps
 
 EVERY_SECONDS = 0.5
 """How often results are sent along, where the driver does not say: so much work may be lost with a process that is

@@ -1,6 +1,6 @@
 """Why things failed: failures that differ in numbers and paths alone are one cause, with an example.
 
-What does not live here: where failures come from (history.py, and a batch job's dead letters in report.py).
+What does not live here: where failures come from (history_reader.py, and a batch job's dead letters in report.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.causes import Cause, Causes
-from ctxflow.observe.history import History, Tier, read_history
+from ctxflow.observe.history import History, Tier
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.measures import percentiles
 from ctxflow.observe.staging import Staging, read_staging
 from ctxflow.observe.summary import SUMMARY, summarise

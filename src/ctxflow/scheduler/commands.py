@@ -1,7 +1,7 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
 Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release;
-the run itself the rest, which tell who waits, or a person, but for Place, which is for the log.
+the run itself MakePlan and the rest, which tell who waits, or a person, but for Place, which is for the log.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ctxflow.policies.protocols import Plan
+from ctxflow.policies.protocols import Plan, Planning
 from ctxflow.scheduler.events import Failure
 
 
@@ -214,6 +214,13 @@ class Bury(Command):
     items: Sequence[int]
     failure: Failure
     context: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MakePlan(Command):
+    """Compute a plan, beside all else, one at a time: `PlanMade` answers, always. The log has not what is computed."""
+
+    planning: Planning = dataclasses.field(repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

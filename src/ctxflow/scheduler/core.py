@@ -1,24 +1,36 @@
 """The scheduler: one deterministic state machine, `handle(event) -> commands`.
 
-What lives here: the dispatch of events, workers joining and leaving, and the loop that gives free workers what
-is queued. Items' transitions are in items.py, contexts' in residency.py, the tables in run_state.py, the
-invariants in validate.py. There is no I/O, no clock, no thread and no randomness of its own.
+What lives here: what each event leads to, and workers joining and leaving. Free workers get what is queued in
+dispatch.py; items' transitions are in items.py, contexts' in residency.py, the tables in run_state.py, the invariants
+in validate.py. There is no I/O, no clock, no thread and no randomness of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
+from ctxflow.scheduler import (
+    dispatch,
+    items,
+    pace,
+    planning,
+    reservations,
+    residency,
+    sessions,
+    shares,
+    steps,
+    tiers,
+    warming,
+)
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, pace, reservations, residency, sessions, shares, steps, tiers, warming
-from ctxflow.scheduler.commands import Abandon, Command, Place, Run
+from ctxflow.scheduler.commands import Abandon, Command
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import App, Attempt, ContextState, Limits, Policies, Worker
+from ctxflow.scheduler.settings import Limits, Policies
+from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
 from ctxflow.scheduler.validate import validate
 
-HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
 SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
 
 
@@ -68,6 +80,7 @@ class Scheduler:
             ev.JobEvicted: self._job_changed,
             ev.JobHeld: self._job_changed,
             ev.MachinesFound: self._machines_found,
+            ev.PlanMade: self._plan_made,
             ev.ContextStaged: self._context_staged,
             ev.ContextReady: self._context_ready,
             ev.ContextFailed: self._context_failed,
@@ -105,9 +118,9 @@ class Scheduler:
         if state.sessions or state.streams.drops:
             steps.serve(state, owner, out)
         if state.ready:
-            self._serve(out)
+            dispatch.serve(state, out)
         elif state.free and state.attempts:
-            self._duplicate(event, out)
+            dispatch.duplicate(state, event, out)
         if type(event) is ev.Tick and state.free:
             warming.warm(state, out)
         return out
@@ -124,79 +137,7 @@ class Scheduler:
         """When a Tick is wanted, at the latest."""
         return self.state.wake_at
 
-    # --- giving work to free workers
-
-    def _serve(self, out: list[Command]) -> None:
-        state = self.state
-        while state.free and state.ready:
-            ready = [app for app in state.ready.values() if app.held_until is None or app.held_until <= state.now]
-            if not ready:
-                break
-            given = [self._give(a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
-            if not any(given):
-                break
-
-    def _give(self, worker_id: str, app_id: str, out: list[Command]) -> bool:
-        """Follow an assignment of the routing policy, if it is possible."""
-        worker, app = self.state.free.get(worker_id), self.state.ready.get(app_id)
-        if worker is None or app is None:
-            return False
-        held = worker.contexts.get(app.context)
-        if held is not None:
-            return held.state == "ready" and self._run(worker, app, out)
-        return residency.admissible(self.state, worker, app) and residency.begin(self.state, worker, app, out)
-
-    def _run(self, worker: Worker, app: App, out: list[Command]) -> bool:
-        state = self.state
-        size = 1 if app.isolated else state.batch_size(app, worker)
-        if size < 1:
-            since = state.now if app.waiting_since is None else app.waiting_since
-            until = since + state.policies.batching.linger
-            # Never now: a policy that says 0 beyond its linger would be asked without end.
-            app.held_until = until if until > state.now else state.now + HELD_SECONDS
-            state.wake(app.held_until)
-            return False
-        batch, isolated = items.take(state, app, size)
-        self._start(worker, app, batch, isolated, out)
-        return True
-
-    def _start(self, worker: Worker, app: App, batch: Sequence[int], isolated: bool, out: list[Command]) -> None:
-        state = self.state
-        number = state.next_attempt
-        state.next_attempt = number + 1
-        attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, isolated)
-        state.attempts[number] = worker.running[number] = attempt
-        if state.contexts[app.context].spec.level != ev.PERVASIVE:
-            worker.contexts[app.context].state = "spent"
-        state.counters.batches += 1
-        state.update_free(worker)
-        out.append(Run(worker.id, number, app.id, app.context, batch))
-
-    def _duplicate(self, event: ev.Event, out: list[Command]) -> None:
-        """Let workers that have nothing to do run straggling batches a second time, where the policy says so.
-
-        Asked are all of them on ticks, and else the one that has just come free: to ask all of them each time would
-        make the end of a run on n workers take n * n steps.
-        """
-        state = self.state
-        freed = getattr(event, "worker", None)
-        if isinstance(freed, ev.WorkerSpec):
-            freed = freed.id
-        idle = list(state.free.values()) if type(event) is ev.Tick else [state.free.get(freed)] if freed else []
-        for worker in idle:
-            if worker is None:
-                continue
-            number = state.policies.batching.duplicate(state, worker)
-            attempt = state.attempts.get(number) if number is not None else None
-            if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
-                continue
-            left = [item for item in attempt.items if item in state.open]
-            if not left or worker.contexts[attempt.context].state != "ready":
-                continue
-            for item in left:
-                state.copies[item] = state.copies.get(item, 1) + 1
-            state.counters.duplicates += 1
-            self._start(worker, state.apps[attempt.app], left, attempt.isolated, out)
+    # --- room, and the ends of attempts
 
     def _make_room(self, out: list[Command]) -> None:
         """Contexts that need a worker of their own: ask for it, and have others give way."""
@@ -247,7 +188,7 @@ class Scheduler:
             built = [held.context for held in worker.contexts.values() if held.state == "ready"]
             apps = [app for app in state.ready.values() if app.context in built]
             if apps and worker.id in state.free:
-                self._give(worker.id, min(apps, key=urgency).id, out)
+                dispatch.give(state, worker.id, min(apps, key=urgency).id, out)
 
     # --- declarations
 
@@ -256,14 +197,14 @@ class Scheduler:
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier)
-        self._plan(out)
+        planning.place(self.state, out)
         self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
             self.state.contexts[event.context.id] = ContextState(event.context)
             reservations.declared(self.state, event.context)
-            self._plan(out)
+            planning.place(self.state, out)
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
@@ -307,7 +248,7 @@ class Scheduler:
             reservations.joined(state, worker, out)
         state.streams.unsettled = True
         state.update_free(worker)
-        self._plan(out)
+        planning.place(self.state, out)
         self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
@@ -358,7 +299,11 @@ class Scheduler:
             reservations.started(self.state, event.pin)
 
     def _machines_found(self, event: ev.MachinesFound, out: list[Command]) -> None:
-        reservations.surveyed(self.state, event, out)
+        self.state.surveys.found(event, out)
+
+    def _plan_made(self, event: ev.PlanMade, out: list[Command]) -> None:
+        planning.made(self.state, event, out)
+        self._scale(out)
 
     # --- contexts
 
@@ -372,7 +317,7 @@ class Scheduler:
         app = residency.ready(self.state, worker, event) if worker is not None else None
         # What it was built for goes first: a policy that thinks again could build and unload for ever.
         if worker is not None and app is not None and app.backlog and worker.id in self.state.free:
-            self._run(worker, app, out)
+            dispatch.run(self.state, worker, app, out)
 
     def _context_failed(self, event: ev.ContextFailed, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
@@ -459,14 +404,5 @@ class Scheduler:
         self.state.wake_at = None
         self.state.arrivals.note(self.state.now, self.state.apps.values())
         self.state.streams.unsettled = True
-        self._plan(out)
+        planning.place(self.state, out)
         self._scale(out)
-
-    def _plan(self, out: list[Command]) -> None:
-        """Place anew: on ticks, and when a tier, a context or a worker is new."""
-        plan = self.state.policies.placement.plan(self.state)
-        if plan != self.state.plan:
-            self.state.plan = plan
-            out.append(Place.of(plan))
-            shares.follow(self.state, out)
-        residency.follow(self.state, out)

@@ -282,6 +282,18 @@ class MachinesFound(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PlanMade(Event):
+    """The answer to `MakePlan`.
+
+    :ivar results: what was computed. Not in the log: without it, as in a replay, the scheduler computes it again.
+    :ivar failure: why nothing could be computed, else None.
+    """
+
+    results: Any = dataclasses.field(default=None, repr=False, compare=False)
+    failure: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ContextStaged(Event):
     """A context's files are in the worker's cache."""
 

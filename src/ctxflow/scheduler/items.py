@@ -1,7 +1,7 @@
 """Transitions of items: queued, assigned, answered, requeued, bisected, dead.
 
 An item is open (in `RunState.open`) from its submission until it is done, dead or cancelled; an open item is
-either queued once, or held by at least one attempt. What does not live here: which worker runs what (core.py).
+either queued once, or held by at least one attempt. What does not live here: which worker runs what (dispatch.py).
 """
 
 from __future__ import annotations

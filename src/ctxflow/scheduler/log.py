@@ -19,7 +19,7 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.core import Scheduler
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import Limits, Policies
+from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.version import __version__
 
 
@@ -28,7 +28,7 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-_UNLOGGED = {"results", "exception"}
+_UNLOGGED = {"results", "exception", "planning"}
 _SETUP = '{"run":'
 _quoted = json.encoder.encode_basestring_ascii
 _encoder = json.JSONEncoder(separators=(",", ":"), default=_plain)

@@ -4,7 +4,7 @@ A context that needs more GPUs than a worker has, or GPUs that are close togethe
 own: the machines are surveyed, the preemption policy names a place and the workers that give way, these are drained
 and released ("clearing"), a worker is asked for on just these GPUs ("asked", "started" once its job runs), serves the
 context ("held"), and goes when it has nothing to do ("leaving"). What does not live here: who gives way
-(policies/preemption), and stopping a batch (core.py).
+(policies/preemption), which machines there are (surveys.py), and stopping a batch (core.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from ctxflow.policies.protocols import PlaceRequest, Room
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import leaving
-from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
+from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release
 from ctxflow.scheduler.state import App, Worker
-from ctxflow.topology import Topology, from_graph
 
 if TYPE_CHECKING:
     from ctxflow.scheduler.run_state import RunState
@@ -27,18 +26,8 @@ if TYPE_CHECKING:
 TRIES = 3  # How often in a row somebody else may get the GPUs first, before there is a pause.
 PAUSE_SECONDS = 60.0  # After that, and where no machine has room.
 LOOK_SECONDS = 1.0  # How often it is looked whether the worker that could run the context is still there.
-SURVEY_SECONDS = 30.0  # How long a survey may take.
 GONE_SECONDS = 60.0  # How long released victims may take to be gone.
 JOIN_SECONDS = 300.0  # How long a worker may take to join once its job runs.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine as it was surveyed."""
-
-    name: str
-    tier: str
-    topology: Topology
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,19 +71,11 @@ class Reservations:
     """The table of reservations; only this module changes it.
 
     :ivar wants: the contexts with two GPUs or more, where the preemption policy makes room.
-    :ivar machines: as they were surveyed last.
-    :ivar awaited: the tiers whose survey is not there yet, and when it was asked for.
-    :ivar surveyed: the tiers whose machines nobody has decided on since they were surveyed.
-    :ivar told: why a survey failed, as it was told last.
     """
 
     def __init__(self) -> None:
         self.all: dict[int, Reservation] = {}
         self.wants: dict[str, Want] = {}
-        self.machines: dict[str, Machine] = {}
-        self.awaited: dict[str, float] = {}
-        self.surveyed: set[str] = set()
-        self.told = ""
         self.next_pin = 1
 
     @property
@@ -141,23 +122,6 @@ def may_hold(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> bool:
 
 
 # --- what happens
-
-
-def surveyed(state: RunState, event: ev.MachinesFound, out: list[Command]) -> None:
-    """The batch system has told which machines there are."""
-    table = state.reservations
-    if event.reason:  # It is asked again when an answer would be overdue.
-        if event.reason != table.told:
-            table.told = event.reason
-            out.append(Note(f"tier {event.tier}: {event.reason}", trouble=True))
-        return
-    table.awaited.pop(event.tier, None)
-    table.told = ""
-    table.machines = {key: each for key, each in table.machines.items() if each.tier != event.tier}
-    for name, graph in event.machines.items():
-        # Tiers may share a machine, and each have other GPUs of it.
-        table.machines[f"{event.tier} {name}"] = Machine(name, event.tier, from_graph(graph))
-    table.surveyed.add(event.tier)
 
 
 def started(state: RunState, pin: int) -> None:
@@ -328,9 +292,9 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
     if not tiers or not _needed(state, spec):
         _pause(state, context, LOOK_SECONDS)
         return False
-    if not _surveyed(state, tiers, out):
+    if not state.surveys.known(state, tiers, out):
         return False
-    state.reservations.surveyed.clear()  # What is decided now is true no longer for who comes next.
+    state.surveys.decided()
     room = state.policies.preemption.victims(state, PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity))
     if room is None:
         _pause(state, context, PAUSE_SECONDS)
@@ -405,17 +369,6 @@ def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
         and worker.id not in state.contexts[spec.id].suspects
         for worker in state.workers.values()
     )
-
-
-def _surveyed(state: RunState, tiers: list[str], out: list[Command]) -> bool:
-    """Whether all these tiers' machines are known as they are now; asks for what is not."""
-    table = state.reservations
-    for tier in tiers:
-        if tier not in table.surveyed and table.awaited.get(tier, -SURVEY_SECONDS) + SURVEY_SECONDS <= state.now:
-            table.awaited[tier] = state.now
-            state.wake(state.now + SURVEY_SECONDS)
-            out.append(Survey(tier))
-    return table.surveyed.issuperset(tiers)
 
 
 def _victims_left(state: RunState, reservation: Reservation) -> list[Worker]:

@@ -5,9 +5,10 @@ What does not live here: which context a worker should take (policies), or the i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items, reservations, shares
+from ctxflow.scheduler import items, leaving, reservations, shares
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
@@ -203,14 +204,46 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
     if worker.pin is not None:  # It is here for this context alone, and no plan counts on it.
         return False
     most = state.plan.holders.get((context, worker.tier))
-    many = most is not None and state.contexts[context].on_tier[worker.tier] > most
-    return many or not state.plan.permits(context, worker.tier)
+    many = most is not None and _more_stay(state, state.contexts[context], worker.tier, most)
+    return (many or not state.plan.permits(context, worker.tier)) and not _brings_out(state, worker, context)
+
+
+def _brings_out(state: RunState, worker: Worker, context: str) -> bool:
+    """Whether a worker that may soon be given back holds a context by which states come out of its cache then."""
+    tier, (_, most) = state.tiers.get(worker.tier), state.plan.workers.get(worker.tier, (0, math.inf))
+    shrinks = tier is not None and tier.connected > most
+    return shrinks and any(session.context == context for session in leaving.unkept(state, worker))
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether as many workers of the tier hold the context as the plan wants."""
     most = None if worker.pin is not None else state.plan.holders.get((context.spec.id, worker.tier))
-    return most is not None and context.on_tier[worker.tier] >= most
+    return most is not None and _more_stay(state, context, worker.tier, most - 1)
+
+
+def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
+    """Whether as many workers of the tier as the plan wants hold a context, with more sessions than this one."""
+    name = context.spec.id
+    most = None if worker.pin is not None else state.plan.holders.get((name, worker.tier))
+    if most is None or not _more_stay(state, context, worker.tier, most):
+        return False
+
+    def carried(holder: Worker) -> int:
+        there = sum(session.context == name for session in holder.sessions.values())
+        return there + state.streams.awaited[holder.id, name]
+
+    holders = [
+        w for w in state.workers.values() if w.tier == worker.tier and name in w.contexts and not leaving.goes(w)
+    ]
+    return worker not in sorted(holders, key=carried, reverse=True)[:most]
+
+
+def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> bool:
+    """Whether more workers of a tier hold a context, without those that are about to go."""
+    if context.on_tier[tier] <= most:
+        return False
+    holders = (w for w in state.workers.values() if w.tier == tier and context.spec.id in w.contexts)
+    return sum(not leaving.goes(worker) for worker in holders) > most
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:

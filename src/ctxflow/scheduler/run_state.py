@@ -9,23 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, Plan, RegionView, SessionView, TierView, WorkerView
+from ctxflow.policies.protocols import Plan, Planning
+from ctxflow.policies.views import AppView, RegionView, SessionView, TierView, WorkerView
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.arrivals import Arrivals
-from ctxflow.scheduler.reservations import Machine, Reservations
+from ctxflow.scheduler.reservations import Reservations
+from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shares import Deal
-from ctxflow.scheduler.state import (
-    App,
-    Attempt,
-    ContextState,
-    Counters,
-    Limits,
-    Policies,
-    Session,
-    Tier,
-    Worker,
-)
+from ctxflow.scheduler.state import App, Attempt, ContextState, Counters, Session, Worker
+from ctxflow.scheduler.surveys import Machine, Surveys
+from ctxflow.scheduler.tiers import Tier
 
 
 class RunState:
@@ -40,6 +34,9 @@ class RunState:
         self.random = random.Random(seed)
         self.now = 0.0
         self.plan = Plan()
+        # What is computed for the next plan, and why the last could not be; kept by planning.py.
+        self.planning: Planning | None = None
+        self.planning_failure: str | None = None
         self.workers: dict[str, Worker] = {}
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}
@@ -47,6 +44,7 @@ class RunState:
         self.tiers: dict[str, Tier] = {}
         self.regions: dict[str, RegionView] = {}
         self.arrivals = Arrivals()  # Kept by core.py, on ticks.
+        self.surveys = Surveys()
         self.reservations = Reservations()
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
@@ -121,7 +119,7 @@ class RunState:
     @property
     def machines(self) -> Mapping[str, Machine]:
         """The machines on which workers can be asked for."""
-        return self.reservations.machines
+        return self.surveys.machines
 
     @property
     def reserved(self) -> Mapping[str, Sequence[str]]:

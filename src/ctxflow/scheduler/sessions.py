@@ -292,13 +292,13 @@ def unload(session: Session) -> None:
 
 
 def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
-    """Whether a worker stays, and holds a session's context or could load it."""
+    """Whether a worker stays, and holds a session's context or could load it, as far as the plan wants it there."""
     context = state.contexts[session.context]
-    return (
-        context.broken is None
-        and residency.able(state, worker, context.spec)
-        and (session.context in worker.contexts or residency.trusted(state, worker, context))
-    )
+    if context.broken is not None:
+        return False
+    if session.context in worker.contexts:
+        return residency.able(state, worker, context.spec) and not residency.surplus(state, worker, context)
+    return residency.loadable(state, worker, context)
 
 
 # --- losses

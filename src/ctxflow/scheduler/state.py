@@ -1,6 +1,7 @@
 """The scheduler's state: plain objects that only core.py changes, and that policies see as a view.
 
-Each attribute says who changes it where that is not plain. What does not live here: transitions.
+Each attribute says who changes it where that is not plain. What does not live here: transitions, and what is in the
+file that alone changes it: tiers (tiers.py), reservations (reservations.py), all sessions together (sessions.py).
 """
 
 from __future__ import annotations
@@ -10,66 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.policies.protocols import (
-    BatchingPolicy,
-    PlacementPolicy,
-    PreemptionPolicy,
-    RoutingPolicy,
-    ScalingPolicy,
-    SessionPolicy,
-)
-from ctxflow.policies.registry import DEFAULTS, described, make
-from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, TierSpec, WorkerSpec
+from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, WorkerSpec
 from ctxflow.scheduler.pace import CallCost, Pace
 
 STEP_WEIGHT = 0.3  # Of the last step in the average of those with as many sessions.
 STEP_MEMORY = 60.0  # Seconds for which steps with so many sessions are remembered.
-
-
-@dataclasses.dataclass(frozen=True)
-class Policies:
-    """The policies of a run.
-
-    :ivar choices: family -> how its policy was chosen, as data (see `ctxflow.policies.registry.described`).
-    """
-
-    routing: RoutingPolicy
-    batching: BatchingPolicy
-    placement: PlacementPolicy
-    preemption: PreemptionPolicy
-    scaling: ScalingPolicy
-    sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
-    choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def chosen(cls, choices: Mapping[str, Any]) -> Policies:
-        """Policies from what a site or a person chose of each family: a name, a table with options, or an object.
-
-        :param choices: a family that is not in it has its default.
-        :raises ValueError: for a choice that makes no sense, saying what to write.
-
-        >>> Policies.chosen({"batching": "opportunistic"}).choices["routing"]
-        {'policy': 'context-affinity'}
-        """
-        complete = {family: choices.get(family, default) for family, default in DEFAULTS.items()}
-        made = {family: make(family, choice) for family, choice in complete.items()}
-        return cls(**made, choices={family: described(family, choice) for family, choice in complete.items()})
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How much is borne before somebody is to blame.
-
-    :ivar losses: times running that an item's workers may be lost, for no known reason, before it is suspected.
-    :ivar crashes: crashes that an item alone may cause before it is dead.
-    :ivar failures: workers on which a context may fail before it is declared broken.
-    :ivar retry_seconds: the first pause before a suspect worker is asked to build the context again.
-    """
-
-    losses: int = 3
-    crashes: int = 2
-    failures: int = 3
-    retry_seconds: float = 5.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -400,81 +346,6 @@ class ContextState:
     losses: int = 0
     lost_at: float = -1.0
     broken: Failure | None = None
-
-
-@dataclasses.dataclass(slots=True)
-class Tier:
-    """A tier of the site, and what was measured of it; only tiers.py changes it.
-
-    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
-    :ivar asked: workers asked for last.
-    :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
-    :ivar connected: workers that were asked for and are there.
-    :ivar emptying: those that are given back when their sessions, and states of others, have left them.
-    :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
-    :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
-    :ivar held: how often a job was held, by the reason that the batch system gave.
-    """
-
-    spec: TierSpec
-    gpu_memory: int | None = None
-    asked: int | None = None
-    connected: int = 0
-    emptying: set[str] = dataclasses.field(default_factory=set)
-    worker_seconds: float = 0.0
-    gpu_seconds: float = 0.0
-    lifetimes: list[float] | None = None
-    lacking_seconds: float = 0.0
-    lacking_since: float | None = None
-    jobs_started: int = 0
-    jobs_evicted: int = 0
-    held: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.spec.name
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of a worker."""
-        return self.spec.gpus
-
-    @property
-    def machines(self) -> str:
-        """What it shares with other tiers."""
-        return self.spec.machines
-
-    @property
-    def minimum(self) -> int:
-        """Never fewer workers than this."""
-        return self.spec.minimum
-
-    @property
-    def maximum(self) -> int:
-        """Never more workers than this."""
-        return self.spec.maximum
-
-    @property
-    def price(self) -> float | None:
-        """Dollars a worker costs an hour."""
-        return self.spec.price
-
-    @property
-    def boot_seconds(self) -> float | None:
-        """From asking to joining, as the site says."""
-        return self.spec.boot_seconds
-
-    @property
-    def match_rate(self) -> float | None:
-        """Workers that the batch system gives an hour: jobs begun, by the time in which workers were lacking."""
-        known = self.jobs_started and self.lacking_seconds
-        return 3600 * self.jobs_started / self.lacking_seconds if known else None
-
-    @property
-    def eviction_rate(self) -> float | None:
-        """Evictions per worker and second, once there was one."""
-        return len(self.lifetimes) / self.worker_seconds if self.lifetimes and self.worker_seconds else None
 
 
 @dataclasses.dataclass(slots=True)

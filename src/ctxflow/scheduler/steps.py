@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.policies.batching.coalescing import Coalescing
-from ctxflow.policies.protocols import AppView, WorkerView
+from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.scheduler import leaving, residency
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
 from ctxflow.scheduler.events import Failure, StepFinished
@@ -174,13 +174,23 @@ def _then(state: RunState, session: Session, worker: Worker, makes_chunk: bool) 
     """What a step does with a session's state after the chunk."""
     if not session.loaded and not makes_chunk:
         return ""
-    if leaving.goes(worker):
+    if leaving.goes(worker) and not _in_no_hurry(state, session, worker):
         return "leave"  # The worker may be gone before its cache could be read.
     if session.suspending or expected(state, session):
         return "freeze"
     made = session.made + makes_chunk
     every = session.keep_every
     return "keep" if makes_chunk and every is not None and made % every == 0 and made > session.kept else ""
+
+
+def _in_no_hurry(state: RunState, session: Session, worker: Worker) -> bool:
+    """Whether a session goes on where it is until another worker can give it its next chunk: its own waits for that.
+
+    Not where the site lowered its bounds, nor where the batch system takes the worker.
+    """
+    tier = state.tiers.get(worker.tier)
+    waits = tier is not None and worker.id in tier.emptying and tier.connected <= tier.maximum
+    return waits and worker.noticed is None and not session.idle and not expected(state, session)
 
 
 def capacity(state: RunState, app: AppView, worker: WorkerView) -> int:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ctxflow.context import Context, dumps
+from ctxflow.context import Context
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -80,6 +81,12 @@ class ContractRun:
         self.engine.execute([cmd.Acquire(self._tier, workers)])
         self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
         return [event.worker.id for event in self.all(ev.WorkerJoined)]
+
+    def ready(self, context: str = ev.PLAIN) -> str:
+        """Start the engine with one worker that has built a context; gives the worker."""
+        (worker,) = self.start()
+        self.load(worker, context)
+        return worker
 
     def stage(self, worker: str, context: str) -> ev.ContextStaged:
         """Bring a context's files to a worker."""

@@ -5,8 +5,8 @@
         def make(self): return MyEngine(workers=2)
         def evict(self, engine, worker): engine.lose(worker)
 
-What does not live here: what drives the engine (contract_run.py), what its calls do (contract_work.py), and any one
-engine's own tests.
+What does not live here: the hooks that the suite of sessions has too (contract.py), what drives the engine
+(contract_run.py), what its calls do (contract_work.py), and any one engine's own tests.
 """
 
 from __future__ import annotations
@@ -15,37 +15,25 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxflow.executors.engine import Engine
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import contract_work as work
+from ctxflow.testing.contract import Contract
 from ctxflow.testing.contract_run import PATIENCE, ContractRun
 
 
-class EngineContract:
+class EngineContract(Contract):
     """Subclass it as a pytest class, and say how to make an engine; the hooks say what cannot be done."""
-
-    tier = "local"
-    executes = True
-    """Whether contexts are built, files brought and functions run for real; without it only events are looked at."""
-
-    def make(self) -> Engine:
-        """A new engine, not started, that takes at least 2 workers."""
-        raise NotImplementedError
 
     def evict(self, engine: Any, worker: str) -> None:
         """Take a worker away at once, as a resource manager would."""
         pytest.skip("this engine cannot lose a worker on purpose")
-
-    def notify(self, engine: Any, worker: str) -> None:
-        """Give a worker notice that it will be taken away."""
-        pytest.skip("this engine's workers cannot be given notice")
 
     def reach(self, run: ContractRun, there: Callable[[], bool]) -> None:
         """Wait until a batch of 100 has done 59 items; `there` says so, where functions run."""
@@ -54,13 +42,6 @@ class EngineContract:
     def processes(self, engine: Any) -> list[int]:
         """All processes that the engine has started, and theirs."""
         pytest.skip("this engine starts no processes")
-
-    @pytest.fixture
-    def run(self, tmp_path: Path) -> Iterator[ContractRun]:
-        """A run whose engine is stopped afterwards."""
-        run = ContractRun(self.make(), str(tmp_path / "run"), self.tier)
-        yield run
-        run.engine.stop()
 
     # --- workers
 
@@ -74,8 +55,7 @@ class EngineContract:
         assert (lost.worker, lost.evicted) == (worker, True)
 
     def test_an_evicted_worker_is_lost_and_another_takes_its_place(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         self.evict(run.engine, worker)
         lost = run.wait(ev.WorkerLost)
         assert (lost.worker, lost.evicted) == (worker, True)
@@ -195,9 +175,8 @@ class EngineContract:
         assert run.wait(ev.ContextFailed).failure.kind == "timeout"
 
     def test_unloading_ends_the_context_and_it_can_be_loaded_again_at_once(self, run: ContractRun) -> None:
-        (worker,) = run.start()
         context = run.declare(work.slow, 0)
-        run.load(worker, context)
+        worker = run.ready(context)
         run.engine.execute([cmd.Unload(worker, context), cmd.Load(worker, context)])
         assert run.wait(ev.ContextUnloaded).context == context
         run.wait(ev.ContextReady)
@@ -216,8 +195,7 @@ class EngineContract:
     # --- batches
 
     def test_a_batch_gives_one_result_an_item(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         attempt = run.run(worker, ev.PLAIN, work.add, [1, 2, 3], [10, 20, 30])
         finished = run.wait(ev.BatchFinished)
         assert (finished.worker, finished.attempt) == (worker, attempt)
@@ -225,22 +203,19 @@ class EngineContract:
         self._answers(finished, [11, 22, 33])
 
     def test_a_single_call_takes_any_arguments(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.apply(worker, divmod, 17, 5)
         self._answers(run.wait(ev.BatchFinished), (3, 2))
 
     def test_big_inputs_and_results_arrive_whole(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         big = os.urandom(5_000_000)
         run.run(worker, ev.PLAIN, work.same, [big])
         self._answers(run.wait(ev.BatchFinished), [big])
 
     def test_an_exception_comes_with_traceback_and_output_and_costs_no_context(self, run: ContractRun) -> None:
         self._needs_code()
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         attempt = run.run(worker, ev.PLAIN, work.complain, ["x"])
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, False, "exception")
@@ -253,8 +228,7 @@ class EngineContract:
 
     def test_an_input_that_cannot_be_sent_fails_its_batch_alone(self, run: ContractRun) -> None:
         self._needs_code()
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.run(worker, ev.PLAIN, work.same, [threading.Lock()])
         failed = run.wait(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context) == ("input", False)
@@ -264,9 +238,8 @@ class EngineContract:
 
     def test_a_crash_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
         self._needs_code()
-        (worker,) = run.start()
         context = run.declare(work.slow, 0)
-        run.load(worker, context)
+        worker = run.ready(context)
         attempt = run.run(worker, context, work.crash, [1])
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.lost_context, failed.failure.kind) == (attempt, True, "crash")
@@ -276,17 +249,15 @@ class EngineContract:
 
     def test_a_timeout_costs_the_context_and_not_the_worker(self, run: ContractRun) -> None:
         self._needs_code()
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.run(worker, ev.PLAIN, work.sleep, [60], timeout=0.3)
         failed = run.wait(ev.BatchFailed)
         assert (failed.lost_context, failed.failure.kind) == (True, "timeout")
         run.load(worker, ev.PLAIN)
 
     def test_an_abandoned_batch_gives_no_answer_and_makes_room(self, run: ContractRun) -> None:
-        (worker,) = run.start()
         context = run.declare(work.slow, 0)
-        run.load(worker, context)
+        worker = run.ready(context)
         attempt = run.run(worker, context, work.sleep_with_context, [60])
         run.engine.execute([cmd.Abandon(worker, attempt, context), cmd.Load(worker, context)])
         run.wait(ev.ContextReady)
@@ -297,8 +268,7 @@ class EngineContract:
 
     def test_results_that_are_yielded_come_once_each(self, run: ContractRun) -> None:
         self._needs_code()
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.3] * 8)
         run.until(lambda: bool(run.all(ev.ItemsFinished)))
         assert not run.all(ev.BatchEnded), "some come while it runs"
@@ -310,8 +280,7 @@ class EngineContract:
 
     def test_a_notice_ends_a_batch_with_the_item_in_flight(self, run: ContractRun, tmp_path: Path) -> None:
         """At item 60 of 100, 40 at most are to be done again."""
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         there, go = tmp_path / "there", tmp_path / "go"
         attempt = run.run(worker, ev.PLAIN, work.yield_noticed, range(100), [str(there)] * 100, [str(go)] * 100)
         self.reach(run, there.exists)
@@ -328,8 +297,7 @@ class EngineContract:
             assert self._results(run) == {n: -n for n in range(60)}
 
     def test_a_kill_without_notice_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.01] * 100 + [60.0] * 2)
         self.reach(run, lambda: bool(run.all(ev.ItemsFinished)))
         self.evict(run.engine, worker)
@@ -354,8 +322,7 @@ class EngineContract:
         self, run: ContractRun, items: list[Any], good: int, error: str
     ) -> None:
         self._needs_code()
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.run(worker, ev.PLAIN, work.yield_badly, items)
         run.until(lambda: bool(run.all(ev.BatchFailed)))
         assert self._results(run) == dict(enumerate(items[:good]))
@@ -368,8 +335,7 @@ class EngineContract:
 
     def test_a_timeout_is_that_of_the_call_and_costs_what_was_not_sent_along(self, run: ContractRun) -> None:
         self._needs_code()
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.0])  # What that imports takes its time.
         run.wait(ev.BatchFinished)
         run.run(worker, ev.PLAIN, work.yield_slowly, [0.6, 0.0, 60.0], timeout=3.0)
@@ -395,8 +361,7 @@ class EngineContract:
         timer.join()
 
     def test_commands_come_from_other_threads_while_one_polls(self, run: ContractRun) -> None:
-        (worker,) = run.start()
-        run.load(worker, ev.PLAIN)
+        worker = run.ready()
         total = 200
 
         def submit() -> None:
@@ -435,10 +400,6 @@ class EngineContract:
         run.engine.execute([cmd.Acquire(self.tier, 2)])
 
     # --- helpers
-
-    def _needs_code(self) -> None:
-        if not self.executes:
-            pytest.skip("this engine runs no functions")
 
     @staticmethod
     def _results(run: ContractRun) -> dict[int, Any]:

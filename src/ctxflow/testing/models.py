@@ -7,6 +7,7 @@ each time. Needs `ctxflow[transformers]`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def make_causal_lm(
     'any text at all: ÄÖÜ'
     """
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     from ctxflow.models.transformers import without_progress_bars
 
@@ -76,8 +77,24 @@ def make_causal_lm(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    config = LlamaConfig(
-        vocab_size=49_152 if full_size else len(tokenizer),
+    devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
+    config = _config(len(tokenizer), full_size, hidden_size, layers, special)
+    with torch.random.fork_rng(devices=devices), torch.device(device):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.generation_config = GenerationConfig(**special)
+    with without_progress_bars():
+        model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def _config(tokens: int, full_size: bool, hidden_size: int, layers: int, special: Mapping[str, Any]) -> Any:
+    """SmolLM2-1.7B's dimensions, or those of a small model of the same architecture."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=49_152 if full_size else tokens,
         hidden_size=2048 if full_size else hidden_size,
         intermediate_size=8192 if full_size else 4 * hidden_size,
         num_hidden_layers=24 if full_size else layers,
@@ -91,15 +108,6 @@ def make_causal_lm(
         initializer_range=0.02 if full_size else 0.3,
         **special,
     )
-    devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices), torch.device(device):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.generation_config = GenerationConfig(**special)
-    with without_progress_bars():
-        model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
 
 
 def _make_tokenizer() -> Any:

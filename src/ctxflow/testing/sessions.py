@@ -10,25 +10,20 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from ctxflow.context import dumps
-from ctxflow.executors.engine import CallPayload, Engine
+from ctxflow.executors.engine import CallPayload
 from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.testing.contract import Contract
 from ctxflow.testing.contract_run import ContractRun
 from ctxflow.turns import idle, last
 
 
 class SessionRun(ContractRun):
-    """A run that gives its engine steps.
-
-    :ivar app: the app of all steps; whoever subclasses may name another.
-    """
+    """A run that gives its engine steps."""
 
     def step(
         self, worker: str, context: str, function: Callable[..., Any], *entries: Entry, timeout: float | None = None
@@ -57,27 +52,10 @@ class SessionRun(ContractRun):
         return event.outcomes, chunks, [state for _, state in results]
 
 
-class SessionContract:
+class SessionContract(Contract):
     """Subclass it as a pytest class, and say how to make an engine."""
 
-    tier = "local"
-    executes = True
-    """Whether functions run for real; without it only events are looked at."""
-
-    def make(self) -> Engine:
-        """A new engine, not started, that takes at least 2 workers."""
-        raise NotImplementedError
-
-    def notify(self, engine: Any, worker: str) -> None:
-        """Give a worker notice that it will be taken away."""
-        pytest.skip("this engine's workers cannot be given notice")
-
-    @pytest.fixture
-    def run(self, tmp_path: Path) -> Iterator[SessionRun]:
-        """A run whose engine is stopped afterwards."""
-        run = SessionRun(self.make(), str(tmp_path / "run"), self.tier)
-        yield run
-        run.engine.stop()
+    runs = SessionRun
 
     def test_a_step_makes_a_chunk_of_each_session(self, run: SessionRun) -> None:
         worker, context = self._ready(run)
@@ -189,10 +167,8 @@ class SessionContract:
     # --- helpers
 
     def _ready(self, run: SessionRun) -> tuple[str, str]:
-        (worker,) = run.start()
         context = run.declare(_hundred)
-        run.load(worker, context)
-        return worker, context
+        return run.ready(context), context
 
     def _ready_twice(self, run: SessionRun) -> tuple[str, str, str]:
         first, second = run.start(2)
@@ -200,10 +176,6 @@ class SessionContract:
         run.load(first, context)
         run.load(second, context)
         return first, second, context
-
-    def _needs_code(self) -> None:
-        if not self.executes:
-            pytest.skip("this engine runs no functions")
 
     def _check(self, found: Any, expected: Any) -> None:
         if self.executes:

@@ -29,6 +29,8 @@ def read_topologies(text: str, name: str) -> list[Topology]:
         if not any({"nodes", "spec"} & set(each) for each in items):
             return from_ads(items)
         return [from_graph(each) for each in items]
+    except RecursionError:
+        raise ValueError(f"{name}: it is nested too deep") from None
     except ValueError as error:
         raise ValueError(f"{name}: {' '.join(str(error).split())}") from None
 

@@ -62,9 +62,14 @@ def from_graph(data: Mapping[str, Any]) -> Topology:
         raise ValueError(f"a topology is an object with nodes and edges, not {data!r}")
     spec, name, problems = data, data.get("name"), data.get("problems") or ()
     if "spec" in data:
-        spec, name = data["spec"] or {}, (data.get("metadata") or {}).get("name")
-    if not isinstance(spec, Mapping) or not {"nodes", "edges"} <= set(spec):
+        spec, name = data["spec"] or {}, _metadata(data).get("name")
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"a topology's spec is an object with nodes and edges, not {spec!r}")
+    if not {"nodes", "edges"} <= set(spec):
         raise ValueError("a topology has nodes and edges: this has " + (", ".join(map(str, spec)) or "nothing"))
+    for what, given in (("nodes", spec["nodes"]), ("edges", spec["edges"]), ("problems", problems)):
+        if not isinstance(given or [], list | tuple):
+            raise ValueError(f"the {what} of a topology are a list, not {given!r}")
     nodes = _nodes(spec["nodes"] or ())
     links = _links(spec["edges"] or (), nodes)
     sockets = tuple(sorted(_number(each) for each, (kind, _) in nodes.items() if kind == "Socket"))
@@ -79,6 +84,11 @@ def from_graph(data: Mapping[str, Any]) -> Topology:
     known = tuple(str(problem) for problem in problems)
     made = Topology(str(name or "unnamed"), sockets, tuple(numa), tuple(groups), tuple(gpus), known)
     return made if "problems" in data else _with_problems(made)
+
+
+def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = data.get("metadata") or {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _with_problems(topology: Topology) -> Topology:
@@ -96,9 +106,12 @@ def _nodes(given: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
             raise ValueError(f"a node of a topology has an id and a type, unlike {each!r}")
         if each["type"] not in _TYPES:
             raise ValueError(f"{each['id']} is of type {each['type']!r}: there are {', '.join(_TYPES)}")
-        if each["id"] in nodes:
-            raise ValueError(f"two nodes of the topology are called {each['id']}")
-        nodes[str(each["id"])] = (str(each["type"]), each.get("attributes") or {})
+        name, about = str(each["id"]), each.get("attributes") or {}
+        if name in nodes:
+            raise ValueError(f"two nodes of the topology are called {name}")
+        if not isinstance(about, Mapping):
+            raise ValueError(f"the attributes of {name} are an object, not {about!r}")
+        nodes[name] = (str(each["type"]), about)
     return nodes
 
 
@@ -147,15 +160,27 @@ def _groups(
             socket = _linked(links, name, "socket")
             socket = socket_of.get(numa) if socket is None and numa is not None else socket
             members = tuple(sorted(cores.get(name, ()), key=lambda core: core.id))
-            yield CoreGroup(int(about.get("groupIndex", _number(name))), socket, numa, members)
+            yield CoreGroup(_whole(about.get("groupIndex", _number(name)), name), socket, numa, members)
 
 
 def _gpus(nodes: Mapping[str, tuple[str, Mapping[str, Any]]], links: Mapping[str, Mapping[str, str]]) -> Iterable[Gpu]:
     for name, (kind, about) in nodes.items():
         if kind == "GPU":
             memory = about.get("memoryTotal")
-            numbers = _number(name), about.get("uuid"), about.get("name"), None if memory is None else int(memory)
+            numbers = (
+                _number(name),
+                about.get("uuid"),
+                about.get("name"),
+                None if memory is None else _whole(memory, name),
+            )
             yield Gpu(*numbers, _linked(links, name, "numa"), about.get("busID"), _user(about))
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"an attribute of {name} is to be a whole number, not {value!r}") from None
 
 
 def _user(about: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from ctxflow.executors.simulated import Machine, SimulatedEngine
 from ctxflow.policies.placement.live import AdaptivePlacement
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler, log
+from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
@@ -39,7 +40,7 @@ def arrivals(until, every=60.0):
     return found
 
 
-def simulated(until, listener=None, placement=None, counts=None, evicted=None):
+def simulated(until, listener=None, placement=None, counts=None, evicted=None, **engine_options):
     counts = counts or COUNTS
     machines = [
         Machine(f"{tier}-{n}", tier, tier, gpus=1, available=(evicted or {}).get(tier, pools.during(0.0)))
@@ -54,7 +55,8 @@ def simulated(until, listener=None, placement=None, counts=None, evicted=None):
         model: {(tier, tier): Drawn(seconds) for tier in counts}
         for model, seconds in (("small", 10.0), ("large", 40.0))
     }
-    engine = SimulatedEngine(machines, MixedTimes(items, loading, {tier: Drawn(5.0) for tier in counts}), None, 1)
+    times = MixedTimes(items, loading, {tier: Drawn(5.0) for tier in counts})
+    engine = SimulatedEngine(machines, times, None, 1, **engine_options)
     choice = placement or {"policy": "agh", "period": PERIOD, "clear": 600.0}
     policies = Policies.chosen({"placement": choice, "batching": {"policy": "fixed", "size": 4}})
     apps = [ev.AppSpec("ask-small", "ask-small", "small"), ev.AppSpec("ask-large", "ask-large", "large")]
@@ -136,11 +138,13 @@ def test_a_run_with_plans_is_replayed_to_the_same_decisions():
     counts=st.dictionaries(st.sampled_from(sorted(COUNTS)), st.integers(1, 5), min_size=1),
     up=st.sampled_from([None, 200.0, 900.0]),
     period=st.sampled_from([20.0, 100.0, 400.0]),
+    planning_seconds=st.sampled_from([0.0, 3.0, 90.0]),
 )
-def test_all_is_done_whatever_the_pool(counts, up, period):
+def test_all_is_done_whatever_the_pool(counts, up, period, planning_seconds):
     evicted = {tier: pools.evicted(up, 30.0) for tier in counts} if up is not None else None
     choice = {"policy": "agh", "period": period, "clear": 300.0}
-    outcome = simulated(180, placement=choice, counts=counts, evicted=evicted).run()
+    options = {"counts": counts, "evicted": evicted, "planning_seconds": planning_seconds}
+    outcome = simulated(180, placement=choice, **options).run()
     assert (outcome.done, outcome.dead) == (outcome.items, 0)
 
 
@@ -149,6 +153,20 @@ def test_a_tier_that_gives_no_workers_is_not_counted_on():
     plan = watched(1000, evicted=late).at(990)[3]
     assert sum(n for (_, tier), n in plan.holders.items() if tier != "cheap") >= 3
     assert plan.workers["cheap"][1] <= 1
+
+
+def test_a_pool_that_changed_while_it_was_planned_is_planned_again_at_once():
+    noted = []
+
+    def listen(event, commands):
+        noted.extend((event.time, type(each)) for each in (event, *commands))
+
+    gone = {"fast": pools.during(0.0, 80.0), "middle": pools.during(0.0, 80.0)}
+    simulated(500, listen, evicted=gone, planning_seconds=60.0).run(500)
+    (begun, _), (made, kind), (again, next_kind), *_ = [n for n in noted if n[1] in (cmd.MakePlan, ev.PlanMade)]
+    # The first plan is begun when a worker is there for a fifth of the period; half of the workers go meanwhile.
+    assert begun < 80 and (kind, next_kind) == (ev.PlanMade, cmd.MakePlan)
+    assert made == begun + 60 and again <= made + 1
 
 
 def test_before_anything_is_measured_there_is_no_plan():

@@ -14,7 +14,7 @@ from ctxflow.policies.placement.workers import Offer
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.state import Tier
+from ctxflow.scheduler.tiers import Tier
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
 from ctxflow.simulator.times import MixedTimes
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxflow.policies.placement import METHODS, solve
 from ctxflow.policies.placement.instances import azure_instance, draw, from_trace, paper_instance
 from ctxflow.policies.placement.problem import Problem
 
@@ -97,3 +98,37 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
         Problem.read(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("value", ["100", True, None, [], {}])
+def test_what_is_not_a_number_is_refused_where_one_is_wanted(value):
+    data = json.loads(paper_instance().to_json())
+    data["budget_dollars"] = value
+    with pytest.raises(ValueError, match="budget_dollars: input should be a number"):
+        Problem.from_data(data)
+    data = json.loads(paper_instance().to_json())
+    data["tiers"][0]["gpus"] = value
+    if value is not None:
+        with pytest.raises(ValueError, match=r"tiers\[0\].gpus: input should be a number"):
+            Problem.from_data(data)
+
+
+@pytest.mark.parametrize("text", ["[]", '"text"', "null", "3"])
+def test_a_file_that_is_no_object_is_refused_in_words(text):
+    with pytest.raises(ValueError, match="the problem cannot be: input should be an object"):
+        Problem.from_json(text)
+
+
+def test_a_file_that_is_nested_too_deep_is_refused():
+    with pytest.raises(ValueError, match="the problem is not JSON"):
+        Problem.from_json("[" * 100_000)
+
+
+def test_numbers_that_cannot_be_computed_with_are_refused_and_vast_limits_are_none():
+    data = json.loads(paper_instance().to_json())
+    data["query_types"][0]["queries_per_hour"] = 1e300
+    with pytest.raises(ValueError, match="queries_per_hour: input should be less"):
+        Problem.from_data(data)
+    data = json.loads(paper_instance().to_json())
+    data["query_types"][0]["max_delay_seconds"] = data["budget_dollars"] = data["storage_gb"] = 1e308
+    assert all(solve(Problem.from_data(data), method).feasible for method in METHODS)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from placement_run import moments, placed, stood_in_vain
 
-from ctxflow.observe.history import read_history
+from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.text import tables
 from ctxflow.scheduler.log import read_setup, replay
 
 LOG = Path(__file__).parent / "data" / "testbed_run.jsonl.gz"
-CHANGE = 24.4  # Seconds on the run's clock.
+CHANGE = 24.9  # Seconds on the run's clock.
 PERIOD = 12.0
 
 
@@ -46,6 +46,16 @@ def test_a_replay_makes_the_same_plans(lines):
     ]
 
 
+def test_calls_were_answered_while_plans_were_made(lines):
+    """Each plan was asked for at one event, and was there at a later one: others came between."""
+    events = list(map(json.loads, lines[1:]))
+    asked = [n for n, each in enumerate(events) if any(command["is"] == "MakePlan" for command in each["commands"])]
+    there = [n for n, each in enumerate(events) if each["event"]["is"] == "PlanMade"]
+    assert len(asked) == len(there) >= 3 and all(events[n]["event"]["failure"] is None for n in there)
+    assert all(begun < made for begun, made in zip(asked, there, strict=True))
+    assert any(made > begun + 1 for begun, made in zip(asked, there, strict=True))
+
+
 def test_a_plan_that_was_other_than_recorded_is_told(lines):
     rarely = lines[0].replace('"period":12', '"period":40')
     assert rarely != lines[0]
@@ -58,16 +68,16 @@ def test_workers_and_contexts_were_as_planned_before_and_after_the_change(lines)
     before, after = placed(found, 0.0, CHANGE), placed(found, CHANGE, CHANGE + 2 * PERIOD)
     assert before.plan != after.plan and before.workers != after.workers
     assert before.held == {("small", "single"): 2, ("large", "pair"): 1}
-    assert after.held == {("small", "single"): 1, ("large", "pair"): 1, ("large", "whole"): 1}
+    assert after.held == {("small", "single"): 1, ("large", "pair"): 2, ("large", "whole"): 1}
     assert stood_in_vain(found, PERIOD) == []
 
 
 def test_the_report_tells_the_plan_that_holds(lines):
     history = read_history(lines)
-    assert len(history.plans) == 4
+    assert len(history.plans) == 5
     [(heads, rows)] = [table for table in tables(history) if table[0][0] == "Planned"]
     assert heads[:2] == ["Planned", "workers"] and sorted(heads[2:]) == ["large", "small"]
     by_tier = {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows if len(row) == len(heads)}
     assert by_tier["single"] == {"workers": "0 to 1", "small": "1", "large": "-"}
     assert by_tier["pair"] == {"workers": "0 to 1", "small": "-", "large": "1"}
-    assert "the 4. placement" in rows[-1][0]
+    assert "the 5. placement" in rows[-1][0]

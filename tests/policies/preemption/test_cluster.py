@@ -87,3 +87,42 @@ def test_hardware_whose_sizes_do_not_match():
 def test_a_request_for_nothing():
     with pytest.raises(ValueError, match="ask for one or more"):
         Preemptor("p", 1, 0)
+
+
+def _changed(path, value):
+    data = {
+        "hardware": {"kind": {"sockets": 1, "numa_nodes": 1, "gpus": 2}},
+        "nodes": [{"name": "a", "hardware": "kind", "instances": [{"id": "x", "priority": 1, "gpus": [0]}]}],
+        "preemptor": {"id": "p", "priority": 2, "gpus": 1},
+    }
+    part = data
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return data
+
+
+INSTANCE = ["nodes", 0, "instances", 0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (["hardware"], 3, "the cluster's hardware is an object"),
+        (["hardware", "kind", "gpus"], float("inf"), "the gpus of hardware 'kind' is a whole number"),
+        (["hardware", "kind", "gpus"], 10**30, "the gpus of hardware 'kind' is a whole number up to"),
+        (["hardware", "kind", "sockets"], "1", "the sockets of hardware 'kind' is a whole number"),
+        (["hardware", "kind"], {"gpus": [["a", 0]]}, "in whole numbers"),
+        (["nodes", 0, "name"], float("nan"), "the name of node 0 is a text"),
+        ([*INSTANCE, "id"], None, "the id of an instance of node 0 is a text"),
+        ([*INSTANCE, "started"], "now", "the start of an instance of node 0 is a number of seconds"),
+        ([*INSTANCE, "started"], float("nan"), "the start of an instance of node 0 is a number of seconds"),
+        ([*INSTANCE, "preemptible"], "no", "preemptible of an instance of node 0 is true or false"),
+        ([*INSTANCE, "gpus"], [0, 0], "each once"),
+        ([*INSTANCE, "gpus"], [True], "a list of numbers"),
+        (["nodes", 0, "instances"], [{"id": "x", "priority": 1}] * 2, "have the same id"),
+    ],
+)
+def test_data_that_makes_no_sense_is_refused_in_a_sentence(path, value, said):
+    with pytest.raises(ValueError, match=said):
+        cluster_from_json(_changed(path, value))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from ctxflow.policies.routing.allocation import by_lookahead
 from ctxflow.policies.routing.arrays import amounts
 from ctxflow.policies.routing.cyclic import even_shares
 from ctxflow.policies.routing.forecast import accuracy, forecast
@@ -178,3 +179,12 @@ def test_skylb_forwards_whole_tasks_and_only_what_does_not_fit(world):
     if flows.sum() <= free.sum():
         assert (flows.sum(axis=0) <= free).all()
     assert (flows.diagonal() >= np.minimum(np.floor(demand), free)).all()
+
+
+def test_whole_tasks_and_the_look_ahead_take_what_counts_as_none():
+    assert whole([[0.5, 0.5], [1.0, 0.0]], [float("nan"), 3.0]).tolist() == [[0, 0], [3, 0]]
+    assert whole(np.zeros((0, 0)), []).shape == (0, 0)
+    nothing = np.zeros((0, 0))
+    assert by_lookahead(np.zeros((1, 0)), np.zeros(0), nothing, nothing).shape == (0, 0)
+    shares = by_lookahead(np.array([[np.nan, 4.0]]), np.array([5.0, 5.0]), np.full((2, 2), np.nan), np.eye(2))
+    assert np.allclose(shares.sum(axis=1), 1.0)

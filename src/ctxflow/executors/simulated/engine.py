@@ -1,7 +1,7 @@
 """The engine: a virtual clock with its heap of timers, and what a worker does with each command.
 
-What does not live here: how long things take (the models), and the loop that feeds a scheduler
-(ctxflow.simulator.simulation).
+What does not live here: how long things take (the models), what a worker holds (worker.py), and the loop that feeds a
+scheduler (ctxflow.simulator.simulation).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from ctxflow.executors.engine import RunServices
 from ctxflow.executors.simulated.machines import Machine
 from ctxflow.executors.simulated.market import Market, Place
 from ctxflow.executors.simulated.models import NoStaging, Staging, Times
+from ctxflow.executors.simulated.worker import Call, Library, Worker
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.planning import computed
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,40 +39,6 @@ class Account:
     loads: int = 0
     joined: int = 0
     evicted: int = 0
-
-
-class _Library:
-    """A context's library process on a worker; calls on it take turns."""
-
-    __slots__ = ("busy_until", "ready")
-
-    def __init__(self) -> None:
-        self.ready = False
-        self.busy_until = 0.0
-
-
-@dataclasses.dataclass(slots=True)
-class _Call:
-    context: str
-    items: int
-    begins: float
-    seconds: float
-    salvaged: bool  # Whether its app answers its items one by one.
-
-    def done(self, time: float) -> int:
-        """How many items are done by then, if they take equally long."""
-        share = (time - self.begins) / self.seconds if self.seconds else 1.0
-        return max(0, min(self.items, math.floor(share * self.items + 1e-9)))
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Worker:
-    id: str
-    place: Place
-    joined: float
-    libraries: dict[str, _Library] = dataclasses.field(default_factory=dict)
-    staging: dict[str, float] = dataclasses.field(default_factory=dict)
-    calls: dict[int, _Call] = dataclasses.field(default_factory=dict)
 
 
 class SimulatedEngine:
@@ -90,6 +58,7 @@ class SimulatedEngine:
     :param salvage: the apps that answer their items one by one. Their calls end at a notice with the item in flight;
         without one, what was done half a second before is kept. (It is told when the worker is lost, not before.)
     :param state_bytes: the size of each session's state, and `carry_seconds`, how long one takes to another worker.
+    :param planning_seconds: how long a plan is computed; by default it is there at once.
 
     >>> class Times:
     ...     match = dispatch = lambda self, *of: 0.0
@@ -119,8 +88,10 @@ class SimulatedEngine:
         salvage: Container[str] = (),
         state_bytes: int = 0,
         carry_seconds: float = 0.0,
+        planning_seconds: float = 0.0,
     ) -> None:
         self._state_bytes, self._carry_seconds = state_bytes, carry_seconds
+        self._planning_seconds = planning_seconds
         self.now = 0.0
         self.account = Account()
         # (time, machine, +1 or -1) for every worker that joined or went.
@@ -133,8 +104,8 @@ class SimulatedEngine:
         self._order = itertools.count()
         self._numbers = itertools.count(1)
         self._out: list[ev.Event] = []
-        self._workers: dict[str, _Worker] = {}
-        self._holders: dict[Place, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
+        self._holders: dict[Place, Worker] = {}
         self._lock = threading.Lock()
         self._stopped = False
         self._commands: dict[type[cmd.Command], Callable[[Any], None]] = {
@@ -151,6 +122,7 @@ class SimulatedEngine:
             cmd.AcquireAt: self._acquire_at,
             cmd.Forgo: self._forgo,
             cmd.Survey: self._survey,
+            cmd.MakePlan: self._make_plan,
         }
         self._staging.attach(self)
         self._market = Market(machines, times.match, self, self, seed, notice)
@@ -217,7 +189,7 @@ class SimulatedEngine:
     def joined(self, place: Place) -> None:
         """A worker starts on a machine."""
         machine = place.machine
-        worker = _Worker(f"{machine.name}-{next(self._numbers)}", place, self.now)
+        worker = Worker(f"{machine.name}-{next(self._numbers)}", place, self.now)
         self._workers[worker.id] = self._holders[place] = worker
         self.account.joined += 1
         self.presence.append((self.now, machine, 1))
@@ -230,7 +202,7 @@ class SimulatedEngine:
         self._out.append(ev.EvictionNotice(self.now, worker.id))
         self._end_calls(worker)
 
-    def _end_calls(self, worker: _Worker) -> None:
+    def _end_calls(self, worker: Worker) -> None:
         """Calls that answer their items one by one end as soon as they can."""
         for attempt, call in worker.calls.items():
             if call.salvaged:
@@ -239,7 +211,7 @@ class SimulatedEngine:
                 ends = call.begins + call.seconds * done / call.items if done else self.now
                 self.at(ends, self._cut, worker, attempt, done)
 
-    def _cut(self, worker: _Worker, attempt: int, done: int) -> None:
+    def _cut(self, worker: Worker, attempt: int, done: int) -> None:
         """A call ends with what is done."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
@@ -256,7 +228,7 @@ class SimulatedEngine:
         self._out.append(ev.JobEvicted(self.now, place.machine.tier, worker.id))
         self._lose(worker)
 
-    def _lose(self, worker: _Worker) -> None:
+    def _lose(self, worker: Worker) -> None:
         """A worker is gone with all that it held."""
         del self._workers[worker.id], self._holders[worker.place]
         self.account.worker_seconds += self.now - worker.joined
@@ -269,7 +241,7 @@ class SimulatedEngine:
         self._staging.lost(worker.id)
         self._out.append(ev.WorkerLost(self.now, worker.id, evicted=True))
 
-    def _lose_call(self, call: _Call, kept: int = 0) -> None:
+    def _lose_call(self, call: Call, kept: int = 0) -> None:
         kept_seconds = call.seconds * kept / call.items if kept else 0.0
         self.account.call_seconds += kept_seconds
         self.account.lost_seconds += max(0.0, self.now - call.begins - kept_seconds)
@@ -293,6 +265,10 @@ class SimulatedEngine:
 
         self._out.append(ev.MachinesFound(self.now, command.tier, self._market.survey(command.tier, name_of)))
 
+    def _make_plan(self, command: cmd.MakePlan) -> None:
+        event = computed(command.planning, self.now + self._planning_seconds)
+        self.at(event.time, lambda: self._out.append(event))
+
     def _drain(self, command: cmd.Drain) -> None:
         worker = self._workers.get(command.worker)
         if worker is not None:
@@ -312,7 +288,7 @@ class SimulatedEngine:
                 worker.id, worker.place.machine, command.context, lambda: self._staged(worker, command.context)
             )
 
-    def _staged(self, worker: _Worker, context: str) -> None:
+    def _staged(self, worker: Worker, context: str) -> None:
         begun = worker.staging.pop(context, None)
         if begun is not None and worker.id in self._workers:
             self.account.stage_seconds += self.now - begun
@@ -322,11 +298,11 @@ class SimulatedEngine:
         worker = self._workers.get(command.worker)
         if worker is None:
             return
-        library = worker.libraries[command.context] = _Library()
+        library = worker.libraries[command.context] = Library()
         seconds = self._times.load(command.context, worker.place.machine, worker.place.generator)
         self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
 
-    def _ready(self, worker: _Worker, context: str, library: _Library, seconds: float) -> None:
+    def _ready(self, worker: Worker, context: str, library: Library, seconds: float) -> None:
         if worker.id not in self._workers or worker.libraries.get(context) is not library:
             return
         library.ready = True
@@ -359,15 +335,15 @@ class SimulatedEngine:
         begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until)
         library.busy_until = ends = begins + seconds
         salvaged = type(command) is cmd.Run and command.app in self._salvage
-        worker.calls[command.attempt] = _Call(command.context, len(items), begins, seconds, salvaged)
+        worker.calls[command.attempt] = Call(command.context, len(items), begins, seconds, salvaged)
         self.at(ends, end, worker, command.attempt, *more)
 
-    def _finish(self, worker: _Worker, attempt: int) -> None:
+    def _finish(self, worker: Worker, attempt: int) -> None:
         call = self._ended(worker, attempt)
         if call is not None:
             self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
 
-    def _ended(self, worker: _Worker, attempt: int) -> _Call | None:
+    def _ended(self, worker: Worker, attempt: int) -> Call | None:
         """A call that has run to its end, unless its worker or its context went before."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
@@ -379,7 +355,7 @@ class SimulatedEngine:
         made = sum(order.chunk is not None for order in command.orders)
         self._begin(command, range(made), self._step_ended, command.orders)
 
-    def _step_ended(self, worker: _Worker, attempt: int, orders: Sequence[cmd.Order]) -> None:
+    def _step_ended(self, worker: Worker, attempt: int, orders: Sequence[cmd.Order]) -> None:
         call = self._ended(worker, attempt)
         if call is None:
             return

@@ -1,7 +1,7 @@
 """The TaskVine engine: commands become calls that are pinned to workers, and their answers become events.
 
-What does not live here: the ndcctools manager (manager.py), how files get to workers (stagings.py), what a worker
-tells of itself (worker.py), and acquiring workers (factory/).
+What does not live here: the ndcctools manager (manager.py), how commands are put (host_messages.py), how files get to
+workers (stagings.py), what a worker tells of itself (worker.py), and acquiring workers (factory/).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 
 from ctxflow.executors.engine import EngineFailed, RunServices
-from ctxflow.executors.taskvine.calls import Calls, Reports, Then
+from ctxflow.executors.taskvine.calls import Calls, Reports
+from ctxflow.executors.taskvine.host_messages import HostMessages
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.reports import events_of, events_of_job
@@ -28,7 +29,6 @@ from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import Provider
 from ctxflow.factory.worker_job import worker_job
 from ctxflow.host.wire import Head, frame
-from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -36,7 +36,6 @@ from ctxflow.sites import Site
 logger = logging.getLogger("ctxflow")
 _START_SECONDS = 60.0  # How long the manager may take to start.
 _END_SECONDS = 5.0
-_PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
 
 
 class TaskVineEngine:
@@ -100,6 +99,9 @@ class TaskVineEngine:
             self._calls = Calls(self._link, self._setup.key, self._forged)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._states = StateTransfers(run, self._calls, self._report)
+            self._messages = HostMessages(
+                run, self._calls, self._stagings, self._states, self._workers, self._heard, self._report
+            )
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
             self._losses = Losses(self._acquirer, run.clock)
             self._acquirer.start()
@@ -129,11 +131,14 @@ class TaskVineEngine:
                     self._acquire(command)
                     continue
                 worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
-                if worker is not None and worker.joined:
-                    self._tell(worker, command, before)
-            for name, frames in before.items():
-                if frames:
-                    self._calls.make(self._workers[name], b"".join(frames), self._heard)
+                if worker is None or not worker.joined:
+                    continue
+                if isinstance(command, cmd.Release):
+                    self._release(worker)
+                else:
+                    self._messages.tell(worker, command, before.setdefault(worker.name, []))
+            for name, messages in before.items():
+                self._messages.send(self._workers[name], messages)
             self._link.ring()
 
     def _acquire(self, command: cmd.Command) -> None:
@@ -151,29 +156,6 @@ class TaskVineEngine:
         elif isinstance(command, cmd.Survey):
             self._acquirer.survey(command.tier)
 
-    def _tell(self, worker: Worker, command: cmd.Command, before: dict[str, list[bytes]]) -> None:
-        frames = before.setdefault(worker.name, [])
-        if isinstance(command, cmd.Run):
-            self._send_call(worker, command, frames)
-        elif isinstance(command, cmd.Load):
-            frames.append(self._load(worker, command))
-            self._calls.make(worker, b"".join(frames), self._heard)
-            frames.clear()
-        elif isinstance(command, cmd.Stage):
-            self._stagings.stage(worker, self._run.context_payload(command.context))
-        elif isinstance(command, cmd.Unload):
-            frames.append(frame({"do": "unload", "context": command.context}))
-            if command.files:
-                frames += self._stagings.forget(worker, self._run.context_payload(command.context))
-        elif isinstance(command, cmd.Abandon):
-            frames.append(frame({"do": "unload", "context": command.context}))
-        elif isinstance(command, cmd.Drain):
-            frames.append(frame({"do": "drain"}))
-        elif isinstance(command, cmd.Carry):
-            self._states.carry(self._workers.get(command.source), worker, command)
-        elif isinstance(command, cmd.Release):
-            self._release(worker)
-
     def _report(self, event: ev.Event) -> None:
         self._events.append(event)
         self._ring()
@@ -190,62 +172,6 @@ class TaskVineEngine:
         self._calls.make(worker, frame({"do": "release"}), self._heard)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
-
-    def _send_call(self, worker: Worker, command: cmd.Run, frames: list[bytes]) -> None:
-        try:
-            payload = self._run.call_payload(command)
-        except Exception as error:
-            failure = ev.Failure("input", type(error).__name__, str(error))
-            self._events.append(
-                ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error)
-            )
-            self._ring()
-            return
-        name = payload.function
-        then: Then = self._call_answered
-        if name and name not in worker.functions:
-            # It goes with every call until one is answered: TaskVine may let calls overtake each other.
-            frames.append(frame({"do": "function", "function": name}, self._run.function(name)))
-            then = self._with_function(name)
-        head: Head = {
-            "do": "call",
-            "call": command.attempt,
-            "context": command.context,
-            "key": worker.keys.get(command.context, ""),
-            "function": name,
-            "style": payload.style,
-            "insert": payload.insert,
-        }
-        if payload.style == "batch":
-            head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
-        if payload.timeout is not None:
-            head["timeout"] = payload.timeout
-        frames.append(frame(head, payload.body))
-        worker.running += 1
-        self._calls.make(worker, b"".join(frames), then)
-        frames.clear()
-
-    def _with_function(self, name: str) -> Then:
-        def answered(worker: Worker, reports: Reports) -> None:
-            worker.functions.add(name)
-            self._call_answered(worker, reports)
-
-        return answered
-
-    def _load(self, worker: Worker, command: cmd.Load) -> bytes:
-        context = self._run.context_payload(command.context)
-        worker.keys[context.id] = key = self._calls.key()
-        head = {
-            "do": "load",
-            "key": key,
-            "context": context.id,
-            "name": context.name,
-            "cached_files": self._stagings.places(worker, context),
-            "environment": dict(context.environment),
-            "timeout": context.timeout,
-            "memory": context.memory,
-        }
-        return frame(head, context.recipe)
 
     # --- events
 
@@ -378,10 +304,6 @@ class TaskVineEngine:
     def _overheard(self, worker: Worker, reports: Reports) -> None:
         self._heard(worker, reports)
         self._listen(worker)
-
-    def _call_answered(self, worker: Worker, reports: Reports) -> None:
-        worker.running -= 1
-        self._heard(worker, reports)
 
     def _heard(self, worker: Worker, reports: Reports) -> None:
         """The events that a host's reports stand for."""

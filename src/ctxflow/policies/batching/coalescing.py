@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ctxflow.policies.batching.fixed import Fixed
-from ctxflow.policies.protocols import AppView, View, WorkerView
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, WorkerView
 
 GROWTH = 2
 """A step serves at most so many times as many sessions as a step that met the target did."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctxflow.policies.protocols import AppView, View, WorkerView
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, WorkerView
 
 
 class Fixed:

@@ -21,7 +21,8 @@ import dataclasses
 import math
 
 from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, Hazard, fit
-from ctxflow.policies.protocols import AppView, AttemptView, TierView, View, WorkerView
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 
 SHARE = 2.0
 """A batch takes one part in so many of what is left."""

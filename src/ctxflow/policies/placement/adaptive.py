@@ -14,7 +14,8 @@ import numpy as np
 from ctxflow.policies.placement.arrays import Arrays
 from ctxflow.policies.placement.draft import NOTHING, Choices, Draft, Mechanisms
 from ctxflow.policies.placement.exchange import Exchange
-from ctxflow.policies.placement.greedy import construct, covered, serve
+from ctxflow.policies.placement.greedy import construct, covered, greedy, serve
+from ctxflow.policies.placement.required import keeping_required
 
 PASSES = 3
 """L: rounds of relocation."""
@@ -33,13 +34,17 @@ def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0
     :param seed: of the random orderings.
     :param printed: only the printed moves.
 
-    >>> from ctxflow.policies.placement import greedy
     >>> from ctxflow.policies.placement.instances import paper_instance
     >>> arrays = Arrays.of(paper_instance())
-    >>> adaptive(arrays).total <= greedy.greedy(arrays).total
+    >>> adaptive(arrays).total <= greedy(arrays).total
     True
     """
-    mechanisms = mechanisms or Mechanisms()
+    free = mechanisms or Mechanisms()
+    least = greedy(arrays, free) if (arrays.max_unserved < 1).any() else None
+    return keeping_required(arrays, free, lambda priced: _adaptive(priced, free, seed, printed), least)
+
+
+def _adaptive(arrays: Arrays, mechanisms: Mechanisms, seed: int, printed: bool) -> Draft:
     choices = Choices(arrays, mechanisms)
     exchange = None if printed or mechanisms != Mechanisms() else Exchange(arrays, choices)
     start = covered(choices)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.placement.problem import Problem
+from ctxflow.policies.placement.problem import MOST, Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,6 +82,7 @@ class Arrays:
         >>> arrays.shape, arrays.gpus[:4].tolist(), arrays.tensor[:4].tolist()
         ((6, 6, 10, 12), [1, 2, 2, 4], [1, 2, 1, 4])
         """
+        problem = _bounded(problem)
         types, models, tiers = problem.query_types, problem.models, problem.tiers
         tensor, pipeline, allowed = _configurations(problem)
         gpus = tensor * pipeline
@@ -122,6 +123,15 @@ class Arrays:
             delay_dollars=1e3 * _column(types, "delay_dollars_per_ms"),
             stock=np.array([np.inf if tier.gpus is None else tier.gpus for tier in tiers]),
         )
+
+
+def _bounded(problem: Problem) -> Problem:
+    """The problem with limits so high that they are none within what can be computed with."""
+    limits = {name: min(getattr(problem, name), MOST) for name in ("budget_dollars", "storage_gb")}
+    types = [
+        kind.model_copy(update={"max_delay_seconds": min(kind.max_delay_seconds, MOST)}) for kind in problem.query_types
+    ]
+    return problem.model_copy(update={**limits, "query_types": tuple(types)})
 
 
 def _column(parts: Any, field: str) -> Floats:

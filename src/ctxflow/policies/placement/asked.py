@@ -35,6 +35,7 @@ class Task:
 
     :ivar per_hour: items in an hour, of all apps.
     :ivar work: by tier, the seconds of a worker that an hour's items take.
+    :ivar urgent: how many items in an hour of apps with a limit on the delay; `urgent_work` likewise.
     """
 
     context: str
@@ -42,6 +43,8 @@ class Task:
     per_hour: float = 0.0
     max_delay: float | None = None
     work: Counter[str] = dataclasses.field(default_factory=Counter)
+    urgent: float = 0.0
+    urgent_work: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def workers(self) -> float:
@@ -71,8 +74,12 @@ class Asked:
                     continue
                 task = tasks.setdefault(candidate.context, Task(candidate.context, candidate.load_seconds))
                 task.per_hour += rate
-                task.work.update({tier: rate * seconds for tier, seconds in candidate.seconds.items()})
-                task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
+                work = {tier: rate * seconds for tier, seconds in candidate.seconds.items()}
+                task.work.update(work)
+                if each.max_delay is not None:
+                    task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
+                    task.urgent += rate
+                    task.urgent_work.update(work)
         listed = list(tasks.values())
         speeds = [
             [[_speed(task, offer.name) if task is other else None for offer in offers] for other in listed]
@@ -125,5 +132,5 @@ class Asked:
 def _speed(task: Task, tier: str) -> Speed | None:
     if tier not in task.work:
         return None
-    seconds = task.work[tier] / task.per_hour
-    return Speed(0.0 if task.max_delay is None else seconds, seconds)
+    delay = task.urgent_work[tier] / task.urgent if task.urgent else 0.0
+    return Speed(delay, task.work[tier] / task.per_hour)

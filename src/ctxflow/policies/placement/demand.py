@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ctxflow.policies.protocols import AppView, View
+from ctxflow.policies.protocols import View
+from ctxflow.policies.scaling.outstanding import SESSIONS, active
+from ctxflow.policies.views import AppView
 
 _LOOKS = 16  # In a period.
 UNTRIED = 0.1
@@ -34,7 +36,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The items of one app that should be answered.
+    """The items of one app that should be answered; of sessions that have something to do, an item each second.
 
     :ivar per_hour: how many in an hour.
     :ivar candidates: the contexts that may do it, the app's own first; there is one at least.
@@ -50,6 +52,8 @@ class Wanted:
 
 class Demand:
     """Keeps what was measured, also of workers that are gone, and by when what is queued should be done.
+
+    A session that has something to do counts as an item a second, which takes one K-th of a worker's second.
 
     :param clear: seconds in which an item should be answered.
     :param period: from one plan to the next; what is overdue counts as due by then.
@@ -88,23 +92,37 @@ class Demand:
                     shown.setdefault(worker.tier, []).append((seconds, items))
             for tier, each in shown.items():
                 self._seconds[app.id, tier] = _mean(each)
+            for tier, most in _capacities(view, app).items():
+                self._seconds[app.id, tier] = 1 / most
         for context in {app.context for app in view.apps.values()}:
             loads = [s for worker in view.workers.values() if (s := worker.load_seconds(context)) is not None]
             if loads:
                 self._loads[context] = sum(loads) / len(loads)
         return frozenset(view.apps[app].context for app, _ in self._seconds)
 
+    def carriers(self, view: View) -> dict[str, float]:
+        """The workers that sessions with something to do keep busy where it is fastest, by context."""
+        found: dict[str, float] = {}
+        for name, sessions in active(view).items():
+            known = [seconds for (app, _), seconds in self._seconds.items() if app == name]
+            context = view.apps[name].context
+            found[context] = found.get(context, 0.0) + len(sessions) * min(known, default=1 / SESSIONS)
+        return found
+
     def wanted(self, view: View) -> list[Wanted]:
         """What there is to do, in the order of apps; what no tier can run is in `unable`."""
         self.unable = []
         running = Counter(attempt.app for attempt in view.attempts.values() for _ in attempt.items)
         pace = self._tier_paces(view)
+        sessions = active(view)
         found = []
         for name, family in _families(view).items():
             rate = self._rate(family, sum(app.backlog + running[app.id] for app in family), view.now)
+            rate += 3600.0 * len(sessions.get(name, ()))
             if rate <= 0:
                 continue
-            own, *others = [self._candidate(view, app, pace) for app in family]
+            untried = 1 / SESSIONS if name in sessions else None
+            own, *others = [self._candidate(view, app, pace, untried) for app in family]
             if own.seconds:
                 able = (own, *(each for each in others if each.seconds))
                 found.append(Wanted(name, rate, able, family[0].max_delay, family[0].max_error))
@@ -112,9 +130,9 @@ class Demand:
                 self.unable.append(name)
         return found
 
-    def _candidate(self, view: View, app: AppView, pace: dict[str, float]) -> Candidate:
+    def _candidate(self, view: View, app: AppView, pace: dict[str, float], untried: float | None) -> Candidate:
         tiers = [tier.name for tier in view.tiers.values() if view.able(app, tier)]
-        seconds = {tier: self._item(view, app, tier, pace) for tier in tiers}
+        seconds = {tier: self._item(view, app, tier, pace, untried) for tier in tiers}
         return Candidate(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
 
     def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
@@ -150,14 +168,16 @@ class Demand:
         best = min((_average(each) for each in ratios.values()), default=1.0)
         return {name: _average(ratios[name]) if name in ratios else best for name in view.tiers}
 
-    def _item(self, view: View, app: AppView, tier: str, pace: dict[str, float]) -> float:
-        """Seconds of an item: measured, or from other tiers or apps."""
+    def _item(self, view: View, app: AppView, tier: str, pace: dict[str, float], untried: float | None = None) -> float:
+        """Seconds of an item: measured, or from other tiers or apps; `untried`, where it is nothing like others'."""
         known = self._seconds.get((app.id, tier))
         if known is not None:
             return max(known, 1e-9)
         others = [seconds for (a, _), seconds in self._seconds.items() if a == app.id]
         if not others and app.alternative_of:
             return UNTRIED * self._item(view, view.apps[app.alternative_of], tier, pace)
+        if not others and untried is not None:
+            return untried * pace[tier]
         return max(_average(others or self._seconds.values()) * pace[tier], 1e-9)
 
 
@@ -166,6 +186,15 @@ def _families(view: View) -> dict[str, list[AppView]]:
     found: dict[str, list[AppView]] = {}
     for app in view.apps.values():
         found.setdefault(app.alternative_of or app.id, []).append(app)
+    return found
+
+
+def _capacities(view: View, app: AppView) -> dict[str, int]:
+    """K of an app's sessions by tier: the most that a worker of it serves within the app's chunk target."""
+    found: dict[str, int] = {}
+    for worker in view.workers.values():
+        if worker.step_seconds(app.id):
+            found[worker.tier] = max(found.get(worker.tier, 1), view.capacity(app, worker))
     return found
 
 

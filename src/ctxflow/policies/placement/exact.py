@@ -86,7 +86,8 @@ def _credible(problem: Problem, outcome: Outcome, most: float, gap: float) -> bo
         return not (outcome.closed and possible) and (outcome.bound or 0.0) <= most * slack
     total = outcome.allocation.costs(problem).total
     agreed = outcome.bound is not None and outcome.bound <= min(total, most) * slack + 1e-6
-    proven = not outcome.closed or total <= most * slack + 1e-6
+    least = most if outcome.bound is None else min(most, outcome.bound)
+    proven = not outcome.closed or total <= least * slack + 1e-6
     return agreed and proven and not check(problem, outcome.allocation)
 
 

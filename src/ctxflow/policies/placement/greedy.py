@@ -11,6 +11,7 @@ import numpy as np
 
 from ctxflow.policies.placement.arrays import Arrays, Bools, Floats
 from ctxflow.policies.placement.draft import IDLE, NOTHING, Choices, Draft, Mechanisms, Places
+from ctxflow.policies.placement.required import keeping_required
 
 COVERAGE_BUDGET = 0.8
 """beta: the share of the budget up to which Phase 1 deploys."""
@@ -29,8 +30,12 @@ def greedy(arrays: Arrays, mechanisms: Mechanisms | None = None) -> Draft:
     >>> float(draft.unserved.max())
     0.0
     """
-    choices = Choices(arrays, mechanisms or Mechanisms())
-    return construct(covered(choices), order_by_rate(arrays))
+    free = mechanisms or Mechanisms()
+
+    def search(priced: Arrays) -> Draft:
+        return construct(covered(Choices(priced, free)), order_by_rate(priced))
+
+    return keeping_required(arrays, free, search)
 
 
 def order_by_rate(arrays: Arrays) -> list[int]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from ctxflow.policies.placement.adaptive import adaptive
 from ctxflow.policies.placement.allocation import Allocation
 from ctxflow.policies.placement.arrays import Arrays
+from ctxflow.policies.placement.check import check
 from ctxflow.policies.placement.draft import Choices, Mechanisms
 from ctxflow.policies.placement.exact import exact
 from ctxflow.policies.placement.exchange import Exchange
+from ctxflow.policies.placement.required import enough
 
 AROUND = 24
 """Configurations in the neighbourhood besides those of AGH's own pairs."""
@@ -30,10 +32,11 @@ def improved(arrays: Arrays, seed: int = 0, time_limit: float = 2.0) -> Allocati
     """
     draft = adaptive(arrays, seed=seed)
     found = draft.allocation()
-    options = Exchange(arrays, Choices(arrays, Mechanisms())).pool(draft, AROUND)
-    if not options.any():
+    # Where AGH leaves more unserved than is allowed, what is near its answer is no better: all of it then.
+    near = Exchange(arrays, Choices(arrays, Mechanisms())).pool(draft, AROUND) if enough(draft) else None
+    if near is not None and not near.any():
         return found
-    better = exact(arrays, time_limit, options=options).allocation
-    if better is not None and better.costs(arrays.problem).total < draft.total:
-        found = better
-    return found
+    better = exact(arrays, time_limit, options=near).allocation
+    if better is None or check(arrays.problem, better):
+        return found
+    return better if not enough(draft) or better.costs(arrays.problem).total < draft.total else found

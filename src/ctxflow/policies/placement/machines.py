@@ -15,7 +15,7 @@ from ctxflow.policies.placement.demand import Wanted
 from ctxflow.policies.placement.mixes import cost
 from ctxflow.policies.placement.solution import solve
 from ctxflow.policies.placement.workers import Offer, staffing
-from ctxflow.policies.protocols import TierView
+from ctxflow.policies.views import TierView
 
 PARTS = 4
 """A group's GPUs are divided among its tiers by so many parts: halves and quarters."""
@@ -23,7 +23,22 @@ Cut = dict[str, int]
 """Tier -> the most workers that it may have."""
 
 
-def groups(offers: Sequence[Offer], tiers: Mapping[str, TierView]) -> list[list[Offer]]:
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What a tier may have, at a moment: fewest and most workers, the GPUs of one, and whose machines they are."""
+
+    minimum: int
+    maximum: int
+    gpus: int
+    machines: str
+
+    @classmethod
+    def of(cls, tier: TierView) -> Bounds:
+        """Those of a tier as it is now."""
+        return cls(tier.minimum, tier.maximum, tier.gpus, tier.machines)
+
+
+def groups(offers: Sequence[Offer], tiers: Mapping[str, Bounds]) -> list[list[Offer]]:
     """The offers that are the same machines; each list has two at least."""
     found: dict[str, list[Offer]] = {}
     for offer in offers:
@@ -63,7 +78,7 @@ def cut_best(
     wanted: Sequence[Wanted],
     mixes: Mixes,
     offers: Sequence[Offer],
-    tiers: Mapping[str, TierView],
+    tiers: Mapping[str, Bounds],
     before: Cut,
     least_gain: float,
 ) -> Cut:

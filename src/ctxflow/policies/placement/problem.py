@@ -14,10 +14,22 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Degree = Annotated[int, Field(ge=1, le=1024)]
+MOST = 1e15
+"""The largest number, but for limits: products of several are still numbers. A limit above it is none."""
+
+
+def _no_text(value: Any) -> Any:
+    if isinstance(value, (str, bool)):
+        raise ValueError("input should be a number")
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False, strict=True)]
+Limit = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+Whole = Annotated[int, pydantic.BeforeValidator(_no_text)]
+Degree = Annotated[Whole, Field(ge=1, le=1024)]
 Name = Annotated[str, Field(min_length=1)]
 Table = tuple[tuple[tuple[NotNegative, ...], ...], ...]
 """Numbers by query type, model and tier, in that order."""
@@ -45,7 +57,7 @@ class QueryType(_Part):
     queries_per_hour: NotNegative
     input_tokens: NotNegative
     output_tokens: NotNegative
-    max_delay_seconds: Positive
+    max_delay_seconds: Annotated[Limit, Field(gt=0)]
     max_error: Share
     delay_dollars_per_ms: NotNegative = 0.0
     unserved_dollars: NotNegative
@@ -87,7 +99,7 @@ class Tier(_Part):
     dollars_per_hour: NotNegative
     tensor_parallel: Annotated[tuple[Degree, ...], Field(min_length=1)] = (1, 2, 4, 8)
     pipeline_parallel: Annotated[tuple[Degree, ...], Field(min_length=1)] = (1, 2, 4)
-    gpus: Annotated[int, Field(ge=0)] | None = None
+    gpus: Annotated[Whole, Field(ge=0)] | None = None
 
 
 class Problem(_Part):
@@ -120,10 +132,10 @@ class Problem(_Part):
     name: Name
     source: str = ""
     horizon_hours: Positive = 24.0
-    budget_dollars: NotNegative
-    storage_gb: NotNegative
+    budget_dollars: Limit
+    storage_gb: Limit
     storage_dollars_per_gb_hour: NotNegative = 0.0
-    utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    utilization: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
     query_types: Annotated[tuple[QueryType, ...], Field(min_length=1)]
     models: Annotated[tuple[Model, ...], Field(min_length=1)]
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
@@ -156,7 +168,7 @@ class Problem(_Part):
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the problem is not JSON: {error}") from None
         return cls.from_data(data)
 
@@ -217,12 +229,26 @@ def _check_shape(field: str, table: Any, shape: tuple[int, int, int]) -> None:
                 raise ValueError(f"{field}[{i}][{j}]: has numbers for {len(row)} tiers, and there are {shape[2]}")
 
 
+_WANTED = {
+    "model_type": "an object",
+    "tuple_type": "a list",
+    "too_short": "a list of at least one",
+    "float_type": "a number",
+    "int_type": "a number",
+    "string_type": "a text",
+}
+
+
 def _explain(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong, with the field's name."""
     first = error.errors(include_url=False)[0]
+    if first["type"] in _WANTED:
+        first["msg"] = f"input should be {_WANTED[first['type']]}"
     if not first["loc"]:
-        return str(first["msg"]).removeprefix("Value error, ")
+        given = f" (it is {first['input']!r:.40})" if first["type"] in _WANTED else ""
+        return str(first["msg"]).removeprefix("Value error, ") + given
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     given = "" if first["type"] == "missing" else f" (it is {first['input']!r:.40})"
     more = len(error.errors()) - 1
-    return f"{place}: {first['msg'].lower()}{given}" + (f"; {more} more are wrong" if more else "")
+    message = str(first["msg"]).removeprefix("Value error, ").lower()
+    return f"{place}: {message}{given}" + (f"; {more} more are wrong" if more else "")

@@ -6,11 +6,15 @@ What does not live here: what the data means (cluster.py).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxflow.policies.preemption.cluster import Hardware, Instance, Node, Place, Preemptor
 from ctxflow.topology import from_graph
+
+MOST = 1 << 14
+"""Sockets, NUMA nodes, GPUs or cores of one node: more than this is a slip of the pen."""
 
 
 def cluster_from_json(data: Mapping[str, Any]) -> tuple[tuple[Node, ...], Preemptor | None]:
@@ -24,7 +28,10 @@ def cluster_from_json(data: Mapping[str, Any]) -> tuple[tuple[Node, ...], Preemp
     :raises ValueError: if something is missing, unknown or contradicts itself, saying what and where.
     """
     _check(data, "the cluster", {"nodes"}, {"hardware", "preemptor"})
-    kinds = {name: _hardware(each, f"hardware {name!r}") for name, each in dict(data.get("hardware", {})).items()}
+    described = data.get("hardware", {})
+    if not isinstance(described, Mapping):
+        raise ValueError(f"the cluster's hardware is an object with a name for each kind, not {described!r}")
+    kinds = {name: _hardware(each, f"hardware {name!r}") for name, each in described.items()}
     nodes = tuple(_node(each, number, kinds) for number, each in enumerate(_list(data["nodes"], "the cluster's nodes")))
     names = [node.name for node in nodes]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
@@ -66,6 +73,7 @@ def _node(data: Any, number: int, kinds: Mapping[str, Hardware]) -> Node:
     _check(data, where, {"name"}, {"hardware", "topology", "instances"})
     if ("hardware" in data) == ("topology" in data):
         raise ValueError(f"{where} needs either hardware or a topology")
+    _name(data["name"], "name", where)
     kind = data.get("hardware")
     if "topology" in data:
         hardware = Hardware.of(from_graph(data["topology"]))
@@ -76,25 +84,35 @@ def _node(data: Any, number: int, kinds: Mapping[str, Hardware]) -> Node:
     else:
         raise ValueError(f"{where} is of hardware {kind!r}, which the cluster does not describe")
     made = [_made(Instance, each, f"an instance of {where}") for each in _list(data.get("instances", []), where)]
+    if len({each.id for each in made}) < len(made):
+        raise ValueError(f"two instances of {where} have the same id: give each one of its own")
     return Node(str(data["name"]), hardware, tuple(made))
 
 
 def _hardware(data: Any, where: str) -> Hardware:
     if isinstance(data, Mapping) and "sockets" in data:
         _check(data, where, {"sockets", "numa_nodes", "gpus"}, {"cores", "group_size"})
+        for name, value in data.items():
+            if not _whole(value) or value > MOST:
+                raise ValueError(f"the {name} of {where} is a whole number up to {MOST}, not {value!r}")
         try:
-            return Hardware.regular(**{name: int(value) for name, value in data.items()})
-        except (TypeError, ValueError) as error:
+            return Hardware.regular(**data)
+        except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     _check(data, where, {"gpus"}, {"core_groups"})
-    groups = _list(data.get("core_groups", []), where)
-    try:
-        places = tuple(Place(socket, numa) for socket, numa in data["gpus"])
-        return Hardware(places, tuple(Place(s, n) for s, n, _ in groups), tuple(int(size) for _, _, size in groups))
-    except (TypeError, ValueError):
+    gpus, groups = _list(data["gpus"], where), _list(data.get("core_groups", []), where)
+    if not all(_is_place(each, 2) for each in gpus) or not all(
+        _is_place(each, 3) and _whole(each[2]) and each[2] > 0 for each in groups
+    ):
         raise ValueError(
-            f"{where} needs GPUs as [socket, NUMA node] and groups as [socket, NUMA node, cores]"
-        ) from None
+            f"{where} needs GPUs as [socket, NUMA node] and groups as [socket, NUMA node, cores], "
+            "in whole numbers, null where nobody knows the place"
+        )
+    return Hardware(
+        tuple(Place(*each) for each in gpus),
+        tuple(Place(*each[:2]) for each in groups),
+        tuple(each[2] for each in groups),
+    )
 
 
 def _made(kind: type[Any], data: Any, where: str) -> Any:
@@ -104,13 +122,19 @@ def _made(kind: type[Any], data: Any, where: str) -> Any:
     found = dict(data)
     whole: tuple[str, ...] = ("priority", "gpus", "cores") if kind is Preemptor else ("priority",)
     for name in whole:
-        if name in found and (not isinstance(found[name], int) or isinstance(found[name], bool)):
+        if name in found and not _whole(found[name]):
             raise ValueError(f"the {name} of {where} is a whole number, not {found[name]!r}")
+    _name(found["id"], "id", where)
     if kind is Instance:
+        started = found.get("started", 0.0)
+        if isinstance(started, bool) or not isinstance(started, int | float) or not math.isfinite(started):
+            raise ValueError(f"the start of {where} is a number of seconds, not {started!r}")
+        if not isinstance(found.get("preemptible", True), bool):
+            raise ValueError(f"preemptible of {where} is true or false, not {found['preemptible']!r}")
         for name in ("gpus", "core_groups"):
             numbers = _list(found.get(name, []), where)
-            if not all(isinstance(each, int) for each in numbers):
-                raise ValueError(f"the {name} of {where} are a list of numbers, not {numbers!r}")
+            if not all(_whole(each) for each in numbers) or len(set(numbers)) < len(numbers):
+                raise ValueError(f"the {name} of {where} are a list of numbers, each once, not {numbers!r}")
             found[name] = tuple(numbers)
     return kind(**found)
 
@@ -122,6 +146,19 @@ def _check(data: Any, where: str, needed: set[str], allowed: set[str]) -> None:
         raise ValueError(f"{where} has no {missing[0]!r}")
     if unknown := sorted(set(data) - needed - allowed):
         raise ValueError(f"{where} has no use for {unknown[0]!r}: it takes {', '.join(sorted(needed | allowed))}")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_place(data: Any, length: int) -> bool:
+    return isinstance(data, list | tuple) and len(data) == length and all(p is None or _whole(p) for p in data[:2])
+
+
+def _name(value: Any, field: str, where: str) -> None:
+    if not isinstance(value, str) and not _whole(value):
+        raise ValueError(f"the {field} of {where} is a text, not {value!r}")
 
 
 def _list(data: Any, where: str) -> list[Any]:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from ctxflow.policies.preemption.cluster import Affinity, Hardware, Instance, Node, Preemptor
 from ctxflow.policies.preemption.scoring import Basis, Scoring
 from ctxflow.policies.preemption.selection import decide
-from ctxflow.policies.protocols import MachineView, PlaceRequest, Room, View, WorkerView
+from ctxflow.policies.protocols import PlaceRequest, Room, View
+from ctxflow.policies.views import MachineView, WorkerView
 from ctxflow.topology import Topology, device_id, from_graph, position
 
 

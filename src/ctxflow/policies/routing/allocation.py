@@ -66,7 +66,9 @@ def by_lookahead(demand: Floats, capacity: Floats, costs: Floats, previous: Floa
     """
     if previous is None:
         return by_transport(demand, capacity, costs, None)
-    return lookahead(demand, capacity, costs, before=previous.T @ demand[0], switching=float(np.abs(costs).max()))
+    return lookahead(
+        demand, capacity, costs, before=previous.T @ amounts(demand[0]), switching=float(prices(costs).max(initial=0.0))
+    )
 
 
 FORMS: dict[str, Allocate] = {

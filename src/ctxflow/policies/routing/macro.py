@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.protocols import RegionView, View
+from ctxflow.policies.protocols import View
 from ctxflow.policies.routing.allocation import Allocate
 from ctxflow.policies.routing.arrays import Floats, amounts
 from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.policies.routing.transport import costs, fallback
+from ctxflow.policies.views import RegionView
 
 CALL_BYTES = 1e6
 """What a call sends and gets back, to weigh bandwidth: a megabyte."""

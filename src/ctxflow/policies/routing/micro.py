@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.protocols import AppView, WorkerView
 from ctxflow.policies.routing.arrays import Floats
 from ctxflow.policies.routing.improving import improve
 from ctxflow.policies.routing.matching import NOWHERE, match
 from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.policies.routing.scores import Weights, fit
 from ctxflow.policies.routing.servers import Recent, Servers, Tasks
+from ctxflow.policies.views import AppView, WorkerView
 
 CROWDED = 0.1
 """What each context that a worker holds counts against loading another there: it may have to go."""

@@ -10,8 +10,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from ctxflow.policies.protocols import View, WorkerView
+from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.division import serving
+from ctxflow.policies.views import WorkerView
 
 EVERY_SECONDS = 1.0
 """How old it may be: to look at all workers takes time in proportion to their number."""

@@ -9,10 +9,11 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from ctxflow.policies.protocols import AppView, Assignment, View, WorkerView
+from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.routing.activation import target
 from ctxflow.policies.routing.arrays import amounts
 from ctxflow.policies.routing.outlook import Outlook
+from ctxflow.policies.views import AppView, WorkerView
 
 
 def warmings(

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.protocols import AppView, Assignment, View, WorkerView
+from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.routing.matching import NOWHERE
 from ctxflow.policies.routing.sdib import spread
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.policies.routing.skylb import PrefixTree, replicas
+from ctxflow.policies.views import AppView, WorkerView
 
 
 class SkyLB:

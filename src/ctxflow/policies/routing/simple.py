@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from ctxflow.policies.protocols import AppView, Assignment, View, WorkerView
+from ctxflow.policies.protocols import Assignment, View
+from ctxflow.policies.views import AppView, WorkerView
 
 
 def urgency(app: AppView) -> tuple[float, float, int]:

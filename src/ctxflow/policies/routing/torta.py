@@ -12,12 +12,13 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from ctxflow.policies.protocols import AppView, Assignment, View, WorkerView
+from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.routing.allocation import Allocate, form
 from ctxflow.policies.routing.macro import Macro
 from ctxflow.policies.routing.micro import Wish, given_out
 from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.policies.routing.prewarming import warmings
+from ctxflow.policies.views import AppView, WorkerView
 
 MOST_CALLS = 256
 """Calls that are given out in one matching; more make another."""

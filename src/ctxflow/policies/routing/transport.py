@@ -105,14 +105,15 @@ def whole(shares: npt.ArrayLike, counts: npt.ArrayLike) -> Ints:
     The paper draws a region for each task; this has the same mean, and the least variance.
 
     :param shares: (R, R) rows on the simplex.
-    :param counts: (R,) tasks of each region.
+    :param counts: (R,) tasks of each region; what is negative or not a number counts as none.
 
     >>> whole([[0.5, 0.5], [0.1, 0.9]], [3, 10]).tolist()
     [[2, 1], [1, 9]]
     """
-    exact = np.asarray(shares, dtype=np.float64) * np.asarray(counts, dtype=np.float64)[:, None]
+    there = np.floor(amounts(counts))
+    exact = amounts(shares) * there[:, None]
     lower = np.floor(exact + 1e-9)
-    missing = (np.asarray(counts) - lower.sum(axis=1)).astype(np.int64)
+    missing = (there - lower.sum(axis=1)).astype(np.int64)
     order = np.argsort(-(exact - lower), axis=1, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(exact.shape[1])[None, :].repeat(len(exact), axis=0), axis=1)

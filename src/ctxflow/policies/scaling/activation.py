@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.protocols import AppView, TierView, View, WorkerView
+from ctxflow.policies.protocols import View
 from ctxflow.policies.routing.activation import SAFETY, for_buffer, switches, target
 from ctxflow.policies.routing.allocation import by_transport
 from ctxflow.policies.routing.arrays import amounts
@@ -22,6 +22,7 @@ from ctxflow.policies.routing.macro import region_costs
 from ctxflow.policies.routing.outlook import Outlook
 from ctxflow.policies.scaling.division import divided, serving, tiers_for
 from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
+from ctxflow.policies.views import AppView, TierView, WorkerView
 
 
 class Activation:

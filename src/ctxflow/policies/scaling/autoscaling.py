@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable
 
 _TRIFLE = 1e-9
-SPARE = 0.25
-"""The part of a GPU that `decide_ahead` wants to spare before one is given back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +39,8 @@ def load(counts: Iterable[int], capacity: int) -> float:
     >>> load([3, 4, 1], 5)
     0.8
     """
+    if capacity < 1:
+        raise ValueError("a GPU has room for 1 session or more")
     return max(counts, default=0) / capacity
 
 
@@ -50,7 +50,12 @@ def target_gpus(sessions: float, capacity: int, utilization: float, most: int, l
     >>> target_gpus(38, 5, 0.6, most=16)
     13
     """
-    wish = math.ceil(sessions / (capacity * utilization) - _TRIFLE)
+    carried = capacity * utilization
+    if not carried > 0 or math.isnan(sessions):
+        raise ValueError(
+            "a GPU carries some sessions: give a capacity and a utilization above 0, and a number of sessions"
+        )
+    wish = math.ceil(min(sessions / carried, most) - _TRIFLE)
     return max(least, min(most, wish))
 
 
@@ -83,22 +88,22 @@ def decide(
 
 
 def decide_ahead(
-    expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = SPARE
+    expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = 0.0
 ) -> int:
     """The GPUs to hold from now on, where it is known what to expect of the time when they are ready. Not the paper's.
 
-    More as soon as the sessions expected want them; fewer only if these would suffice with some of a GPU to spare. The
+    More as soon as the sessions expected want them; fewer only if these would suffice for some sessions more. The
     paper's tolerance is a share of the load, which is several GPUs of a large fleet and too little of a small one.
 
     :param expected: sessions a boot from now (`anticipation.py`).
     :param gpus: held now, those that boot included.
-    :param spare: GPUs, in parts of one.
+    :param spare: sessions that there is to be room for beyond those before a GPU is given back.
 
-    >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=0.5)
+    >>> [decide_ahead(19, gpus, 5, 0.8, most=16) for gpus in (4, 5, 6)], decide_ahead(19, 6, 5, 0.8, 16, spare=2.0)
     ([5, 5, 5], 6)
     """
     out = target_gpus(expected, capacity, utilization, most, least)
-    back = target_gpus(expected + spare * capacity * utilization, capacity, utilization, most, least)
+    back = target_gpus(expected + spare, capacity, utilization, most, least)
     return max(out, min(gpus, back))
 
 

@@ -16,12 +16,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, SessionView, View
-from ctxflow.policies.scaling.anticipation import Turnover
+from ctxflow.policies.protocols import View
+from ctxflow.policies.scaling.anticipation import SPARE, Ahead, Turnover
 from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead
 from ctxflow.policies.scaling.division import Peak, divided, serving, tiers_for
-from ctxflow.policies.scaling.outstanding import SESSIONS, active, outstanding, sessions_of_worker
+from ctxflow.policies.scaling.outstanding import SESSIONS, active, idle, outstanding, sessions_of_worker
 from ctxflow.policies.scaling.volatility import Epochs, Levels, constant
+from ctxflow.policies.views import AppView, SessionView
 
 
 class ClosedLoop:
@@ -30,7 +31,7 @@ class ClosedLoop:
     More are asked for at once when the load is over that share by more than `tolerance`; fewer are held when it has
     been under it by more than that for as long as a worker takes to boot. In between nothing changes, so that the
     number does not flap. Where there are sessions, which are anticipated, a worker more is asked for as soon as those
-    expected want it, and given back when a quarter of a worker is to spare. Tiers that can run the same work are
+    expected want it, and given back when there is room for a few more. Tiers that can run the same work are
     counted together, and divided as `queue-proportional` divides them.
 
     :param calls_per_worker: calls, queued or running, that load a worker fully.
@@ -76,13 +77,14 @@ class ClosedLoop:
     def target(self, view: View) -> Mapping[str, int]:
         """What each tier is asked for: what the loops of the work that it can run hold."""
         work: dict[frozenset[str], _Work] = {}
-        sessions = active(view)
+        sessions, waiting = active(view), idle(view)
         for app, calls in outstanding(view, self._batch_size).items():
             group = tiers_for(view, view.apps[app])
             found = work.setdefault(group, _Work())
             found.most += calls
             found.queue += calls / self._calls_per_worker
             found.came += self._came(view.apps[app]) / self._calls_per_worker
+            found.idle += waiting.get(app, 0)
             if app in sessions:
                 self._add_sessions(found, view, view.apps[app], sessions[app])
         self._active = {session.id for each in sessions.values() for session in each}
@@ -115,7 +117,7 @@ class _Work:
     """What the same tiers can run, in workers that it loads fully.
 
     :ivar queue: of calls. :ivar streams: of sessions. :ivar came: of what has come since the last look.
-    :ivar most: workers that could be of use. :ivar sessions: their ids.
+    :ivar most: workers that could be of use. :ivar sessions: their ids. :ivar idle: sessions of the same apps.
     """
 
     queue: float = 0.0
@@ -123,6 +125,7 @@ class _Work:
     came: float = 0.0
     most: int = 0
     sessions: set[int] = dataclasses.field(default_factory=set)
+    idle: int = 0
 
 
 class _Loop:
@@ -140,22 +143,26 @@ class _Loop:
         """The workers to hold; `there` carry the work now."""
         self._epochs.add(now, work.came)
         parameters = self._levels.at(self._epochs.volatility)
-        load = work.queue + work.streams * self._growth(now, work.sessions, boot_seconds)
+        ahead = self._ahead(now, work, boot_seconds)
         if work.sessions:
-            wish = decide_ahead(load, self._held, 1, parameters.utilization, work.most, least=0)
+            each = work.streams / len(work.sessions)
+            load, spare = work.queue + each * ahead.sessions, SPARE * each * ahead.deviation
+            wish = decide_ahead(load, self._held, 1, parameters.utilization, work.most, least=0, spare=spare)
         else:
+            load = work.queue
             carried = load / there if there else math.inf if load else 0.0
             wish = min(work.most, decide(carried, load, self._held, 1, parameters, work.most, least=0))
         self._held = int(self._peak.over(wish, now, boot_seconds))
         return self._held
 
-    def _growth(self, now: float, sessions: set[int], seconds: float) -> float:
-        """How many times as many sessions are expected so many seconds from now."""
+    def _ahead(self, now: float, work: _Work, seconds: float) -> Ahead:
+        """The sessions to be ready for so many seconds from now."""
+        sessions = work.sessions
         if self._turnover is None:  # Those that are there at the first look did not come just now.
             self._turnover, self._sessions = Turnover(now), sessions
         self._turnover.add(now, len(sessions - self._sessions), len(self._sessions - sessions))
         self._sessions = sessions
-        return self._turnover.anticipated(now, len(sessions), seconds) / len(sessions) if sessions else 1.0
+        return self._turnover.anticipated(now, len(sessions), seconds, work.idle)
 
 
 def _levels(given: Sequence[Sequence[float]] | None, tolerance: float) -> Levels:

@@ -10,7 +10,8 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ctxflow.policies.protocols import AppView, TierView, View, WorkerView
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, TierView, WorkerView
 
 
 def tiers_for(view: View, app: AppView) -> frozenset[str]:

@@ -5,9 +5,11 @@ What does not live here: how many workers they want.
 
 from __future__ import annotations
 
+import collections
 import math
 
-from ctxflow.policies.protocols import AppView, SessionView, View
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, SessionView
 
 SESSIONS = 4
 """Sessions of a worker, as long as nothing was measured."""
@@ -34,6 +36,12 @@ def active(view: View) -> dict[str, list[SessionView]]:
         if not session.idle and not session.by_user:
             found.setdefault(session.app, []).append(session)
     return found
+
+
+def idle(view: View) -> dict[str, int]:
+    """The number of sessions of each app that have nothing to do, and may at any time."""
+    waiting = (session for session in view.sessions.values() if session.idle and not session.by_user)
+    return collections.Counter(session.app for session in waiting)
 
 
 def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ctxflow.policies.protocols import SessionView, View, WorkerView
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import SessionView, WorkerView
 
 
 def seekers(view: View) -> list[SessionView]:
@@ -16,13 +17,16 @@ def seekers(view: View) -> list[SessionView]:
     One whose next worker is named already is none of them.
     """
     found = []
+    stays: dict[tuple[str, str], bool] = {}  # Sessions may be many: each worker is looked at once.
     for session in view.sessions.values():
         if session.state == "waiting":
             if not session.idle:
                 found.append(session)
         elif session.state == "placed" and session.target is None:
             worker = view.workers.get(session.worker or "")
-            if worker is not None and (worker.noticed is not None or worker.draining):
+            if worker is not None and (worker.id, session.context) not in stays:
+                stays[worker.id, session.context] = view.can_carry(session, worker)
+            if worker is not None and not stays[worker.id, session.context]:
                 found.append(session)
     return found
 
@@ -39,7 +43,7 @@ def loads(view: View) -> dict[str, int]:
 
 class LeastLoadedSessions:
     """A session goes to the worker with the fewest sessions that have something to do, at equal numbers to one that
-    has its context, and stays there. It moves only where its worker is about to go.
+    has its context, and stays there. It moves only where its worker is about to go, or may not carry it any more.
 
     >>> LeastLoadedSessions().__class__.__name__
     'LeastLoadedSessions'

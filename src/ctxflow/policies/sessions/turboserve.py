@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ctxflow.policies.protocols import SessionView, View, WorkerView
+from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.assignment import Gpu, Session, assign
 from ctxflow.policies.scaling.latency import Curve, MigrationCost, PowerCurve
 from ctxflow.policies.scaling.rebalancing import Costs, Rule, rebalance, rebalance_groups
 from ctxflow.policies.sessions.simple import loads, seekers
+from ctxflow.policies.views import SessionView, WorkerView
 
 _UNMEASURED = PowerCurve(0.0, 1.0)
 

@@ -8,15 +8,16 @@ asked for. What does not live here: traces, and what is compared with what (expe
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import heapq
 import math
 from collections import deque
 from typing import Literal
 
-from ctxflow.policies.scaling.anticipation import Turnover
+from ctxflow.policies.scaling.anticipation import SPARE, Ahead, Turnover
 from ctxflow.policies.scaling.assignment import Gpu, Session, load_aware, memory_aware, round_robin
-from ctxflow.policies.scaling.autoscaling import SPARE, Parameters, decide, decide_ahead, load, settled
+from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead, load, settled
 from ctxflow.policies.scaling.consolidation import consolidate
 from ctxflow.policies.scaling.latency import Curve, MigrationCost, PowerCurve
 from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance
@@ -58,7 +59,7 @@ class Strategy:
     :ivar gpus: held all the time; None where `levels` say how many.
     :ivar levels: one for each stretch of `stretch` seconds, the last of them from then on.
     :ivar anticipates: whether what comes within a boot is anticipated; False for the paper's loop.
-    :ivar spare: the part of a GPU to spare before one is given back; None for the paper's hysteresis around the load.
+    :ivar spare: standard deviations to have room for before a GPU is given back; None for the paper's hysteresis.
     :ivar period: seconds between rebalancings; None for one after every event.
     """
 
@@ -119,6 +120,8 @@ class _Run:
         self.costs = Costs({n: cluster.migration.seconds(size) for n, size in enumerate(trace.state_bytes)}, MU)
         self.activated, self.recent = 0, deque([0] * EPOCHS, EPOCHS)
         self.turnover = Turnover(0.0)
+        self.seen: set[int] = set()
+        self.ends: list[float] = []  # Of those seen, ascending.
         self.epoch_end = EPOCH
         self.weighted = self.busy = 0.0
         self.out = Served(history=[(0.0, self.start)])
@@ -203,6 +206,10 @@ class _Run:
         self.counts[gpu] += 1
         self.memory[gpu] += self.trace.state_bytes[session]
         self.place[session] = gpu
+        if session not in self.seen:
+            self.seen.add(session)
+            if self.trace.ends:
+                bisect.insort(self.ends, self.trace.ends[session])
 
     def _take(self, session: int) -> None:
         gpu = self.place.pop(session)
@@ -241,14 +248,22 @@ class _Run:
         """The GPUs to hold, before what was asked for a while ago is thought of."""
         cluster, sessions, spare = self.cluster, len(self.place), self.strategy.spare
         most, least = cluster.most, cluster.least
-        expected = float(sessions)
+        ahead = Ahead(sessions)
         if self.strategy.anticipates:
-            expected = self.turnover.anticipated(self.now, sessions, cluster.boot_seconds)
+            ahead = self.turnover.anticipated(self.now, sessions, cluster.boot_seconds, self._idle())
+        expected = ahead.sessions
         if spare is not None:
-            return decide_ahead(expected, held, cluster.capacity, parameters.utilization, most, least, spare)
+            room = spare * ahead.deviation
+            return decide_ahead(expected, held, cluster.capacity, parameters.utilization, most, least, room)
         rho = load((n for gpu, n in self.counts.items() if gpu not in self.draining), cluster.capacity)
         rho *= expected / sessions if sessions else 1.0
         return decide(rho, expected, held, cluster.capacity, parameters, most, least)
+
+    def _idle(self) -> int:
+        """Sessions that arrived and are not active, of a trace that says when they depart."""
+        if not self.trace.ends:
+            return 0
+        return len(self.ends) - bisect.bisect_right(self.ends, self.now) - len(self.place)
 
     def _parameters(self, levels: Levels) -> Parameters:
         return levels.at(self.out.volatilities[-1] if self.out.volatilities else 0.0)

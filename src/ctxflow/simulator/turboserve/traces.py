@@ -29,6 +29,7 @@ class Trace:
     :ivar events: (time, session, whether it is active from then on), ascending.
     :ivar state_bytes: of each session, by its number.
     :ivar arrivals: in each window. :ivar departures: in each window.
+    :ivar ends: when each departs, active or idle, by its number; empty where all do when they cease to be active.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Trace:
     state_bytes: Sequence[float]
     arrivals: Sequence[int]
     departures: Sequence[int]
+    ends: Sequence[float] = ()
 
     def active(self) -> list[float]:
         """The average number of active sessions in each window."""
@@ -83,7 +85,7 @@ def generate(wanted: Statistics, seed: int) -> Trace:
     events = _events(minds, active)
     total = wanted.window * len(wanted.arrivals)
     name, arrivals, departures = wanted.name, wanted.arrivals, wanted.departures
-    return Trace(name, total, len(arrivals), events, sizes.tolist(), arrivals, departures)
+    return Trace(name, total, len(arrivals), events, sizes.tolist(), arrivals, departures, lives[:, 1].tolist())
 
 
 def _lives(wanted: Statistics, random: np.random.Generator) -> NDArray[np.float64]:

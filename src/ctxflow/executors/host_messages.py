@@ -1,0 +1,165 @@
+"""What the embedded engine's workers are told: commands as messages to their hosts, calls on the lines past these.
+
+What does not live here: which workers there are (local_workers.py), what they answer (embedded.py), and how messages
+are written (host/wire.py). Not thread-safe: the engine locks.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+from collections.abc import Callable, Mapping
+
+from ctxflow.executors.engine import ContextPayload, RunServices
+from ctxflow.executors.lines import Lines
+from ctxflow.executors.workers import Worker
+from ctxflow.host.sessions import state_path
+from ctxflow.host.staging import cached
+from ctxflow.host.wire import Head
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+
+class HostMessages:
+    """Tells workers what to do, without waiting for it.
+
+    :param run: has what calls and contexts are made of.
+    :param selector: where the hosts' channels are registered; the data of a channel's key is its worker.
+    :param lines: to library processes.
+    :param there: the workers, by name.
+    :param cache: the folder of the files that all workers share.
+    :param happened: called with what is noticed while a command is carried out.
+    """
+
+    def __init__(
+        self,
+        run: RunServices,
+        selector: selectors.BaseSelector,
+        lines: Lines,
+        there: Mapping[str, Worker],
+        cache: str,
+        happened: Callable[[ev.Event], None],
+    ) -> None:
+        self._run = run
+        self._selector = selector
+        self._lines = lines
+        self._there = there
+        self._cache = cache
+        self._happened = happened
+
+    def tell(self, worker: Worker, command: cmd.Command) -> None:
+        """Have a worker carry out a command that names it."""
+        if isinstance(command, cmd.Run):
+            self._send_call(worker, command)
+        elif isinstance(command, cmd.Load):
+            self._send_load(worker, command)
+        elif isinstance(command, cmd.Carry):
+            self._carry(worker, command)
+        elif isinstance(command, cmd.Stage):
+            context = self._run.context_payload(command.context)
+            head: Head = {"do": "stage", "context": context.id, "files": context.files}
+            self._send(worker, {**head, "cache": self._cache_of(worker, context), "link": context.level != ev.NONE})
+        elif isinstance(command, (cmd.Unload, cmd.Abandon)):
+            # The host does not hear of calls that go over the line: it ends the library process either way.
+            self._lines.drop(worker, command.context)
+            head = {"do": "unload", "context": command.context}
+            if isinstance(command, cmd.Unload) and command.files:
+                head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
+            self._send(worker, head)
+        elif isinstance(command, cmd.Drain):
+            self._send(worker, {"do": "drain"})
+        elif isinstance(command, cmd.Release):
+            self.release(worker)
+
+    def release(self, worker: Worker) -> None:
+        """Have a worker end by itself."""
+        worker.released = True
+        self._send(worker, {"do": "release"})
+
+    def flush(self, worker: Worker) -> None:
+        """Go on with a message for which there was no room in the socket."""
+        worker.channel.flush()
+        self._watch(worker)
+
+    def _cache_of(self, worker: Worker, context: ContextPayload) -> str:
+        """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
+        return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
+
+    def _send_call(self, worker: Worker, command: cmd.Run) -> None:
+        try:
+            payload = self._run.call_payload(command)
+        except Exception as error:
+            failure = ev.Failure("input", type(error).__name__, str(error))
+            self._happened(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
+            return
+        line = worker.lines.get(command.context)
+        if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
+            self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
+            return
+        name = payload.function
+        if name and name not in line.functions:
+            line.functions.add(name)
+            self._lines.send(line, {"do": "function", "function": name}, self._run.function(name))
+        head: Head = {
+            "do": "call",
+            "call": command.attempt,
+            "context": command.context,
+            "function": name,
+            "style": payload.style,
+            "insert": payload.insert,
+        }
+        if payload.timeout is not None:
+            head["timeout"] = payload.timeout
+        if payload.style == "step":
+            head["states"] = self._states_of(worker)
+        line.calls[command.attempt] = None
+        self._lines.send(line, head, payload.body)
+
+    @staticmethod
+    def _states_of(worker: Worker) -> str:
+        """The folder of a worker's cache where frozen states of sessions are."""
+        return os.path.join(worker.scratch, "sessions")
+
+    def _carry(self, worker: Worker, command: cmd.Carry) -> None:
+        """Workers of one machine share its disk: a state goes from one to another by its name alone."""
+        now, source = self._run.clock(), self._there.get(command.source)
+        places = (command.worker, command.session, command.made)
+        try:
+            if source is None:
+                raise OSError(f"the worker {command.source} is gone")
+            paths = [state_path(self._states_of(each), command.session, command.made) for each in (source, worker)]
+            os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
+            os.rename(*paths)
+        except OSError as error:
+            self._happened(
+                ev.StateLost(now, *places, f"the state of a session cannot be brought to its worker: {error}")
+            )
+        else:
+            self._happened(ev.StateArrived(now, *places))
+
+    def _send_load(self, worker: Worker, command: cmd.Load) -> None:
+        context = self._run.context_payload(command.context)
+        line, cache = self._lines.expect(worker, command.context), self._cache_of(worker, context)
+        head = {
+            "do": "load",
+            "line": self._lines.address,
+            "key": line.key,
+            "context": context.id,
+            "name": context.name,
+            "files": {name: cached(digest, path, cache) for name, (path, digest) in context.files.items()},
+            "environment": dict(context.environment),
+            "timeout": context.timeout,
+            "memory": context.memory,
+            "path": [p or os.getcwd() for p in sys.path],
+        }
+        self._send(worker, head, context.recipe)
+
+    def _send(self, worker: Worker, head: Head, body: bytes = b"") -> None:
+        worker.channel.send(head, body)
+        if worker.channel.pending:
+            self._watch(worker)
+
+    def _watch(self, worker: Worker) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.pending else 0)
+        self._selector.modify(worker.channel, wanted, worker)

@@ -1,0 +1,135 @@
+"""What TaskVine's workers are told: commands as messages to their hosts, many in one call where that can be.
+
+What does not live here: which workers there are, and what their answers mean (engine.py), the calls (calls.py), and how
+files and states get to workers (stagings.py, states.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ctxflow.executors.engine import RunServices
+from ctxflow.executors.taskvine.calls import Calls, Reports, Then
+from ctxflow.executors.taskvine.stagings import Stagings
+from ctxflow.executors.taskvine.states import StateTransfers
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.host.wire import Head, frame
+from ctxflow.host.yielding import EVERY_SECONDS
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+_PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
+
+
+class HostMessages:
+    """Tells workers what to do, without waiting for it.
+
+    :param run: has what calls and contexts are made of.
+    :param workers: those that are there, by name.
+    :param heard: called with the reports of each answer.
+    :param happened: called with what is noticed while a command is carried out.
+    """
+
+    def __init__(
+        self,
+        run: RunServices,
+        calls: Calls,
+        stagings: Stagings,
+        states: StateTransfers,
+        workers: Mapping[str, Worker],
+        heard: Then,
+        happened: Callable[[ev.Event], None],
+    ) -> None:
+        self._run = run
+        self._calls = calls
+        self._stagings = stagings
+        self._states = states
+        self._workers = workers
+        self._heard = heard
+        self._happened = happened
+
+    def tell(self, worker: Worker, command: cmd.Command, before: list[bytes]) -> None:
+        """Have a worker carry out a command that names it.
+
+        :param before: messages that go along with the next call to the worker; what ends at once is added to them.
+        """
+        if isinstance(command, cmd.Run):
+            self._send_call(worker, command, before)
+        elif isinstance(command, cmd.Load):
+            before.append(self._load(worker, command))
+            self.send(worker, before)
+        elif isinstance(command, cmd.Stage):
+            self._stagings.stage(worker, self._run.context_payload(command.context))
+        elif isinstance(command, cmd.Unload):
+            before.append(frame({"do": "unload", "context": command.context}))
+            if command.files:
+                before += self._stagings.forget(worker, self._run.context_payload(command.context))
+        elif isinstance(command, cmd.Abandon):
+            before.append(frame({"do": "unload", "context": command.context}))
+        elif isinstance(command, cmd.Drain):
+            before.append(frame({"do": "drain"}))
+        elif isinstance(command, cmd.Carry):
+            self._states.carry(self._workers.get(command.source), worker, command)
+
+    def send(self, worker: Worker, before: list[bytes]) -> None:
+        """Send the messages that no call went along with."""
+        if before:
+            self._calls.make(worker, b"".join(before), self._heard)
+            before.clear()
+
+    def _send_call(self, worker: Worker, command: cmd.Run, before: list[bytes]) -> None:
+        try:
+            payload = self._run.call_payload(command)
+        except Exception as error:
+            failure = ev.Failure("input", type(error).__name__, str(error))
+            self._happened(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
+            return
+        name = payload.function
+        then: Then = self._call_answered
+        if name and name not in worker.functions:
+            # It goes with every call until one is answered: TaskVine may let calls overtake each other.
+            before.append(frame({"do": "function", "function": name}, self._run.function(name)))
+            then = self._with_function(name)
+        head: Head = {
+            "do": "call",
+            "call": command.attempt,
+            "context": command.context,
+            "key": worker.keys.get(command.context, ""),
+            "function": name,
+            "style": payload.style,
+            "insert": payload.insert,
+        }
+        if payload.style == "batch":
+            head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
+        if payload.timeout is not None:
+            head["timeout"] = payload.timeout
+        before.append(frame(head, payload.body))
+        worker.running += 1
+        self._calls.make(worker, b"".join(before), then)
+        before.clear()
+
+    def _with_function(self, name: str) -> Then:
+        def answered(worker: Worker, reports: Reports) -> None:
+            worker.functions.add(name)
+            self._call_answered(worker, reports)
+
+        return answered
+
+    def _call_answered(self, worker: Worker, reports: Reports) -> None:
+        worker.running -= 1
+        self._heard(worker, reports)
+
+    def _load(self, worker: Worker, command: cmd.Load) -> bytes:
+        context = self._run.context_payload(command.context)
+        worker.keys[context.id] = key = self._calls.key()
+        head = {
+            "do": "load",
+            "key": key,
+            "context": context.id,
+            "name": context.name,
+            "cached_files": self._stagings.places(worker, context),
+            "environment": dict(context.environment),
+            "timeout": context.timeout,
+            "memory": context.memory,
+        }
+        return frame(head, context.recipe)

@@ -1,0 +1,282 @@
+"""A run's history read from its event log, in one pass and little memory.
+
+What does not live here: what a history is (history.py), and the parts that others read (accounts.py, transfers.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ctxflow.observe.accounts import AccountsReader
+from ctxflow.observe.history import App, ContextLoads, History, Tier
+from ctxflow.observe.measures import Seen
+
+
+def read_history(lines: Iterable[str]) -> History:
+    r"""The history that an event log tells.
+
+    Takes time in proportion to the log, and memory for a byte an item and some for every worker there was. The log
+    of a run that is going on, or was killed, may end in the middle of a line.
+
+    :param lines: the lines of events.jsonl, with their ends.
+    :raises ValueError: for a line that is no line of an event log, saying which.
+
+    >>> joined = '{"event":{"is":"WorkerJoined","time":1.5,"worker":{"id":"w","host":"h","tier":"a10"}},"commands":[]}'
+    >>> history = read_history([joined + "\n", '{"event":{"is":"Tick","time":3.0}'])
+    >>> history.duration, history.workers.counts, list(history.tiers)
+    (1.5, [(0.0, 0), (1.5, 1)], ['a10'])
+    """
+    reader = _Reader()
+    for number, (text, last) in enumerate(_with_last(lines), 1):
+        try:
+            record = json.loads(text)
+            if number > 1 or "run" not in record:  # The first line says how the run decides.
+                reader.take(record["event"], record["commands"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if last and not text.endswith("\n"):
+                break
+            raise ValueError(
+                f"line {number} is no line of an event log ({error}): is this the run's events.jsonl?"
+            ) from None
+    reader.end()
+    return reader.history
+
+
+def _with_last(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    held: str | None = None
+    for text in lines:
+        if held is not None:
+            yield held, False
+        held = text
+    if held is not None:
+        yield held, True
+
+
+class _Reader:
+    """Takes one event after another into a history."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self._tier_of: dict[str, Tier] = {}  # By worker; also of those that are gone, whose answers may come late.
+        self._joined_at: dict[str, float] = {}
+        self._noticed_ones: set[str] = set()
+        self._released: set[str] = set()
+        self._running: dict[str, dict[int, tuple[str, int]]] = {}  # Worker -> attempt -> its app, and how many items.
+        self._answered: dict[int, int] = {}  # Attempt -> how many items it has answered one by one.
+        self._ran, self._closed = Seen(), Seen()
+        self._accounts = AccountsReader(self.history.accounts)
+        self._takes = {
+            "WorkerJoined": self._joined,
+            "WorkerLost": self._lost,
+            "EvictionNotice": self._noticed,
+            "TierOffered": self._offered,
+            "JobStarted": self._job_started,
+            "JobEvicted": self._job_evicted,
+            "JobHeld": self._job_held,
+            "ItemsSubmitted": self._submitted,
+            "ItemsCancelled": self._cancelled,
+            "BatchFinished": self._finished,
+            "ItemsFinished": self._answered_some,
+            "BatchEnded": self._ended,
+            "BatchFailed": self._failed,
+            "AppDeclared": self._app,
+            "ContextDeclared": self._context,
+            "ContextStaged": self._staged,
+            "ContextReady": self._ready,
+            "ContextFailed": self._context_failed,
+        }
+
+    def take(self, event: dict[str, Any], commands: list[dict[str, Any]]) -> None:
+        """One event with what it led to."""
+        history = self.history
+        time: float = event["time"]
+        take = self._takes.get(event["is"])
+        if take is not None:
+            take(event)
+        self._accounts.take(event, commands)
+        for command in commands:
+            kind = command["is"]
+            if kind == "Run":
+                self._run(command)
+            elif kind == "Deliver":
+                self._deliver(time, event, command)
+            elif kind == "DeliverChunk":
+                history.chunks += 1
+                for tier in (history.workers, self._tier_of[event["worker"]]):
+                    tier.chunks.add(time, 1)
+            elif kind == "Release":
+                self._released.add(command["worker"])
+            elif kind == "Bury":
+                buried = self._close(command["items"])
+                history.items.dead += buried
+                history.causes.bury(command["failure"], buried)
+            elif kind == "Place":
+                history.plans.append((time, command))
+        history.events += 1
+        history.duration = max(history.duration, time)
+
+    def end(self) -> None:
+        """The log has ended: those who are connected were so until then."""
+        end = self.history.duration
+        self._accounts.end(end)
+        for worker, joined in self._joined_at.items():
+            for group in (self.history.workers, self._tier_of[worker]):
+                group.stays.append(end - joined)
+        for group in (self.history.workers, *self.history.tiers.values()):
+            since, now = group.counts[-1]
+            group.worker_seconds += now * (end - since)
+
+    def _close(self, ranges: list[list[int]]) -> int:
+        count = 0
+        for first, end in ranges:
+            count += self._closed.add(first, end)
+        return count
+
+    # --- commands
+
+    def _run(self, command: dict[str, Any]) -> None:
+        count = new = 0
+        for first, end in command["items"]:
+            count += end - first
+            new += self._ran.add(first, end)
+        self.history.items.run_again += count - new
+        self._running.setdefault(command["worker"], {})[command["attempt"]] = (command["app"], count)
+
+    def _deliver(self, time: float, event: dict[str, Any], command: dict[str, Any]) -> None:
+        count = self._close(command["items"])
+        self.history.items.done += count
+        for tier in (self.history.workers, self._tier_of.get(event.get("worker", ""))):
+            if tier is not None:
+                tier.items_done += count
+                tier.done.add(time, count)
+
+    # --- workers
+
+    def _joined(self, event: dict[str, Any]) -> None:
+        worker = event["worker"]
+        history = self.history
+        tier = self._tier_of[worker["id"]] = self._tier(worker["tier"])
+        self._joined_at[worker["id"]] = event["time"]
+        history.hosts.add(worker["host"])
+        for group in (history.workers, tier):
+            group.joined += 1
+            group.connected(event["time"], 1)
+
+    def _lost(self, event: dict[str, Any]) -> None:
+        worker, time = event["worker"], event["time"]
+        self._running.pop(worker, None)
+        joined = self._joined_at.pop(worker, None)
+        if joined is None:
+            return
+        # As the scheduler counts: what was given back was not taken, whatever became of it then.
+        returned = worker in self._released
+        evicted = not returned and (event["evicted"] or worker in self._noticed_ones)
+        if not returned:
+            self.history.losses.append((time, evicted))
+        for group in (self.history.workers, self._tier_of[worker]):
+            group.lost += 1
+            group.evicted += evicted
+            group.returned += returned
+            group.connected(time, -1)
+            (group.lifetimes if evicted else group.stays).append(time - joined)
+
+    def _noticed(self, event: dict[str, Any]) -> None:
+        self.history.notices += 1
+        self._noticed_ones.add(event["worker"])
+
+    # --- tiers and their jobs
+
+    def _tier(self, name: str) -> Tier:
+        known = self.history.tiers.get(name)
+        if known is None:
+            known = self.history.tiers[name] = Tier()
+        return known
+
+    def _offered(self, event: dict[str, Any]) -> None:
+        self._tier(event["tier"]["name"])
+
+    def _job_started(self, event: dict[str, Any]) -> None:
+        for group in (self.history.workers, self._tier(event["tier"])):
+            group.jobs_started += 1
+            if event["waited"] is not None:
+                group.waits.add(event["waited"])
+
+    def _job_evicted(self, event: dict[str, Any]) -> None:
+        for group in (self.history.workers, self._tier(event["tier"])):
+            group.jobs_evicted += 1
+
+    def _job_held(self, event: dict[str, Any]) -> None:
+        reason = event["reason"]
+        for group in (self.history.workers, self._tier(event["tier"])):
+            group.held[reason] = group.held.get(reason, 0) + 1
+
+    # --- items and calls
+
+    def _submitted(self, event: dict[str, Any]) -> None:
+        self.history.items.submitted += sum(end - first for first, end in event["items"])
+
+    def _cancelled(self, event: dict[str, Any]) -> None:
+        self.history.items.cancelled += self._close(event["items"])
+
+    def _app_of(self, app: str) -> App:
+        known = self.history.apps.get(app)
+        if known is None:  # Not with setdefault, which would make an app, with its histograms, for every call.
+            known = self.history.apps[app] = App(app)
+        return known
+
+    def _finished(self, event: dict[str, Any]) -> None:
+        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
+        if attempt is None:
+            return
+        self._call(self._app_of(attempt[0]), attempt[1], event["seconds"])
+
+    @staticmethod
+    def _call(app: App, items: int, seconds: float) -> None:
+        app.calls += 1
+        app.items += items
+        app.call_seconds.add(seconds)
+        app.item_seconds.add(seconds / max(items, 1))
+
+    def _answered_some(self, event: dict[str, Any]) -> None:
+        self._answered[event["attempt"]] = event["first"] + event["count"]
+
+    def _ended(self, event: dict[str, Any]) -> None:
+        """A call that answered its items one by one, and may have ended before the last."""
+        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
+        items = self._answered.pop(event["attempt"], 0)
+        if attempt is not None and items:
+            self._call(self._app_of(attempt[0]), items, event["seconds"])
+
+    def _failed(self, event: dict[str, Any]) -> None:
+        attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
+        if attempt is not None:
+            self.history.causes.call(event["failure"])
+            failed = self._app_of(attempt[0]).failed
+            kind = event["failure"]["kind"]
+            failed[kind] = failed.get(kind, 0) + 1
+
+    # --- declarations and contexts
+
+    def _app(self, event: dict[str, Any]) -> None:
+        app = self._app_of(event["app"]["id"])
+        app.name, app.spec = event["app"]["name"], event["app"]
+
+    def _context(self, event: dict[str, Any]) -> None:
+        if event["context"]["id"]:  # The empty one stands for calls that need none.
+            loads = self._loads_of(event["context"]["id"])
+            loads.name, loads.spec = event["context"]["name"], event["context"]
+
+    def _loads_of(self, context: str) -> ContextLoads:
+        return self.history.contexts.setdefault(context, ContextLoads(context or "(no context)"))
+
+    def _staged(self, event: dict[str, Any]) -> None:
+        self._loads_of(event["context"]).staged += 1
+
+    def _ready(self, event: dict[str, Any]) -> None:
+        self._loads_of(event["context"]).load_seconds.add(event["seconds"])
+
+    def _context_failed(self, event: dict[str, Any]) -> None:
+        self._loads_of(event["context"]).failed += 1
+        self.history.causes.context(event["failure"])

@@ -1,0 +1,95 @@
+"""Dispatch: free workers are given what is queued, as the routing and the batching policy say.
+
+What does not live here: which workers are free (run_state.py), the items' transitions (items.py), and the building of
+contexts for what waits (residency.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler import items, residency
+from ctxflow.scheduler.commands import Command, Run
+from ctxflow.scheduler.state import App, Attempt, Worker
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
+
+HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
+
+
+def serve(state: RunState, out: list[Command]) -> None:
+    """Ask the routing policy who gets what, as long as that leads to anything."""
+    while state.free and state.ready:
+        ready = [app for app in state.ready.values() if app.held_until is None or app.held_until <= state.now]
+        if not ready:
+            break
+        given = [give(state, a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
+        if not any(given):
+            break
+
+
+def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bool:
+    """Follow an assignment of the routing policy, if it is possible."""
+    worker, app = state.free.get(worker_id), state.ready.get(app_id)
+    if worker is None or app is None:
+        return False
+    held = worker.contexts.get(app.context)
+    if held is not None:
+        return held.state == "ready" and run(state, worker, app, out)
+    return residency.admissible(state, worker, app) and residency.begin(state, worker, app, out)
+
+
+def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
+    """Give a worker that holds the app's context a batch; False if the batching policy holds the work back."""
+    size = 1 if app.isolated else state.batch_size(app, worker)
+    if size < 1:
+        since = state.now if app.waiting_since is None else app.waiting_since
+        until = since + state.policies.batching.linger
+        # Never now: a policy that says 0 beyond its linger would be asked without end.
+        app.held_until = until if until > state.now else state.now + HELD_SECONDS
+        state.wake(app.held_until)
+        return False
+    batch, isolated = items.take(state, app, size)
+    _start(state, worker, app, batch, isolated, out)
+    return True
+
+
+def _start(state: RunState, worker: Worker, app: App, batch: Sequence[int], isolated: bool, out: list[Command]) -> None:
+    number = state.next_attempt
+    state.next_attempt = number + 1
+    attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, isolated)
+    state.attempts[number] = worker.running[number] = attempt
+    if state.contexts[app.context].spec.level != ev.PERVASIVE:
+        worker.contexts[app.context].state = "spent"
+    state.counters.batches += 1
+    state.update_free(worker)
+    out.append(Run(worker.id, number, app.id, app.context, batch))
+
+
+def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
+    """Let workers that have nothing to do run straggling batches a second time, where the policy says so.
+
+    Asked are all of them on ticks, and else the one that has just come free: to ask all of them each time would
+    make the end of a run on n workers take n * n steps.
+    """
+    freed = getattr(event, "worker", None)
+    if isinstance(freed, ev.WorkerSpec):
+        freed = freed.id
+    idle = list(state.free.values()) if type(event) is ev.Tick else [state.free.get(freed)] if freed else []
+    for worker in idle:
+        if worker is None:
+            continue
+        number = state.policies.batching.duplicate(state, worker)
+        attempt = state.attempts.get(number) if number is not None else None
+        if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
+            continue
+        left = [item for item in attempt.items if item in state.open]
+        if not left or worker.contexts[attempt.context].state != "ready":
+            continue
+        for item in left:
+            state.copies[item] = state.copies.get(item, 1) + 1
+        state.counters.duplicates += 1
+        _start(state, worker, state.apps[attempt.app], left, attempt.isolated, out)

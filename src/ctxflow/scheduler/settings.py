@@ -1,0 +1,66 @@
+"""What a scheduler is set up with: the policies that were chosen, and how much is borne.
+
+What does not live here: what can be chosen (policies/registry.py), and what the scheduler knows as it goes (state.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ctxflow.policies.protocols import (
+    BatchingPolicy,
+    PlacementPolicy,
+    PreemptionPolicy,
+    RoutingPolicy,
+    ScalingPolicy,
+    SessionPolicy,
+)
+from ctxflow.policies.registry import DEFAULTS, described, make
+
+
+@dataclasses.dataclass(frozen=True)
+class Policies:
+    """The policies of a run.
+
+    :ivar choices: family -> how its policy was chosen, as data (see `ctxflow.policies.registry.described`).
+    """
+
+    routing: RoutingPolicy
+    batching: BatchingPolicy
+    placement: PlacementPolicy
+    preemption: PreemptionPolicy
+    scaling: ScalingPolicy
+    sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
+    choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def chosen(cls, choices: Mapping[str, Any]) -> Policies:
+        """Policies from what a site or a person chose of each family: a name, a table with options, or an object.
+
+        :param choices: a family that is not in it has its default.
+        :raises ValueError: for a choice that makes no sense, saying what to write.
+
+        >>> Policies.chosen({"batching": "opportunistic"}).choices["routing"]
+        {'policy': 'context-affinity'}
+        """
+        complete = {family: choices.get(family, default) for family, default in DEFAULTS.items()}
+        made = {family: make(family, choice) for family, choice in complete.items()}
+        return cls(**made, choices={family: described(family, choice) for family, choice in complete.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much is borne before somebody is to blame.
+
+    :ivar losses: times running that an item's workers may be lost, for no known reason, before it is suspected.
+    :ivar crashes: crashes that an item alone may cause before it is dead.
+    :ivar failures: workers on which a context may fail before it is declared broken.
+    :ivar retry_seconds: the first pause before a suspect worker is asked to build the context again.
+    """
+
+    losses: int = 3
+    crashes: int = 2
+    failures: int = 3
+    retry_seconds: float = 5.0
