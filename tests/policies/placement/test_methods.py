@@ -64,9 +64,13 @@ def test_no_answer_is_below_the_bound(seed, shape):
 
 
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 99), shape=st.sampled_from([(3, 3, 3), (4, 4, 5)]))
-def test_agh_leaves_hardly_more_unserved_than_the_exact_method_and_never_costs_more_than_gh(seed, shape):
-    problem = draw(seed, shape)  # One of the benchmark's.
+@given(
+    seed=st.integers(0, 99),
+    shape=st.sampled_from([(3, 3, 3), (4, 4, 5), (5, 3, 4)]),
+    storage=st.sampled_from([300.0, None]),
+)
+def test_agh_leaves_hardly_more_unserved_than_the_exact_method_and_never_costs_more_than_gh(seed, shape, storage):
+    problem = draw(seed, shape, storage_gb=storage)
     gh, agh, exact = (solve(problem, method, time_limit=20) for method in ("gh", "agh", "exact"))
     assert gh.feasible and agh.feasible and exact.feasible and exact.proven
     more = np.array(agh.allocation.unserved) - np.array(exact.allocation.unserved)

@@ -5,7 +5,7 @@ or two a type, in closed form; and for all options at once, what adding it or ex
 bring. What does not live here: the paper's own moves (`adaptive`).
 
 The storage limit (5h) couples the query types. It is priced: a GB costs what the unserved demand that it displaces
-does; then what does not fit is cut where that costs least.
+does; what does not fit is cut where that costs least, and then packed better (`packing`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import numpy as np
 
 from ctxflow.policies.placement.arrays import Arrays, Bools, Floats, Ints
 from ctxflow.policies.placement.draft import NOTHING, Choices, Draft
+from ctxflow.policies.placement.packing import packed
 from ctxflow.policies.placement.program import all_options
 
 TRIALS = 10
 """How many of the most promising exchanges are built and looked at, before the search is over."""
 FIRST = 32
 """How many options are looked at as the first of two."""
-PRICES = 2
-"""How often routes are found again with the price that the storage then has."""
 MOST = 64
 """Exchanges accepted, at most: far more than are ever needed, a bound on time."""
 UNDER = 0.999  # A price just under what displaces the marginal type, so that the type is still wanted.
@@ -55,12 +54,11 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """What each type is served by: a way (I,) and a share (I,), with the total in dollars and the GB stored."""
+    """What each type is served by: a way (I,) and a share (I,), with the total in dollars."""
 
     taken: Ints
     shares: Floats
     total: float
-    stored: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Ways:
     :ivar shares: (I, W) the second option's part. :ivar fixed, weights: (W,) dollars and GB of the models stored.
     """
 
-    chosen: list[int]
+    chosen: Sequence[int]
     pairs: list[tuple[int, int]]
     linear: Floats
     most: Floats
@@ -124,6 +122,7 @@ class Exchange:
         tight = least > 0.9 * arrays.problem.storage_gb
         self.scarce = UNDER * float(self.worth.min()) if tight else 0.0
         self.by_worth = np.argsort(self.worth, kind="stable")
+        self.drafts: dict[tuple[int, ...], Draft | None] = {}
         self.splits: dict[int, Split] = {}
         self.singles: dict[float, Floats] = {}
 
@@ -148,11 +147,10 @@ class Exchange:
                 found.append(int(here[np.abs(gpus - wanted).argmin()]))
         return found
 
-    def _price(self, unserved: Floats, stored: float) -> float:
-        """Dollars of a GB: what the unserved demand that waits for it costs, 0 while there is room."""
+    def _scarcity(self, unserved: Floats) -> float:
+        """Dollars of a GB where storage is full: what the unserved demand that waits for it costs."""
         missing = unserved > 1e-6
-        full = stored > self.arrays.problem.storage_gb * (1 - 1e-6)
-        return UNDER * float(self.worth[missing].min()) if full and missing.any() else 0.0
+        return UNDER * float(self.worth[missing].min()) if missing.any() else 0.0
 
     def _single(self, price: float) -> Floats:
         """(I, O) the cost of a type served by one option as far as it can be."""
@@ -203,7 +201,7 @@ class Exchange:
         valid = (own > 0) & (other > 0) & (total < 1)
         return np.where(valid, other / np.where(valid, total, 1.0), 0.0), np.where(valid, total, 0.0)
 
-    def _ways(self, chosen: list[int]) -> Ways:
+    def _ways(self, chosen: Sequence[int]) -> Ways:
         """All ways to serve a type with a set of options: with none, one, or two of them."""
         count, arrays = len(chosen), self.arrays
         ways = [(-1, -1), *((a, a) for a in range(count)), *((a, b) for a in range(count) for b in range(a))]
@@ -234,35 +232,48 @@ class Exchange:
         cost[:, 0] += price * (arrays.data_gb + self.weights.max(initial=0.0))
         return np.where(ways.possible, cost, _NEVER)
 
-    def best(self, chosen: list[int], under: float = np.inf) -> Draft | None:
-        """The cheapest draft over a set of options, None if none keeps the limits and costs less than `under`.
+    def best(self, chosen: Sequence[int], under: float = np.inf) -> Draft | None:
+        """The cheapest draft over a set of options, None if none keeps the limits and costs less than `under`."""
+        options = tuple(sorted(chosen))
+        if options not in self.drafts:
+            self.drafts[options] = self._best(options)
+        found = self.drafts[options]
+        return found if found is not None and found.total < under - 1e-9 else None
 
-        Routes are found again, with the price that storage then has, if it is full.
-        """
-        found, price = None, 0.0
-        ways = self._ways(chosen)
-        for _ in range(PRICES + 1):
-            routing = self._routing(ways, price)
-            if routing.total < under - 1e-9:
-                draft = self._draft(ways, routing)
-                if draft.within_limits():
-                    found, under = draft, routing.total
-            before, price = price, self._price(1 - routing.shares, routing.stored)
-            if price in (0.0, before):
-                break
-        return found
+    def _best(self, options: Sequence[int]) -> Draft | None:
+        """If storage is full, routes are found again with the price that it then has, and then packed."""
+        ways = self._ways(options)
+        taken, shares, full = self._settled(ways, 0.0)
+        tries = [self._routing(ways, taken, shares)]
+        if full:
+            taken, shares, _ = self._settled(ways, self._scarcity(1 - shares))
+            tries.append(self._routing(ways, taken, shares))
+            tries.append(self._routing(ways, *self._packed(ways, taken)))
+        drafts = (self._draft(ways, each) for each in sorted(tries, key=lambda each: each.total))
+        return next((draft for draft in drafts if draft.within_limits()), None)
 
-    def _routing(self, ways: Ways, price: float) -> Routing:
-        """The best way for each type, with each GB at its price, and within the storage."""
-        arrays, every = self.arrays, np.arange(len(ways.most))
+    def _settled(self, ways: Ways, price: float) -> tuple[Ints, Floats, bool]:
+        """The best way for each type with each GB at its price, what of it is served, and whether storage limits it."""
+        arrays = self.arrays
         taken = self._way_costs(ways, price).argmin(axis=1)
-        shares = ways.most[every, taken]
-        stored = self._settle(ways, taken, shares)
+        shares = ways.most[np.arange(len(taken)), taken]
+        full = float(ways.weights[taken].sum() + arrays.data_gb @ shares) > arrays.problem.storage_gb
+        self._settle(ways, taken, shares)
+        return taken, shares, full
+
+    def _packed(self, ways: Ways, taken: Ints) -> tuple[Ints, Floats]:
+        """Better ways and shares in a storage that is full."""
+        arrays = self.arrays
+        saved = np.where(ways.possible, arrays.unserved_dollars[:, None] - ways.linear, 0.0)
+        storage = arrays.problem.storage_gb * (1 - 1e-12)
+        return packed(taken, ways.most, saved, arrays.data_gb, ways.fixed, ways.weights, storage)
+
+    def _routing(self, ways: Ways, taken: Ints, shares: Floats) -> Routing:
+        """What ways and shares come to."""
         used = {ways.chosen[a] for way in set(taken.tolist()) for a in ways.pairs[way] if a >= 0}
         total = float(self.rent[list(used)].sum()) if used else 0.0
-        total += float(ways.fixed[taken].sum() + shares @ ways.linear[every, taken])
-        total += float((1 - shares) @ arrays.unserved_dollars)
-        return Routing(taken, shares, total, stored)
+        total += float(ways.fixed[taken].sum() + shares @ ways.linear[np.arange(len(taken)), taken])
+        return Routing(taken, shares, total + float((1 - shares) @ self.arrays.unserved_dollars))
 
     def _draft(self, ways: Ways, routing: Routing) -> Draft:
         draft = Draft(self.choices)
@@ -273,12 +284,10 @@ class Exchange:
                     draft.place(i, j, k, c, float(share * part))
         return draft
 
-    def _settle(self, ways: Ways, taken: Ints, shares: Floats) -> float:
+    def _settle(self, ways: Ways, taken: Ints, shares: Floats) -> None:
         """Find the types that storage has no room for, the least worth a GB first, the best way in what room there is.
 
         Changes `taken` and `shares`; ends when all fits and the type that was cut last is as well off as it can be.
-
-        :returns: GB stored then.
         """
         arrays = self.arrays
         limit = arrays.problem.storage_gb * (1 - 1e-12)
@@ -297,7 +306,6 @@ class Exchange:
             way = int(cost.argmin())
             taken[i], shares[i] = way, possible[way]
             stored = others + float(ways.weights[way] + arrays.data_gb[i] * possible[way])
-        return stored
 
     def _step(self, draft: Draft, changes: Callable[[list[int], Sequence[float]], Iterator[Change]]) -> Draft | None:
         """The best of the most promising changes to the set of options, None if none is better than the draft."""
@@ -339,7 +347,8 @@ class Exchange:
 
     def _prices(self, draft: Draft) -> list[float]:
         """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
-        price = self._price(draft.unserved, draft.stored)
+        full = draft.stored > self.arrays.problem.storage_gb * (1 - 1e-6)
+        price = self._scarcity(draft.unserved) if full else 0.0
         return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
 
     def _single_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
