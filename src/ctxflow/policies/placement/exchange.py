@@ -119,7 +119,7 @@ class Exchange:
         self.most = np.minimum(1.0, np.minimum(by_error, by_delay))
         self.worth = arrays.unserved_dollars / np.maximum(arrays.data_gb, _LEAST)
         least = arrays.data_gb.sum() + arrays.shape[0] * self.weights.min(initial=np.inf)
-        tight = least > 0.9 * arrays.problem.storage_gb
+        tight = least > 0.9 * float(self._room(self.rent.min(initial=np.inf)))
         self.scarce = UNDER * float(self.worth.min()) if tight else 0.0
         self.by_worth = np.argsort(self.worth, kind="stable")
         self.drafts: dict[tuple[int, ...], Draft | None] = {}
@@ -242,31 +242,37 @@ class Exchange:
 
     def _best(self, options: Sequence[int]) -> Draft | None:
         """If storage is full, routes are found again with the price that it then has, and then packed."""
-        ways = self._ways(options)
-        taken, shares, full = self._settled(ways, 0.0)
+        ways, room = self._ways(options), float(self._room(self.rent[list(options)].sum()))
+        taken, shares, full = self._settled(ways, room, 0.0)
         tries = [self._routing(ways, taken, shares)]
         if full:
-            taken, shares, _ = self._settled(ways, self._scarcity(1 - shares))
+            taken, shares, _ = self._settled(ways, room, self._scarcity(1 - shares))
             tries.append(self._routing(ways, taken, shares))
-            tries.append(self._routing(ways, *self._packed(ways, taken)))
+            tries.append(self._routing(ways, *self._packed(ways, room, taken)))
         drafts = (self._draft(ways, each) for each in sorted(tries, key=lambda each: each.total))
         return next((draft for draft in drafts if draft.within_limits()), None)
 
-    def _settled(self, ways: Ways, price: float) -> tuple[Ints, Floats, bool]:
+    def _room(self, rent: Floats) -> Floats:
+        """GB of storage that there are, and that the budget pays beside a rent."""
+        problem = self.arrays.problem
+        dollars = problem.horizon_hours * problem.storage_dollars_per_gb_hour
+        paid = (problem.budget_dollars - rent) / max(dollars, _LEAST)
+        return np.clip(paid, 0.0, problem.storage_gb) * (1 - 1e-12)
+
+    def _settled(self, ways: Ways, room: float, price: float) -> tuple[Ints, Floats, bool]:
         """The best way for each type with each GB at its price, what of it is served, and whether storage limits it."""
         arrays = self.arrays
         taken = self._way_costs(ways, price).argmin(axis=1)
         shares = ways.most[np.arange(len(taken)), taken]
-        full = float(ways.weights[taken].sum() + arrays.data_gb @ shares) > arrays.problem.storage_gb
-        self._settle(ways, taken, shares)
+        full = float(ways.weights[taken].sum() + arrays.data_gb @ shares) > room
+        self._settle(ways, room, taken, shares)
         return taken, shares, full
 
-    def _packed(self, ways: Ways, taken: Ints) -> tuple[Ints, Floats]:
+    def _packed(self, ways: Ways, room: float, taken: Ints) -> tuple[Ints, Floats]:
         """Better ways and shares in a storage that is full."""
         arrays = self.arrays
         saved = np.where(ways.possible, arrays.unserved_dollars[:, None] - ways.linear, 0.0)
-        storage = arrays.problem.storage_gb * (1 - 1e-12)
-        return packed(taken, ways.most, saved, arrays.data_gb, ways.fixed, ways.weights, storage)
+        return packed(taken, ways.most, saved, arrays.data_gb, ways.fixed, ways.weights, room)
 
     def _routing(self, ways: Ways, taken: Ints, shares: Floats) -> Routing:
         """What ways and shares come to."""
@@ -284,13 +290,12 @@ class Exchange:
                     draft.place(i, j, k, c, float(share * part))
         return draft
 
-    def _settle(self, ways: Ways, taken: Ints, shares: Floats) -> None:
+    def _settle(self, ways: Ways, limit: float, taken: Ints, shares: Floats) -> None:
         """Find the types that storage has no room for, the least worth a GB first, the best way in what room there is.
 
         Changes `taken` and `shares`; ends when all fits and the type that was cut last is as well off as it can be.
         """
         arrays = self.arrays
-        limit = arrays.problem.storage_gb * (1 - 1e-12)
         stored = float(ways.weights[taken].sum() + arrays.data_gb @ shares)
         for i in self.by_worth:
             if stored <= limit and shares[i] >= 1 - NOTHING:
@@ -347,7 +352,7 @@ class Exchange:
 
     def _prices(self, draft: Draft) -> list[float]:
         """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
-        full = draft.stored > self.arrays.problem.storage_gb * (1 - 1e-6)
+        full = draft.stored > float(self._room(np.float64(draft.rent))) * (1 - 1e-6)
         price = self._scarcity(draft.unserved) if full else 0.0
         return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
 
@@ -387,11 +392,11 @@ class Exchange:
             if price:
                 whole = whole + price * (self.weights + self.weights[n] + split.most * arrays.data_gb[:, None])
             np.minimum(cost, whole, out=cost)
-        paid = float(self.rent[base].sum()) - price * problem.storage_gb
-        rent = self.rent[base].sum() + self.rent
-        found = cost.sum(axis=0) + self.rent + paid
+        paid = self.rent[base].sum()
+        rent = paid + self.rent
+        found = cost.sum(axis=0) + rent - price * self._room(rent)
         found[(rent > problem.budget_dollars) | np.isin(self.pair, self.pair[base])] = _NEVER
-        return float(kept.sum()) + paid, found
+        return float(kept.sum() + paid - price * self._room(paid)), found
 
 
 def _without(chosen: list[int], option: int) -> list[int]:
