@@ -40,8 +40,9 @@ def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0
     True
     """
     free = mechanisms or Mechanisms()
-    least = greedy(arrays, free) if (arrays.max_unserved < 1).any() else None
-    return keeping_required(arrays, free, lambda priced: _adaptive(priced, free, seed, printed), least)
+    return keeping_required(
+        arrays, free, lambda priced: _adaptive(priced, free, seed, printed), lambda: greedy(arrays, free)
+    )
 
 
 def _adaptive(arrays: Arrays, mechanisms: Mechanisms, seed: int, printed: bool) -> Draft:

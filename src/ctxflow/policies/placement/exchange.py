@@ -252,7 +252,7 @@ class Exchange:
         drafts = (self._draft(ways, each) for each in sorted(tries, key=lambda each: each.total))
         return next((draft for draft in drafts if draft.within_limits()), None)
 
-    def _room(self, rent: Floats) -> Floats:
+    def _room(self, rent: Floats | float) -> Floats:
         """GB of storage that there are, and that the budget pays beside a rent."""
         problem = self.arrays.problem
         dollars = problem.horizon_hours * problem.storage_dollars_per_gb_hour
@@ -352,7 +352,7 @@ class Exchange:
 
     def _prices(self, draft: Draft) -> list[float]:
         """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
-        full = draft.stored > float(self._room(np.float64(draft.rent))) * (1 - 1e-6)
+        full = draft.stored > float(self._room(draft.rent)) * (1 - 1e-6)
         price = self._scarcity(draft.unserved) if full else 0.0
         return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
 

@@ -16,21 +16,24 @@ from ctxflow.policies.placement.draft import NOTHING, Choices, Draft, Mechanisms
 
 
 def keeping_required(
-    arrays: Arrays, mechanisms: Mechanisms, search: Callable[[Arrays], Draft], least: Draft | None = None
+    arrays: Arrays,
+    mechanisms: Mechanisms,
+    search: Callable[[Arrays], Draft],
+    simpler: Callable[[], Draft] | None = None,
 ) -> Draft:
     """What a heuristic finds; if it leaves more unserved than is allowed, the cheapest that does not, as far as found.
 
     The second search is with a price on what has to be served that no way of serving it can reach.
 
-    :param least: another answer that counts, so that a heuristic is never above a simpler one.
+    :param simpler: gives another answer that counts then, so that a heuristic is never above a simpler one.
     """
     first = search(arrays)
     if enough(first):
         return first
     second = search(dataclasses.replace(arrays, unserved_dollars=_dear(arrays)))
     second.arrays, second.choices = arrays, Choices(arrays, mechanisms)
-    found = [draft for draft in (second, least) if draft is not None and enough(draft)]
-    return min(found, key=lambda draft: draft.total, default=first)
+    drafts = [second, simpler()] if simpler is not None else [second]
+    return min(filter(enough, drafts), key=lambda draft: draft.total, default=first)
 
 
 def enough(draft: Draft) -> bool:
