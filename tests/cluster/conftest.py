@@ -6,7 +6,6 @@ it has to be built first, the steps are shown as they go.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -88,13 +87,10 @@ class Testbed:
     def clear(self) -> None:
         """See that no job is left in HTCondor's queue; a pool where that fails is ended, and made anew."""
         script = "condor_rm -all >/dev/null 2>&1; condor_q -allusers -af:j JobStatus"
-        deadline = time.monotonic() + CLEAR_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):  # Its schedd may just not answer.
-                if not self.run("bash", "-c", script, user="root"):
-                    return
-            time.sleep(0.5)
-        self.command("down")
+        try:
+            self.eventually(lambda: not self.run("bash", "-c", script, user="root"), CLEAR_SECONDS)
+        except AssertionError:
+            self.command("down")
 
     def eventually(self, condition: Callable[[], object], limit: float = 60) -> None:
         """Wait until a condition holds; fail after `limit` seconds. A command of it that fails is tried again, too."""
@@ -104,7 +100,7 @@ class Testbed:
             try:
                 if condition():
                     return
-            except AssertionError as error:
+            except (AssertionError, subprocess.TimeoutExpired) as error:
                 why = f"{why}: {error}"
             assert time.monotonic() < deadline, why
             time.sleep(0.3)
