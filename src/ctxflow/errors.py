@@ -7,6 +7,10 @@ class CtxflowError(Exception):
     """Any error of ctxflow's own."""
 
 
+class UsageError(CtxflowError, ValueError):
+    """What was asked for makes no sense, whatever the data are: of the command line, exit status 2."""
+
+
 class CallError(CtxflowError):
     """A call that came to nothing. Its attributes tell what the worker saw.
 

@@ -329,7 +329,7 @@ def test_what_is_no_function_is_told_before_anything_is_written(folder, function
 @pytest.mark.parametrize(
     ("choices", "sentence"),
     [
-        ({"output": "in.jsonl"}, "the output is the input"),
+        ({"output": "in.jsonl"}, r"the output .* is the input in\.jsonl: name"),
         ({"output": "."}, "is a folder: name a file"),
         ({"output_format": "openai"}, "choose jsonl or parquet"),
         ({"function": None, "model": "m", "task": "generate", "output_format": "openai"}, "choose jsonl or parquet"),

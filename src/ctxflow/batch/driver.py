@@ -15,6 +15,7 @@ from typing import Any
 from ctxflow.apps import BatchApp
 from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.display import Display, QuietDisplay
+from ctxflow.batch.files import Files, check_files, files_of
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
@@ -32,30 +33,6 @@ from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Source
 from ctxflow.sites import load_site
-
-
-@dataclasses.dataclass(frozen=True)
-class Files:
-    """Where a job writes.
-
-    :ivar output: what the user asked for; `rows`, the lines that it is made of: the same, unless it is Parquet.
-    """
-
-    output: Path
-    rows: Path
-    errors: Path
-    journal: Path
-
-
-def files_of(output: Path, form: str) -> Files:
-    """The files of a job with that output."""
-    real = output.resolve()
-
-    def beside(suffix: str) -> Path:
-        return real.with_name(real.name + suffix)
-
-    rows = beside(".rows.jsonl") if form == "parquet" else real
-    return Files(real, rows, beside(".errors.jsonl"), beside(".progress"))
 
 
 def run_job(
@@ -140,7 +117,7 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
     form, source = open_source(job.input, job.input_format, job.split)
     job = resolved(job, form, source)
     files = files_of(job.output, str(job.output_format))
-    _check_output(files.output, job)
+    check_files(job, source, files)
     # Which finds what is wrong with the job, before anything is written.
     work = _Work(job, form, source, files, display)
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
@@ -159,13 +136,6 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
             ledger.retry()
         ledger.note(facts)
         yield _Begun(job, work, ledger, files)
-
-
-def _check_output(output: Path, job: Job) -> None:
-    if output == job.input.resolve():
-        raise ValueError("the output is the input: name another output")
-    if output.is_dir():
-        raise ValueError(f"the output {job.output} is a folder: name a file")
 
 
 def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:

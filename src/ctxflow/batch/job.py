@@ -72,6 +72,7 @@ class Job(pydantic.BaseModel):
     timeout: float | None = pydantic.Field(None, gt=0)
     retries: int = pydantic.Field(0, ge=0)
     order: Literal["completed", "input"] = "completed"
+    _file: Path | None = pydantic.PrivateAttr(None)
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Job:
@@ -97,6 +98,11 @@ class Job(pydantic.BaseModel):
             raise ValueError("a column cannot be both kept and a parameter")
         Sampling(**self.parameters)
         return self
+
+    @property
+    def file(self) -> Path | None:
+        """The job file that it was read from."""
+        return self._file
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -129,9 +135,11 @@ def load_job(file: Path | None, **flags: Any) -> Job:
     values = _read(file) if file is not None else {}
     values.update({name: value for name, value in flags.items() if value not in (None, [], {}, ())})
     try:
-        return Job(**values)
+        job = Job(**values)
     except pydantic.ValidationError as error:
         raise ValueError("; ".join(_explain(dict(each)) for each in error.errors())) from None
+    job._file = file
+    return job
 
 
 def _read(path: Path) -> dict[str, Any]:

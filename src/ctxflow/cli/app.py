@@ -28,7 +28,7 @@ from ctxflow.cli.top import status, top
 from ctxflow.cli.topo import topo
 from ctxflow.cli.train import train
 from ctxflow.cli.worker_command import worker_command
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.version import __version__
 
 app = typer.Typer(
@@ -84,7 +84,7 @@ def main() -> None:
         app(standalone_mode=True)
     except (CtxflowError, ValueError, OSError) as error:
         print(f"ctxflow: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         print("ctxflow: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -27,7 +27,7 @@ class _ArrowSource:
 
     def __init__(self, files: Sequence[Path], name: str) -> None:
         self.name = name
-        self._files = files
+        self.files = files
         self._done = 0
         self._ended = False
         self.total: int | None = self._count()
@@ -43,7 +43,7 @@ class _ArrowSource:
 
     def columns(self) -> Sequence[str] | None:
         """Those of the first file."""
-        return tuple(self._schema(self._files[0]).names) if self._files else None
+        return tuple(self._schema(self.files[0]).names) if self.files else None
 
     def fraction(self) -> float:
         """How many of the rows are read; where their number is unknown, 0 before the end."""
@@ -55,12 +55,12 @@ class _ArrowSource:
 
     def identity(self) -> str:
         """A digest of samples."""
-        return file_identity(self._files)
+        return file_identity(self.files)
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """The rows of each record batch."""
         self._done = 0
-        for file in self._files:
+        for file in self.files:
             try:
                 for batch in self._batches(file, columns):
                     for part in _parts(batch):
@@ -106,7 +106,7 @@ class ParquetSource(_ArrowSource):
 
     def _count(self) -> int:
         total = 0
-        for path in self._files:
+        for path in self.files:
             with _parquet(path) as file:
                 total += file.metadata.num_rows
         return total

@@ -139,6 +139,7 @@ class _FileSource:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self.total: int | None = None
+        self.files: Sequence[Path] = [path]
         self._path = path
         self._size = max(1, path.stat().st_size)
         self._read = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 CHUNK_ROWS = 1000
@@ -63,6 +64,9 @@ class Source(Table, Protocol):
 
     total: int | None
     """How many rows there are, None where only reading tells."""
+
+    files: Sequence[Path]
+    """The files that are read."""
 
     def fraction(self) -> float:
         """How much of the input the last chunk's end is, 0 to 1."""
