@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ctxflow.alternatives import Alternative
     from ctxflow.apps import batch_app, context_app
     from ctxflow.errors import (
+        BatchContractError,
         CallCrashed,
         CallError,
         CallTimeout,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Alternative": "alternatives",
+    "BatchContractError": "errors",
     "batch_app": "apps",
     "context_app": "apps",
     "CallCrashed": "errors",
@@ -49,6 +51,7 @@ _PLACES = {
 
 __all__ = [
     "Alternative",
+    "BatchContractError",
     "CallCrashed",
     "CallError",
     "CallTimeout",

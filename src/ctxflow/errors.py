@@ -50,6 +50,10 @@ class ContextError(CallError):
     """The context could not be built on any worker, so that no call of the app can run."""
 
 
+class BatchContractError(CtxflowError, TypeError, ValueError):
+    """A batch app did not give one result for each item of its batch, so that nobody can tell whose the results are."""
+
+
 class RunEnded(CtxflowError):
     """The run was stopped before the call was answered."""
 

@@ -35,53 +35,6 @@ def remote(error):
     return str(error.__cause__)
 
 
-# --- apps that return the wrong thing
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda numbers: [*numbers, 1], "2 results for a batch of 1 item:"),
-        (lambda numbers: list(numbers)[1:], "0 results for a batch of 1 item:"),
-        (lambda numbers: "x" * len(numbers), "a str"),
-        (dict.fromkeys, "a dict"),
-        (set, "a set"),
-        (lambda numbers: None, "nothing"),
-        (lambda numbers: 7, "a int"),
-    ],
-    ids=["more", "fewer", "string", "dict", "set", "none", "number"],
-)
-def test_the_wrong_number_of_results(wrong, said):
-    @batch_app
-    def app(numbers):
-        return wrong(numbers)
-
-    with pytest.raises((TypeError, ValueError)) as caught:
-        app(1).result(timeout=30)
-    message = str(caught.value)
-    assert message.startswith("app returned ")
-    assert said in message
-    assert "return a list with one result per item, in their order" in message
-
-
-def test_a_generator_of_results_is_fine():
-    @batch_app
-    def app(numbers):
-        return (n + 1 for n in numbers)
-
-    assert list(app.map(range(10))) == list(range(1, 11))
-
-
-def test_an_app_that_forgets_one_item_in_a_hundred():
-    @batch_app(batch_size=50)
-    def app(numbers):
-        return [n for n in numbers if n != 66]
-
-    answers = list(app.map(range(100), on_error="return"))
-    assert "0 results for a batch of 1 item" in str(answers.pop(66))
-    assert answers == [n for n in range(100) if n != 66]
-
-
 # --- apps that raise
 
 

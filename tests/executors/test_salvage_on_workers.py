@@ -90,8 +90,6 @@ def odd(numbers, *, how):
         if n % 10 == 7:
             if how == "raise":
                 raise ValueError(f"{n} is not liked")
-            if how == "skip":
-                return
             if how == "crash":
                 os._exit(3)
             if how == "fork" and not os.fork():
@@ -117,7 +115,6 @@ def executor(tmp_path_factory):
     ("how", "error", "words"),
     [
         ("raise", ValueError, "7 is not liked"),
-        ("skip", ValueError, "odd yielded 0 results for a batch of 1 item: yield one for each item, in their order"),
         ("unpicklable", TypeError, "return plain data instead"),
         ("crash", CallCrashed, "exit status 3"),
     ],

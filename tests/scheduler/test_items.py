@@ -1,6 +1,8 @@
 """What becomes of items: batches, bisection, crashes, losses, duplicates, cancelling."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_bench import Bench, drive, only, run_of
 
 from ctxflow.policies.batching import Fixed
@@ -120,6 +122,25 @@ def test_a_crash_costs_the_context_and_counts_against_the_item_alone(crashes):
     # The whole batch, the half with the item, and the item alone as often as it may.
     assert bench.state.counters.crashes == 2 + crashes
     assert bench.state.counters.loads == 1 + 2 + crashes
+
+
+@given(items=st.integers(1, 8), some=st.integers(0, 7), at=st.none() | st.integers(0, 7), cancelled=st.integers(-1, 7))
+def test_a_batch_whose_results_cannot_be_told_apart_dies_at_once(items, some, at, cancelled):
+    bench = Bench(batching={"policy": "fixed", "size": items, "share": False})
+    bench.app("verify", "model", retries=5)
+    bench.submit("verify", items + 1)
+    run = run_of(bench.worker_with("model"))
+    some, at = min(some, items), None if at is None else min(at, items - 1)
+    if some:
+        bench.some(run, 0, some)
+    gone = set(range(some)) | {cancelled} & set(range(items))
+    bench.tell(ev.ItemsCancelled, [cancelled] if cancelled >= 0 else [])
+    commands = bench.fail(run, "contract", at=at)
+    left = sorted(set(range(items)) - gone)
+    assert [list(bury.items) for bury in only(commands, cmd.Bury)] == [left] * bool(left)
+    rest = [list(run.items) for run in only(commands, cmd.Run)]
+    assert rest == ([] if cancelled == items else [[items]]), "what had not begun goes on"
+    assert bench.state.counters.retried == 0
 
 
 def test_an_input_that_cannot_be_sent_dies_at_once():

@@ -106,7 +106,12 @@ def recorded(tmp_path_factory):
             raise ValueError("five")
         return [base + n for n in numbers]
 
+    @batch_app(base(10))
+    def total(base, numbers):
+        return "x" * len(numbers)
+
     with executor:
+        assert {str(error)[:20] for error in total.map(range(3), on_error="return")} == {"total returned a str"}
         results = list(add.map(range(20), on_error="return"))
         assert isinstance(results[5], ValueError) and results[6] == 16
         executor.engine.evict()
@@ -130,6 +135,8 @@ def test_a_real_run_replayed_takes_the_same_decisions(recorded):
         count = replay(lines, fresh)
     kinds = {event["is"] for event in events_of(recorded)}
     assert {"BatchFailed", "WorkerLost", "ContextFailed", "ItemsCancelled", "BatchFinished"} <= kinds
+    failures = [event["failure"] for event in events_of(recorded) if event["is"] == "BatchFailed"]
+    assert {failure["error"] for failure in failures if failure["kind"] == "contract"} == {"BatchContractError"}
     assert count == len(recorded.read_text().splitlines()) - 1 > 30
     fresh.validate()
     assert fresh.state.counters.evicted == 1 and not fresh.state.open

@@ -19,13 +19,15 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, GeneratorType
 from typing import Any
 
 import cloudpickle
 
 from ctxflow.context import Context, _set_loaded
+from ctxflow.errors import BatchContractError
+from ctxflow.host.one_each import one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
@@ -160,7 +162,8 @@ class _Library:
             report = {"is": "raised", "call": head["call"], "context": head["context"]}
             if self._yielding is not None:
                 report["at"] = self._yielding.at
-            self._send_error({**report, "seconds": time.monotonic() - started}, "exception", error)
+            kind = "contract" if isinstance(error, BatchContractError) else "exception"
+            self._send_error({**report, "seconds": time.monotonic() - started}, kind, error)
         else:
             self._end_fork()
             seconds = time.monotonic() - started
@@ -185,8 +188,8 @@ class _Library:
             function = self._function(head)
             results, expected = function(*inputs), len(columns[0])
             if type(results) is GeneratorType:
-                return self._take_one_by_one(head, results, expected, _name(function))
-            return {}, dump_results(_one_each(results, expected, function))
+                return self._take_one_by_one(head, results, expected, function)
+            return {}, dump_results(one_each(results, expected, function))
         if head["style"] == "step":
             entries = [Entry(*entry) for entry in pickle.loads(body)]
             value = [] if head["context"] == "" else [self._value]
@@ -202,14 +205,14 @@ class _Library:
         return {}, dump_results(function(*args, **kwargs))
 
     def _take_one_by_one(
-        self, head: Head, results: GeneratorType[Any, Any, Any], expected: int, name: str
+        self, head: Head, results: GeneratorType[Any, Any, Any], expected: int, function: Callable[..., Any]
     ) -> tuple[Head, bytes]:
         def send(extent: Head, body: bytes) -> None:
             self.line.send({"is": "part", "call": head["call"], **extent}, body)
 
         every = head.get("every", EVERY_SECONDS)
         self._yielding = Yielding(send, self._leaving, self._end_fork, every, self._slowdown)
-        return self._yielding.run(results, expected, name)
+        return self._yielding.run(results, expected, function)
 
     def _leaving(self) -> bool:
         """Whether the worker has notice of its eviction."""
@@ -272,32 +275,6 @@ def _connect(address: str, key: str) -> BlockingChannel:
     line = BlockingChannel(connect(address))
     line.send({"is": "line", "key": key})
     return line
-
-
-def _one_each(results: Any, expected: int, function: Callable[..., Any]) -> list[Any]:
-    """The results of a batch as a list.
-
-    :raises TypeError: if it is not one result per item.
-    """
-    items = "1 item" if expected == 1 else f"{expected} items"
-    name = _name(function)
-    if isinstance(results, (str, bytes, Mapping, Set)) or not hasattr(results, "__iter__"):
-        given = "nothing" if results is None else f"a {type(results).__name__}"
-        raise TypeError(
-            f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
-        )
-    listed: list[Any] = list(results)
-    if len(listed) != expected:
-        given = "1 result" if len(listed) == 1 else f"{len(listed)} results"
-        raise ValueError(
-            f"{name} returned {given} for a batch of {items}: return a list with one result per item, in their order"
-        )
-    return listed
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """What its user calls an app's function."""
-    return getattr(getattr(function, "func", function), "__name__", "the app")
 
 
 def _message(error: BaseException) -> str:

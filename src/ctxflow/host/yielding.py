@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from ctxflow.errors import BatchContractError
+from ctxflow.host.one_each import wrong
 from ctxflow.host.wire import Head
 from ctxflow.pickling import dumps
 
@@ -40,7 +42,7 @@ class Yielding:
     ...     for number in numbers:
     ...         yield number * number
     >>> call = Yielding(lambda head, body: None, lambda: False, lambda: None)
-    >>> call.run(squares([1, 2, 3]), 3, "squares") == ({}, dump_results([1, 4, 9]))
+    >>> call.run(squares([1, 2, 3]), 3, squares) == ({}, dump_results([1, 4, 9]))
     True
     """
 
@@ -61,19 +63,26 @@ class Yielding:
         self._sent = 0
         self._unsent: list[Any] = []
 
-    def run(self, results: Generator[Any, Any, Any], expected: int, name: str) -> tuple[Head, bytes]:
+    def run(self, results: Generator[Any, Any, Any], expected: int, function: Callable[..., Any]) -> tuple[Head, bytes]:
         """Take one result for each of so many items.
 
+        :param function: which made the results, to name it.
         :returns: what an answer to the call says of its results, and those that were not sent yet.
-        :raises BaseException: what the function raises; ValueError if it yields too few or too many results;
-            TypeError for one that cannot be pickled. What came before it has been sent then.
+        :raises BaseException: what the function raises; TypeError for a result that cannot be pickled. What came
+            before it has been sent then.
+        :raises BatchContractError: if it yields too few or too many results. What was not sent yet is dropped: it may
+            be that of other items.
         """
         try:
-            whole = self._take(results, expected, name)
+            whole = self._take(results, expected, function)
             if not whole:
                 self._flush()
                 _close(results)
             body = self._dumped()
+        except BatchContractError:
+            self._own()
+            _close(results)
+            raise
         except BaseException:
             self._own()
             _close(results)
@@ -83,10 +92,9 @@ class Yielding:
             return {}, body
         return {"first": self._sent, "count": len(self._unsent)}, body
 
-    def _take(self, results: Generator[Any, Any, Any], expected: int, name: str) -> bool:
+    def _take(self, results: Generator[Any, Any, Any], expected: int, function: Callable[..., Any]) -> bool:
         """Say whether all results have come: else the worker is about to leave."""
         due = time.monotonic() + self._every
-        items = "1 item" if expected == 1 else f"{expected} items"
         for self.at in range(expected):
             if self._leaving():
                 return False
@@ -98,10 +106,7 @@ class Yielding:
                 result = next(results)
             except StopIteration:
                 given = "1 result" if self.at == 1 else f"{self.at} results"
-                raise ValueError(
-                    f"{name} yielded {given} for a batch of {items}: yield one for each item, in their order: "
-                    "where one is left out, those after it go to the wrong items"
-                ) from None
+                raise self._wrong(function, given, expected) from None
             self._own()
             self._unsent.append(result)
             if self._slowdown > 1:
@@ -109,11 +114,13 @@ class Yielding:
         # What the function does after the last result, such as to yield another, goes to the last item's account.
         last = self._unsent.pop()
         for _ in results:
-            raise ValueError(
-                f"{name} yielded too many results for a batch of {items}: yield one for each, in their order"
-            )
+            raise self._wrong(function, "too many results", expected)
         self._unsent.append(last)
         return True
+
+    def _wrong(self, function: Callable[..., Any], given: str, expected: int) -> BatchContractError:
+        more = f"; the {self._sent} that were sent along before may be those of other items" if self._sent else ""
+        return wrong(function, f"yielded {given}", expected, "yield one for each item", more)
 
     def _flush(self) -> None:
         """Send what was not sent yet."""

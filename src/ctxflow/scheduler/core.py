@@ -393,7 +393,7 @@ class Scheduler:
             steps.failed(self.state, attempt, orders, event.failure, out)
             return
         left = items.unanswered(self.state, attempt)
-        if event.at is None:
+        if event.at is None or event.failure.kind == "contract":
             items.failed(self.state, attempt, left, event.failure, out)
         else:
             items.raised(self.state, attempt, left, event.at, event.failure, out)

@@ -148,8 +148,9 @@ class RegionSpec:
 class Failure:
     """Why something failed, as data.
 
-    :ivar kind: "exception" (the user's code raised), "crash" (the library process died), "timeout", "input"
-        (could not be sent), "memory" (no room for the context), or "lost" (workers died with it).
+    :ivar kind: "exception" (the user's code raised), "contract" (the app did not give one result for each item),
+        "crash" (the library process died), "timeout", "input" (could not be sent), "memory" (no room for the context),
+        or "lost" (workers died with it).
     :ivar output: the last lines that the call printed.
     :ivar host: where, if not on the driver's machine.
     """

@@ -221,8 +221,15 @@ def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failu
 
 
 def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
-    """An attempt failed because of one of its items: halve it until the bad item stands alone, which then dies."""
+    """An attempt failed because of one of its items: halve it until the bad item stands alone, which then dies.
+
+    Where the app did not give one result for each item, that is no item's fault, and nobody can tell whose the results
+    are: all of them die at once. Halved down to single items, it would pass.
+    """
     if not items:
+        return
+    if failure.kind == "contract":
+        _bury(state, items, failure, out)
         return
     app = state.apps[attempt.app]
     if len(items) > 1:

@@ -53,6 +53,10 @@ def same(items: Sequence[Any]) -> Sequence[Any]:
     return items
 
 
+def as_one(items: Sequence[Any]) -> str:
+    return "x" * len(items)
+
+
 def yield_slowly(seconds: Sequence[float]) -> Iterator[float]:
     for each in seconds:
         time.sleep(each)

@@ -311,12 +311,10 @@ class EngineContract(Contract):
         [
             ([1, 2, "raise", 4], 2, "ValueError"),
             ([1, 2, "odd", 4], 2, "TypeError"),
-            ([1, 2, 3, "stop"], 3, "ValueError"),
-            ([1, 2, 3, "twice"], 3, "ValueError"),
             ([1, 2, 3, "raise after"], 3, "KeyError"),
             (["raise"], 0, "ValueError"),
         ],
-        ids=["raises", "cannot be pickled", "too few", "too many", "raises at its end", "raises at once"],
+        ids=["raises", "cannot be pickled", "raises at its end", "raises at once"],
     )
     def test_what_was_yielded_before_an_error_is_kept(
         self, run: ContractRun, items: list[Any], good: int, error: str
@@ -330,6 +328,31 @@ class EngineContract(Contract):
         assert (failed.at, failed.lost_context) == (good, False)
         assert (failed.failure.kind, failed.failure.error) == ("exception", error)
         assert not run.all(ev.BatchEnded)
+        run.run(worker, ev.PLAIN, work.same, [1])
+        self._answers(run.wait(ev.BatchFinished), [1])
+
+    @pytest.mark.parametrize(
+        ("function", "items"),
+        [
+            (work.as_one, [1, 2]),
+            (work.as_one, [1]),
+            (work.yield_badly, [1, 2, 3, "stop"]),
+            (work.yield_badly, [1, 2, 3, "twice"]),
+        ],
+        ids=["one for a batch", "text for one item", "yields too few", "yields too many"],
+    )
+    def test_a_batch_without_one_result_for_each_item_breaks_the_contract(
+        self, run: ContractRun, function: Any, items: list[Any]
+    ) -> None:
+        self._needs_code()
+        worker = run.ready()
+        run.run(worker, ev.PLAIN, function, items)
+        run.until(lambda: bool(run.all(ev.BatchFailed)))
+        (failed,) = run.all(ev.BatchFailed)
+        assert (failed.failure.kind, failed.lost_context) == ("contract", False)
+        assert f"for a batch of {len(items)} item" in failed.failure.message
+        assert not run.all(ev.ItemsFinished) and not run.all(ev.BatchFinished), "they may be those of other items"
+        run.events.clear()
         run.run(worker, ev.PLAIN, work.same, [1])
         self._answers(run.wait(ev.BatchFinished), [1])
 
