@@ -21,6 +21,8 @@ def _site() -> Site:
 
 
 class TestTaskVineContract(EngineContract):
+    own_folders = True
+
     def make(self) -> TaskVineEngine:
         return TaskVineEngine(_site())
 

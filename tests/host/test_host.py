@@ -108,6 +108,47 @@ def test_a_context_is_built_and_calls_run_against_it(driven, tmp_path):
     assert "hello" in next((tmp_path / "logs").iterdir()).read_text()
 
 
+@pytest.mark.parametrize(
+    "mess",
+    [
+        lambda: os.chdir("/"),
+        lambda: os.rmdir(os.getcwd()),
+        lambda: __import__("shutil").rmtree(os.path.dirname(os.getcwd())),
+        lambda: open("left-behind", "w").close(),
+    ],
+    ids=["cd", "rmdir", "rmtree", "file"],
+)
+def test_a_call_in_a_folder_of_its_own_finds_it_empty_whatever_the_one_before_did(driven, tmp_path, mess):
+    driven.load()
+    driven.next("ready")
+    driven.call(lambda value, items: [mess()], [1])
+    driven.next("finished")
+    for _ in range(3):
+        driven.call(lambda value, items: [(os.listdir("."), os.getcwd())], [1])
+        [(found, place)] = pickle.loads(driven.next("finished")[1])
+        assert found == []
+        assert place.startswith(str(tmp_path / "scratch" / "library-1" / "call-"))
+
+
+def test_calls_and_builds_in_one_directory(driven, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "weights").write_text("seven..")
+    driven.load(lambda: os.path.getsize("weights"), directory=str(home))
+    driven.next("ready")
+    for _ in range(2):
+        driven.call(lambda value, items: [(value, os.getcwd(), os.chdir("/"))], [1])
+        assert pickle.loads(driven.next("finished")[1]) == [(7, str(home), None)]
+    home.rename(tmp_path / "moved")
+    driven.call(lambda value, items: items, [1])
+    message = driven.next("raised")[0]["failure"]["message"]
+    assert f"calls run in the directory where the executor was started, {home}, and that cannot be entered" in message
+    assert "put it back" in message
+    (tmp_path / "moved").rename(home)
+    driven.call(lambda value, items: [os.getcwd()], [1])
+    assert pickle.loads(driven.next("finished")[1]) == [str(home)]
+
+
 def test_several_contexts_at_once(driven):
     for name in ("a", "b"):
         driven.load(lambda name=name: name, context=name)

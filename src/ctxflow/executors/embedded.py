@@ -24,6 +24,7 @@ import psutil
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.engine import RunServices
+from ctxflow.executors.files import current_directory
 from ctxflow.executors.host_messages import HostMessages
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.local_workers import LocalWorkers
@@ -91,11 +92,12 @@ class EmbeddedEngine:
         return [ev.TierSpec(TIER, minimum=0, maximum=self.workers, gpus=self.gpus_per_worker, machine_gpus=most)]
 
     def start(self, run: RunServices) -> None:
-        """Make the directories; workers come with `Acquire`.
+        """Make the directories; workers come with `Acquire`. Calls and contexts' builds run where this is called.
 
-        :raises CtxflowError: if there is no place for the workers' files.
+        :raises CtxflowError: if there is no place for the workers' files, or the current directory is not there.
         """
         self._run = run
+        directory = current_directory()
         self._selector = selectors.DefaultSelector()
         try:
             if self._scratch_parent is not None:
@@ -110,7 +112,8 @@ class EmbeddedEngine:
                 f"workers have no place for their files ({error}): put scratch= of the site where there is one"
             ) from error
         cache = os.path.join(self._scratch, "cache")
-        self._messages = HostMessages(run, self._selector, self._lines, self._local.there, cache, self._event)
+        there = self._local.there
+        self._messages = HostMessages(run, self._selector, self._lines, there, cache, directory, self._event)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         self._local.open(self._scratch, os.path.join(run.directory, "workers"), run.clock, self._begun)

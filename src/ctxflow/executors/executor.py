@@ -22,7 +22,7 @@ from parsl.utils import RepresentationMixin
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.files import SharedDiskStaging
+from ctxflow.executors.files import SharedDiskStaging, current_directory
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
@@ -49,6 +49,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
     :param limits: how much is borne before an item or a context is given up.
     :param log_events: whether to keep the event log in the run's directory.
+    :param working_dir: where Parsl's staging brings files from the web, as with Parsl's other executors; not where calls
+        run (docs/where-your-code-runs.md).
     :raises ValueError: for a site or policy that makes no sense, saying what to write.
 
     >>> with ContextExecutor(workers=1) as executor:
@@ -75,6 +77,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         storage_access: Sequence[Any] | None = None,
         remote_monitoring_radio: RadioConfig | None = None,
     ) -> None:
+        current_directory()  # Parsl's executors, too, cannot do without one.
         ParslExecutor.__init__(self)
         self.site, self.label, self.workers = site, label, workers
         self.routing, self.batching, self.placement = routing, batching, placement
@@ -131,7 +134,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     def start(self) -> None:
         """Start the run: its workers come up while the program goes on."""
         directory = self.run_dir
-        if directory == os.path.abspath("."):
+        if directory == current_directory():
             directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
         self.run = Run(
             self.engine,

@@ -1,7 +1,8 @@
 """Parsl `File` inputs and outputs, and redirected output, on workers that share this machine's disk.
 
-Calls run in directories of their own, so paths are made absolute here; nothing is copied. What does not live
-here: a context's files (host/staging.py).
+Calls run where the executor was started, and paths mean what they mean in the driver when the call is made, which may
+be elsewhere by then: so they are made absolute here; nothing is copied. What does not live here: a context's files
+(host/staging.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 from parsl.data_provider.data_manager import DataManager
 from parsl.data_provider.files import File
 from parsl.data_provider.staging import Staging
+
+from ctxflow.errors import CtxflowError
 
 
 class SharedDiskStaging(Staging):  # type: ignore[misc]
@@ -32,6 +35,20 @@ class SharedDiskStaging(Staging):  # type: ignore[misc]
     def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
         """Make the path absolute."""
         file.local_path = os.path.abspath(file.path)
+
+
+def current_directory() -> str:
+    """The directory where calls on this machine are to run.
+
+    :raises CtxflowError: if it was removed.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise CtxflowError(
+            f"calls run in the directory where the executor is started, which is not there any more ({error}): "
+            "change to one that is"
+        ) from error
 
 
 def absolute_redirects(kwargs: dict[str, Any]) -> None:

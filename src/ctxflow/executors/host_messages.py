@@ -29,6 +29,7 @@ class HostMessages:
     :param lines: to library processes.
     :param there: the workers, by name.
     :param cache: the folder of the files that all workers share.
+    :param directory: where calls and contexts' builds run.
     :param happened: called with what is noticed while a command is carried out.
     """
 
@@ -39,6 +40,7 @@ class HostMessages:
         lines: Lines,
         there: Mapping[str, Worker],
         cache: str,
+        directory: str,
         happened: Callable[[ev.Event], None],
     ) -> None:
         self._run = run
@@ -46,6 +48,7 @@ class HostMessages:
         self._lines = lines
         self._there = there
         self._cache = cache
+        self._directory = directory
         self._happened = happened
 
     def tell(self, worker: Worker, command: cmd.Command) -> None:
@@ -151,9 +154,17 @@ class HostMessages:
             "environment": dict(context.environment),
             "timeout": context.timeout,
             "memory": context.memory,
-            "path": [p or os.getcwd() for p in sys.path],
+            "directory": self._directory,
+            "path": [p or self._here() for p in sys.path],
         }
         self._send(worker, head, context.recipe)
+
+    def _here(self) -> str:
+        """The driver's current directory, from which it imports in a notebook; it may have been removed."""
+        try:
+            return os.getcwd()
+        except OSError:
+            return self._directory
 
     def _send(self, worker: Worker, head: Head, body: bytes = b"") -> None:
         worker.channel.send(head, body)

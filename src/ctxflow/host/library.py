@@ -13,7 +13,6 @@ import faulthandler
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ import cloudpickle
 
 from ctxflow.context import Context, _set_loaded
 from ctxflow.errors import BatchContractError
+from ctxflow.host.folders import FolderEach, InPlace
 from ctxflow.host.one_each import one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
@@ -87,18 +87,16 @@ def leave_notice_to_host() -> None:
 
 
 class _Library:
-    """The built context, the functions seen so far, and the directory that the next call gets."""
+    """The built context, the functions seen so far, and where the next call runs."""
 
     def __init__(self, host: BlockingChannel, scratch: str, notice: int) -> None:
         self.host = host
         self.line = host  # Where calls come from.
         self._output = Output()
         self._pid = os.getpid()
-        self._scratch = os.path.realpath(scratch)
+        self._place: InPlace | FolderEach = FolderEach(scratch)
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._value: Any = None
-        self._calls = 0
-        self._directory = ""
         self._slowdown = _slowdown(os.environ)
         self._notice = select.poll()
         self._notice.register(notice, select.POLLIN)
@@ -120,6 +118,9 @@ class _Library:
             self.line = _connect(head["line"], head["key"])
         started = time.monotonic()
         try:
+            if head.get("directory"):
+                self._place = InPlace(head["directory"])
+                self._place.enter()
             if body:
                 function, args, kwargs = pickle.loads(body)
                 recipe = Context(head["name"], function, args, kwargs, files=head["files"])
@@ -155,7 +156,7 @@ class _Library:
         started = time.monotonic()
         self._yielding = None
         try:
-            self._enter_directory()
+            self._place.enter()
             extent, result = self._run(head, body)
         except BaseException as error:
             self._end_fork()
@@ -174,7 +175,7 @@ class _Library:
             if watched:
                 self.host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds, **extent}, result)
-        self._leave_directory()
+        self._place.leave()
 
     def _run(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Run a call.
@@ -223,36 +224,6 @@ class _Library:
         if isinstance(function, bytes):
             self._functions[head["function"]] = function = pickle.loads(function)
         return function
-
-    def _enter_directory(self) -> None:
-        """Each call has a directory of its own; an empty one may serve the next."""
-        if self._directory:
-            return
-        self._calls += 1
-        directory = os.path.join(self._scratch, f"call-{self._calls}")
-        try:
-            os.makedirs(directory)
-            os.chdir(directory)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"the call got no directory to run in ({error}): make room there, or put scratch= of the site on "
-                "another disk",
-            ) from None
-        self._directory = directory
-
-    def _leave_directory(self) -> None:
-        try:
-            clean = os.getcwd() == self._directory and not os.listdir(self._directory)
-        except OSError:
-            clean = False
-        if not clean:
-            # The call may have removed even the directory above.
-            with contextlib.suppress(OSError):
-                os.makedirs(self._scratch, exist_ok=True)
-                os.chdir(self._scratch)
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = ""
 
     def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
         self._output.mend()

@@ -24,6 +24,8 @@ class Contract:
     tier = "local"
     executes = True
     """Whether contexts are built, files brought and functions run for real; without it only events are looked at."""
+    own_folders = False
+    """Whether each call has a folder of its own; else calls and builds run in the directory where it was started."""
     runs: type[ContractRun] = ContractRun
 
     def make(self) -> Engine:

@@ -5,8 +5,9 @@
         def make(self): return MyEngine(workers=2)
         def evict(self, engine, worker): engine.lose(worker)
 
-What does not live here: the hooks that the suite of sessions has too (contract.py), what drives the engine
-(contract_run.py), what its calls do (contract_work.py), and any one engine's own tests.
+What does not live here: the hooks that the suite of sessions has too (contract.py), where calls run
+(contract_directories.py), what drives the engine (contract_run.py), what its calls do (contract_work.py), and any one
+engine's own tests.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import pytest
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import contract_work as work
-from ctxflow.testing.contract import Contract
+from ctxflow.testing.contract_directories import DirectoriesContract
 from ctxflow.testing.contract_run import PATIENCE, ContractRun
 
 
-class EngineContract(Contract):
+class EngineContract(DirectoriesContract):
     """Subclass it as a pytest class, and say how to make an engine; the hooks say what cannot be done."""
 
     def evict(self, engine: Any, worker: str) -> None:

@@ -1,0 +1,32 @@
+"""Where a library process runs its calls."""
+
+import os
+
+import pytest
+
+from ctxflow.host.folders import FolderEach
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_had_as_soon_as_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Goes back at the end.
+    scratch = tmp_path / "scratch"
+    scratch.write_text("in the way")
+    each = FolderEach(str(scratch))
+    with pytest.raises(OSError, match="the call got no directory to run in") as caught:
+        each.enter()
+    assert "put scratch= of the site on another disk" in str(caught.value)
+    scratch.unlink()
+    each.enter()
+    assert os.getcwd().startswith(str(scratch))
+
+
+def test_an_empty_folder_serves_the_next_call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    each, seen = FolderEach(str(tmp_path / "scratch")), []
+    for mess in (False, True, False):
+        each.enter()
+        seen.append(os.getcwd())
+        if mess:
+            (tmp_path / seen[-1] / "left").touch()
+        each.leave()
+    assert seen[0] == seen[1] != seen[2]
