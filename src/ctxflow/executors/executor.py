@@ -49,8 +49,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
     :param limits: how much is borne before an item or a context is given up.
     :param log_events: whether to keep the event log in the run's directory.
-    :param working_dir: where Parsl's staging brings files from the web, as with Parsl's other executors; not where calls
-        run (docs/where-your-code-runs.md).
+    :param working_dir: where Parsl's staging brings files from the web, as with Parsl's other executors; calls do not
+        run there (docs/where-your-code-runs.md).
     :raises ValueError: for a site or policy that makes no sense, saying what to write.
 
     >>> with ContextExecutor(workers=1) as executor:
