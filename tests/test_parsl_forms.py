@@ -140,6 +140,26 @@ def test_parsl_retries(kernel, tmp_path):
     assert runs(tmp_path / "runs") == 3
 
 
+@pytest.mark.parametrize(("own", "tries"), [(0, 3), (1, 3), (4, 5)])
+def test_parsl_retries_hold_for_the_items_of_a_map(kernel, tmp_path, own, tries):
+    """`Config(retries=2)` as for calls; where the app asks for more, those."""
+
+    @batch_app(base(1), retries=own, batch_size=4)
+    def flaky(base, names):
+        for name in names:
+            if name == "bad":
+                with open(path, "a") as file:
+                    file.write("x" if len(names) == 1 else "")
+                raise OSError("never")
+        return names
+
+    path = str(tmp_path / "tries")
+    answers = list(flaky.map(["a", "bad", "b", "c"], on_error="return"))
+    assert answers[::2] == ["a", "b"] and answers[3] == "c"
+    assert str(answers[1]) == "never"
+    assert (tmp_path / "tries").read_text() == "x" * tries
+
+
 def test_futures_files_and_joins(kernel, tmp_path):
     @python_app
     def number():

@@ -186,7 +186,8 @@ class BatchApp(_App):
             raise TypeError(f"{self.__name__}.map has no option {unknown[0]!r}{self._constants_hint()}")
         items = items_of(self, inputs, columns)
         executor, kernel = active_executor(self.options.executor)
-        mapped = Mapped(self, items, constants, executor, resume, on_error, order, window)
+        app = self if kernel is None else self._retried(kernel.config.retries)
+        mapped = Mapped(app, items, constants, executor, resume, on_error, order, window)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: _MapCall(mapped.finished)}
@@ -203,6 +204,11 @@ class BatchApp(_App):
                 mapped.close()
                 raise
         return mapped
+
+    def _retried(self, retries: int) -> BatchApp:
+        """It with so many retries at least: Parsl's own are for its tasks, of which a map is one that never fails."""
+        more: BatchApp = self.using(retries=retries) if retries > self.options.retries else self
+        return more
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """One item's parameters in order, and the call's constants."""
