@@ -9,7 +9,7 @@ import pytest
 
 import ctxflow
 from ctxflow import Context, ContextExecutor, context, context_app
-from ctxflow.context import parse_size
+from ctxflow.context_options import parse_size
 
 
 @context(gpus=2, memory="8 GB", gpu_memory="6GiB", load_timeout=60, environment={"MODE": 1})
@@ -49,11 +49,11 @@ def test_options():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes affinity, environment, files, gpu_memory"),
+        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes files, environment, gpus, memory, gpu_memory"),
         ({"affinity": "close"}, ValueError, "affinity='close' is not known: write 'guaranteed' or 'best-effort'"),
-        ({"gpus": -1}, ValueError, "gpus= is the number of GPUs"),
+        ({"gpus": -1}, ValueError, "gpus=-1 makes no sense: give the number of GPUs"),
         ({"memory": "lots"}, ValueError, "'lots' is no size: write a number of bytes, or text such as '10 GB'"),
-        ({"gpu_memory": -5}, ValueError, "-5 is no size"),
+        ({"gpu_memory": -5}, ValueError, "gpu_memory=-5 makes no sense: give a number of bytes, or text such as"),
     ],
 )
 def test_wrong_options_say_what_to_write(options, error, message):

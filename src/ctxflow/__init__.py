@@ -14,7 +14,7 @@ from ctxflow.version import __version__
 
 if TYPE_CHECKING:
     from ctxflow.alternatives import Alternative
-    from ctxflow.apps import batch_app, context_app
+    from ctxflow.decorators import batch_app, context_app
     from ctxflow.errors import (
         BatchContractError,
         CallCrashed,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _PLACES = {
     "Alternative": "alternatives",
     "BatchContractError": "errors",
-    "batch_app": "apps",
-    "context_app": "apps",
+    "batch_app": "decorators",
+    "context_app": "decorators",
     "CallCrashed": "errors",
     "CallError": "errors",
     "CallTimeout": "errors",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctxflow.context import Context, ContextFunction
+from ctxflow.option_values import number, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +35,9 @@ class Alternative:
             raise TypeError(
                 "an alternative is a recipe made by a @context function: Alternative(small(...), error=0.1)"
             )
-        check_share("error", self.error)
-
-
-def check_share(name: str, value: float | None) -> None:
-    """See that a number is a share, or None.
-
-    :raises ValueError: if it is not, naming it.
-    """
-    if value is not None and not 0 <= value <= 1:
-        raise ValueError(f"{name} is a share of wrong answers: give 0 to 1, not {value!r}")
+        number("error", self.error, "the share of its answers that are wrong, 0 to 1", most=1)
+        if not isinstance(self.name, str):
+            raise refuse("name", self.name, "text: what results call this alternative", TypeError)
 
 
 def check_alternatives(

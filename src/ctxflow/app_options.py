@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.alternatives import Alternative, check_share
+from ctxflow.alternatives import Alternative
 from ctxflow.context import Context, ContextFunction
 from ctxflow.executors.run import Run
+from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.scheduler import events as ev
 
 Deadline = float | datetime.datetime | None
@@ -56,17 +57,10 @@ class Options:
     alternatives: Sequence[Alternative] = ()
 
     def __post_init__(self) -> None:
-        ev.check_level(self.level)
-        check_share("error", self.error)
-        check_share("max_error", self.max_error)
-        if self.max_delay is not None and not self.max_delay > 0:
-            raise ValueError("max_delay is a number of seconds: give more than 0")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError("batch_size is the number of items in a batch: give 1 or more")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ValueError("timeout is a number of seconds: give more than 0")
-        if self.retries < 0:
-            raise ValueError("retries is how often an item is tried again: give 0 or more")
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not None or name in _NEVER_NONE:
+                object.__setattr__(self, name, check(value))
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -80,17 +74,46 @@ class Options:
         return None if self.deadline is None else run.clock() + self.deadline
 
 
-_OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
+def _deadline(value: Any) -> Any:
+    wanted = "seconds from the app's first call, 0 or more, or a datetime.datetime"
+    return value if isinstance(value, datetime.datetime) else number("deadline", value, wanted)
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a person gives them, if there are such.
+def _alternatives(value: Any) -> tuple[Alternative, ...]:
+    wanted = "a list of them, as in alternatives=[Alternative(small(...), error=0.1)]"
+    if isinstance(value, (str, bytes, Mapping, Alternative)) or not isinstance(value, Iterable):
+        raise refuse("alternatives", value, wanted, TypeError)
+    return tuple(value)
 
-    :raises TypeError: for one that there is not.
-    """
-    if unknown := sorted(set(given) - set(_OPTIONS)):
-        raise TypeError(f"an app has no option {unknown[0]!r}: it takes {', '.join(_OPTIONS)}")
-    return dict(given)
+
+def _level(value: Any) -> str:
+    ev.check_level(value)
+    return str(value)
+
+
+def _share(name: str) -> Callable[[Any], Any]:
+    return lambda value: number(name, value, "the share of answers that are wrong, 0 to 1", most=1)
+
+
+def _seconds(name: str, what: str) -> Callable[[Any], Any]:
+    return lambda value: number(name, value, f"seconds that {what} may take, more than 0", above=True)
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
+    "deadline": _deadline,
+    "timeout": _seconds("timeout", "a call"),
+    "retries": lambda value: whole("retries", value, "how often an item is tried again, 0 or more", 0),
+    "batch_size": lambda value: whole("batch_size", value, "the number of items in a batch, 1 or more", 1),
+    "executor": lambda value: text("executor", value, "the label of an executor"),
+    "cache": lambda value: flag("cache", value),
+    "max_delay": _seconds("max_delay", "an item"),
+    "max_error": _share("max_error"),
+    "level": _level,
+    "error": _share("error"),
+    "alternatives": _alternatives,
+}
+_NEVER_NONE = ("retries", "cache", "error", "alternatives")
 
 
 def check_context(context: Any) -> None:

@@ -1,7 +1,7 @@
-"""How a person calls: `@batch_app`, `@context_app`, and variants of them.
+"""How a person calls: what `@batch_app` and `@context_app` make of functions, and variants of these.
 
-What lives here: from a Python call to a submission. What does not: what may be said of an app (app_options.py),
-streams of many items (mapping.py), and what happens to a submission (executors/).
+What lives here: from a Python call to a submission. What does not: what may be said of an app (app_options.py), the
+decorators (decorators.py), streams of many items (mapping.py), and what happens to a submission (executors/).
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from ctxflow.alternatives import Alternative, check_alternatives
 from ctxflow.alternatives import names as names_of
-from ctxflow.app_options import Options, check_context, checked
-from ctxflow.context import Context, ContextFunction
+from ctxflow.app_options import Deadline, Options, check_context
+from ctxflow.context import Context
 from ctxflow.digest import digest
 from ctxflow.executors.declarations import App
-from ctxflow.executors.executor import ContextExecutor, active_executor
+from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY, CallOptions, Calls
+from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
+
+_Kind = TypeVar("_Kind", bound="_App")
+Result = TypeVar("Result", default=Any)
 
 
 class _App:
@@ -48,16 +54,43 @@ class _App:
             return self.options.priority
         return self.context.priority if self.context is not None else 0
 
-    def using(self, context: Context | None = None, **options: Any) -> Any:
-        """The same app with another context or other options.
+    @refusing("an app")
+    def using(
+        self: _Kind,
+        context: Context | None = None,
+        *,
+        priority: int | Unchanged | None = UNCHANGED,
+        deadline: Deadline | Unchanged = UNCHANGED,
+        timeout: float | Unchanged | None = UNCHANGED,
+        retries: int | Unchanged = UNCHANGED,
+        batch_size: int | Unchanged | None = UNCHANGED,
+        executor: str | Unchanged | None = UNCHANGED,
+        cache: bool | Unchanged = UNCHANGED,
+        max_delay: float | Unchanged | None = UNCHANGED,
+        max_error: float | Unchanged | None = UNCHANGED,
+        level: str | Unchanged | None = UNCHANGED,
+        error: float | Unchanged = UNCHANGED,
+        alternatives: Sequence[Alternative] | Unchanged = UNCHANGED,
+    ) -> _Kind:
+        """The same app with another context or other options; what is not given stays. `batch_app` tells of each.
 
+        :param context: another recipe, if not None.
+        :raises TypeError: for an unknown option, or one of a wrong type.
+        :raises ValueError: for an option that makes no sense.
+
+        >>> from ctxflow import batch_app
         >>> @batch_app(None, priority=1)
         ... def double(numbers):
         ...     return [2 * n for n in numbers]
         >>> double.using(priority=5).options.priority
         5
         """
-        changed = dataclasses.replace(self.options, **checked(options))
+        changes = given(
+            priority=priority, deadline=deadline, timeout=timeout, retries=retries, batch_size=batch_size,
+            executor=executor, cache=cache, max_delay=max_delay, max_error=max_error, level=level, error=error,
+            alternatives=alternatives,
+        )  # fmt: skip
+        changed = dataclasses.replace(self.options, **changes)
         return type(self)(self.function, context if context is not None else self.context, changed)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,7 +114,7 @@ class _App:
         )
 
 
-class ContextApp(_App):
+class ContextApp(_App, Generic[Result]):
     """A function that is called with the live context; each call is one call on a worker."""
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
@@ -96,7 +129,7 @@ class ContextApp(_App):
             self._deadline = (run.id, self.options.deadline_on(run))
         return self._deadline[1]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """Call it on a worker that holds the context; any arguments, one result, in a future."""
         return self._submit(_ContextCall(self), args, kwargs)
 
@@ -124,7 +157,7 @@ class _ContextCall:
         )
 
 
-class BatchApp(_App):
+class BatchApp(_App, Generic[Result]):
     """A function over batches of items that ctxflow forms; a person calls it with single items, or maps it.
 
     The function gets the live context (if there is one), then one list for each parameter of an item, side by
@@ -141,7 +174,7 @@ class BatchApp(_App):
         self._open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self._variants: dict[Any, App] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """One item: its result in a future. Items that wait together share a batch."""
         item, constants = self._bind(args, kwargs)
         return self._submit(_ItemCall(self, tuple(sorted(constants.items()))), item, {})
@@ -173,6 +206,7 @@ class BatchApp(_App):
         :raises ValueError: for an option that makes no sense, a table that lacks a column, or a resume file of
             another app.
 
+        >>> from ctxflow import ContextExecutor, batch_app
         >>> @batch_app
         ... def double(numbers):
         ...     return [2 * n for n in numbers]
@@ -330,65 +364,3 @@ def _register_memo() -> None:
 
 
 _register_memo()
-
-
-def _decorator(kind: type[_App], context: Any, options: Mapping[str, Any]) -> Any:
-    chosen = Options(**checked(options))
-    if callable(context) and not isinstance(context, ContextFunction):
-        return kind(context, None, chosen)
-    check_context(context)
-    return lambda function: kind(function, context, chosen)
-
-
-def batch_app(context: Any = None, /, **options: Any) -> Any:
-    """Make a function over a batch into an app over items.
-
-    `@batch_app(recipe)` gives the function the live context and lists side by side; bare, or with None, only
-    the lists. See `Options` for the options and `BatchApp` for what it can do.
-
-    It returns its results in a list, or yields them one by one: then what it has yielded is kept, whatever becomes of
-    its worker, and an eviction with notice costs nothing but the wait for the item in flight (docs/salvage.md).
-
-    :raises TypeError: for an unknown option, or a context that is no recipe.
-
-    >>> from ctxflow import context
-    >>> @context
-    ... def table():
-    ...     return {"one": 1, "two": 2}
-    >>> @batch_app(table())
-    ... def look_up(known, words):
-    ...     return [known[word] for word in words]
-    >>> with ContextExecutor(workers=1):
-    ...     look_up("two").result()
-    2
-    >>> @batch_app(table())
-    ... def look_up_one_by_one(known, words):
-    ...     for word in words:
-    ...         yield known[word]
-    >>> with ContextExecutor(workers=1):
-    ...     list(look_up_one_by_one.map(["two", "one"]))
-    [2, 1]
-    """
-    return _decorator(BatchApp, context, options)
-
-
-def context_app(context: Any = None, /, **options: Any) -> Any:
-    """Make a function an app whose calls get the live context as their first argument.
-
-    :raises TypeError: for an unknown option, or a context that is no recipe.
-
-    >>> from ctxflow import context
-    >>> @context
-    ... def base():
-    ...     return 40
-    >>> @context_app(base())
-    ... def add(base, number, *, twice=False):
-    ...     return base + number * (2 if twice else 1)
-    >>> with ContextExecutor(workers=1):
-    ...     add(1, twice=True).result()
-    42
-    """
-    return _decorator(ContextApp, context, options)
-
-
-__all__ = ["Alternative", "BatchApp", "ContextApp", "ContextExecutor", "Options", "batch_app", "context_app"]

@@ -11,34 +11,12 @@ import functools
 import inspect
 import itertools
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, overload
 
+from ctxflow.context_options import AFFINITIES, NO_OPTIONS, checked
+from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing, short
 from ctxflow.pickling import dumps
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-
-
-def parse_size(size: int | str | None) -> int | None:
-    """Bytes from a number or from text such as "10 GB" or "512MiB".
-
-    :raises ValueError: for text that is no size, or a negative one.
-
-    >>> parse_size("10 GB"), parse_size("2KiB"), parse_size(7), parse_size(None)
-    (10000000000, 2048, 7, None)
-    """
-    if size is None or (isinstance(size, int) and size >= 0):
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(size), re.IGNORECASE)
-    if not match or match[2].upper() not in _UNITS:
-        raise ValueError(f"{size!r} is no size: write a number of bytes, or text such as '10 GB'")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-AFFINITIES = ("guaranteed", "best-effort")
-"""How close together a context's GPUs have to be: as close as a machine allows, or the closer the better."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -288,8 +266,20 @@ class ContextFunction:
         args, kwargs = _bound(self.function, args, kwargs, self._options.get("files", ()))
         return _composed(Context(self.function.__name__, self.function, args, kwargs, **self._options))
 
-    def options(self, **changes: Any) -> ContextFunction:
-        """The same function with other files, environment or resources.
+    @refusing("@context")
+    def options(
+        self,
+        *,
+        files: Mapping[str, str | os.PathLike[str]] | Unchanged = UNCHANGED,
+        environment: Mapping[str, str] | Unchanged = UNCHANGED,
+        gpus: int | Unchanged = UNCHANGED,
+        memory: int | str | Unchanged | None = UNCHANGED,
+        gpu_memory: int | str | Unchanged | None = UNCHANGED,
+        load_timeout: float | Unchanged | None = UNCHANGED,
+        affinity: str | Unchanged | None = UNCHANGED,
+        priority: int | Unchanged = UNCHANGED,
+    ) -> ContextFunction:
+        """The same function with other files, environment or resources; see `context` for the options.
 
         >>> @context
         ... def nothing():
@@ -297,7 +287,11 @@ class ContextFunction:
         >>> nothing.options(gpus=2)().gpus
         2
         """
-        return ContextFunction(self.function, {**self._options, **_checked(changes)})
+        changes = given(
+            files=files, environment=environment, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
+            load_timeout=load_timeout, affinity=affinity, priority=priority,
+        )  # fmt: skip
+        return ContextFunction(self.function, {**self._options, **checked(changes)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ContextFunction, (self.function, self._options)
@@ -306,41 +300,47 @@ class ContextFunction:
         return "context function", self.function, self._options
 
 
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"files", "environment", "gpus", "memory", "gpu_memory", "load_timeout", "affinity", "priority"}
-    if unknown := sorted(set(options) - known):
-        raise TypeError(f"@context has no option {unknown[0]!r}: it takes {', '.join(sorted(known))}")
-    checked = dict(options)
-    for size in ("memory", "gpu_memory"):
-        if size in checked:
-            checked[size] = parse_size(checked[size])
-    if "files" in checked:
-        checked["files"] = {name: os.path.abspath(Path(path).expanduser()) for name, path in checked["files"].items()}
-    if "environment" in checked:
-        checked["environment"] = {name: str(value) for name, value in checked["environment"].items()}
-    if checked.get("gpus", 0) < 0:
-        raise ValueError("gpus= is the number of GPUs a context occupies: give 0 or more")
-    affinity = checked.get("affinity")
-    if affinity not in (None, *AFFINITIES):
-        raise ValueError(f"affinity={affinity!r} is not known: write {' or '.join(map(repr, AFFINITIES))}, or None")
-    return checked
-
-
 @overload
 def context(function: Callable[..., Any], /) -> ContextFunction: ...
 @overload
-def context(**options: Any) -> Callable[[Callable[..., Any]], ContextFunction]: ...
+def context(
+    *,
+    files: Mapping[str, str | os.PathLike[str]] = ...,
+    environment: Mapping[str, str] = ...,
+    gpus: int = ...,
+    memory: int | str | None = ...,
+    gpu_memory: int | str | None = ...,
+    load_timeout: float | None = ...,
+    affinity: str | None = ...,
+    priority: int = ...,
+) -> Callable[[Callable[..., Any]], ContextFunction]: ...
 
 
-def context(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a function that builds reusable state into one that gives its recipe.
+@refusing("@context")
+def context(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    files: Mapping[str, str | os.PathLike[str]] = NO_OPTIONS,
+    environment: Mapping[str, str] = NO_OPTIONS,
+    gpus: int = 0,
+    memory: int | str | None = None,
+    gpu_memory: int | str | None = None,
+    load_timeout: float | None = None,
+    affinity: str | None = None,
+    priority: int = 0,
+) -> Any:
+    """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
 
-    Use it bare or with options: `files={"weights": path}` (staged to workers; the function gets local paths
-    under these parameter names), `environment={"NAME": "value"}`, `gpus=1`, `memory="8 GB"`,
-    `gpu_memory="6 GB"`, `load_timeout=600` (seconds); `priority=10` (of its apps), `affinity="guaranteed"` or
-    `"best-effort"` (how close together several GPUs have to be; see docs/preemption.md).
-
-    :raises TypeError: for an unknown option.
+    :param files: what is staged to workers, by parameter: `{"weights": "model/"}`; the function gets local paths.
+    :param environment: environment variables of its process: `{"NAME": "value"}`.
+    :param gpus: how many GPUs it occupies.
+    :param memory: host memory that it takes, as text such as "8 GB" or in bytes; measured where it is not said.
+    :param gpu_memory: memory that it takes on each GPU, likewise.
+    :param load_timeout: seconds that building it may take; None for no limit.
+    :param affinity: how close together several GPUs have to be: "guaranteed" or "best-effort" (see docs/preemption.md).
+    :param priority: that of its apps, where they do not say: higher goes first.
+    :raises TypeError: for an unknown option, or one of a wrong type.
     :raises ValueError: for a size or number that makes no sense.
 
     >>> @context(gpus=1, memory="8 GB")
@@ -352,10 +352,20 @@ def context(function: Callable[..., Any] | None = None, /, **options: Any) -> An
     >>> recipe == model("tiny"), recipe == model("large")
     (True, False)
     """
+    said = {
+        "files": files, "environment": environment, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
+        "load_timeout": load_timeout, "affinity": affinity, "priority": priority,
+    }  # fmt: skip
+    options = checked(said)
     if function is not None:
-        return ContextFunction(function, {})
-    checked = _checked(options)
-    return lambda decorated: ContextFunction(decorated, checked)
+        return _made(function, options)
+    return lambda decorated: _made(decorated, options)
+
+
+def _made(function: Any, options: Mapping[str, Any]) -> ContextFunction:
+    if not callable(function):
+        raise TypeError(f"@context is put above a function that builds something, not on {short(function)}")
+    return ContextFunction(function, options)
 
 
 _loaded: Any = None

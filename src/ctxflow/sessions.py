@@ -15,7 +15,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, overload
 
 from ctxflow.app_options import check_context
 from ctxflow.context import Context, ContextFunction
@@ -25,6 +25,7 @@ from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
+from ctxflow.option_values import number, refusing, text, whole
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
 from ctxflow.turns import idle, last
@@ -53,13 +54,20 @@ class SessionOptions:
     executor: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("chunk_target", 0), ("keep_every", 1), ("ahead", 1), ("timeout", 0), ("retries", 0)):
+        for name, check in _CHECKS.items():
             value = getattr(self, name)
-            if value is None and name not in ("ahead", "retries"):
-                continue
-            kinds = (int, float) if name in ("chunk_target", "timeout") else int
-            if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
-                raise ValueError(f"{name}={value!r} makes no sense: give {least} or more")
+            if value is not None or name in ("ahead", "retries"):
+                object.__setattr__(self, name, check(value))
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "chunk_target": lambda value: number("chunk_target", value, "seconds that a chunk may take, 0 or more"),
+    "keep_every": lambda value: whole("keep_every", value, "a number of chunks, 1 or more, or None for never", 1),
+    "ahead": lambda value: whole("ahead", value, "how many chunks are made before they are taken, 1 or more", 1),
+    "timeout": lambda value: number("timeout", value, "seconds that a step may take, more than 0", above=True),
+    "retries": lambda value: whole("retries", value, "how often a session is tried again, 0 or more", 0),
+    "executor": lambda value: text("executor", value, "the label of an executor"),
+}
 
 
 class SessionApp:
@@ -261,11 +269,46 @@ def _pickled(prompt: Any) -> bytes:
     return dumps(prompt, "the prompt", "give plain data instead")
 
 
-def session_app(context: Any = None, /, **options: Any) -> Any:
+@overload
+def session_app(function: Callable[..., Any], /) -> SessionApp: ...
+@overload
+def session_app(
+    context: Context | None = None,
+    /,
+    *,
+    chunk_target: float | None = ...,
+    keep_every: int | None = ...,
+    ahead: int = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    executor: str | None = ...,
+) -> Callable[[Callable[..., Any]], SessionApp]: ...
+
+
+@refusing("a session app")
+def session_app(
+    context: Any = None,
+    /,
+    *,
+    chunk_target: float | None = None,
+    keep_every: int | None = 8,
+    ahead: int = 32,
+    timeout: float | None = None,
+    retries: int = 0,
+    executor: str | None = None,
+) -> Any:
     """Make a function the app of sessions: streams that keep a state on a worker, and share the model's calls.
 
-    :param options: those of `SessionOptions`.
-    :raises TypeError: for an unknown option, or a context that is no recipe.
+    :param context: the recipe; None, or the function itself, for none.
+    :param chunk_target: seconds that a chunk may take: so many sessions share a step as meet it. None for all.
+    :param keep_every: after how many chunks a session's state is kept beside its worker: at most so many are made
+        again when the worker is lost. None for never: then a session begins anew.
+    :param ahead: how many chunks are made before they are taken.
+    :param timeout: seconds that a step may take; it is stopped then, which counts against the sessions in it.
+    :param retries: how often a session that raises on its own is tried again, from its kept state.
+    :param executor: the label of the executor, where several are running.
+    :raises TypeError: for an unknown option, one of a wrong type, or a context that is no recipe.
+    :raises ValueError: for an option that makes no sense, saying what to write.
 
     >>> from ctxflow import ContextExecutor
     >>> @session_app(keep_every=4)
@@ -277,19 +320,11 @@ def session_app(context: Any = None, /, **options: Any) -> Any:
     ...     list(session)
     [3, 2, 1, 'lift off']
     """
-    if unknown := sorted(set(options) - {field.name for field in dataclasses.fields(SessionOptions)}):
-        known = ", ".join(field.name for field in dataclasses.fields(SessionOptions))
-        raise TypeError(f"a session app has no option {unknown[0]!r}: it takes {known}")
-
-    chosen = SessionOptions(**options)
-
-    def decorate(function: Callable[..., Any]) -> SessionApp:
-        return SessionApp(function, context, chosen)
-
+    chosen = SessionOptions(chunk_target, keep_every, ahead, timeout, retries, executor)
     if callable(context) and not isinstance(context, (Context, ContextFunction)):
-        return SessionApp(context, None, SessionOptions())
+        return SessionApp(context, None, chosen)
     check_context(context)
-    return decorate
+    return lambda function: SessionApp(function, context, chosen)
 
 
 __all__ = ["Session", "SessionApp", "SessionOptions", "idle", "last", "session_app"]

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.apps import BatchApp, batch_app
+from ctxflow.apps import BatchApp
 from ctxflow.batch.job import GENERATION, Job
 from ctxflow.context import context
+from ctxflow.decorators import batch_app
 from ctxflow.models import encoder, generator, vllm_generator
 
 Request = Mapping[str, Any]
@@ -146,7 +147,7 @@ def model_app(job: Job, family: str, count: bool, staged: bool) -> tuple[BatchAp
 
 
 def _app(job: Job, function: Any, recipe: Any) -> BatchApp:
-    options = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries}
+    options: dict[str, Any] = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries}
     app: BatchApp = batch_app(recipe, **options)(function)
     return app
 
@@ -171,6 +172,6 @@ def function_app(job: Job) -> BatchApp:
         if not callable(found):
             raise ValueError(f"{job.function} is a {type(found).__name__}, not a function or a batch app")
         found = batch_app(found)
-    changes = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries or None}
+    changes: dict[str, Any] = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries or None}
     changed: BatchApp = found.using(**{name: value for name, value in changes.items() if value is not None})
     return changed

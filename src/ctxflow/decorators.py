@@ -1,0 +1,193 @@
+"""`@batch_app` and `@context_app`: what makes a function an app, and every option of it.
+
+What does not live here: what an app does (apps.py), and how its options are checked (app_options.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+from ctxflow.alternatives import Alternative
+from ctxflow.app_options import Deadline, Options, check_context
+from ctxflow.apps import BatchApp, ContextApp, Result
+from ctxflow.context import Context, ContextFunction
+from ctxflow.option_values import refusing
+
+
+def _decorated(kind: type[BatchApp] | type[ContextApp], context: Any, chosen: Options) -> Any:
+    if callable(context) and not isinstance(context, ContextFunction):
+        return kind(context, None, chosen)
+    check_context(context)
+    return lambda function: kind(function, context, chosen)
+
+
+@overload
+def batch_app(function: Callable[..., Iterable[Result]], /) -> BatchApp[Result]: ...
+@overload
+def batch_app(
+    context: Context | None = None,
+    /,
+    *,
+    priority: int | None = ...,
+    deadline: Deadline = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    batch_size: int | None = ...,
+    executor: str | None = ...,
+    cache: bool = ...,
+    max_delay: float | None = ...,
+    max_error: float | None = ...,
+    level: str | None = ...,
+    error: float = ...,
+    alternatives: Sequence[Alternative] = ...,
+) -> Callable[[Callable[..., Iterable[Result]]], BatchApp[Result]]: ...
+
+
+@refusing("an app")
+def batch_app(
+    context: Any = None,
+    /,
+    *,
+    priority: int | None = None,
+    deadline: Deadline = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    batch_size: int | None = None,
+    executor: str | None = None,
+    cache: bool = False,
+    max_delay: float | None = None,
+    max_error: float | None = None,
+    level: str | None = None,
+    error: float = 0.0,
+    alternatives: Sequence[Alternative] = (),
+) -> Any:
+    """Make a function over a batch into an app over items.
+
+    `@batch_app(recipe)` gives the function the live context and lists side by side; bare, or with None, only
+    the lists. See `BatchApp` for what it can do: call it with one item, or `map` it over many.
+
+    It returns its results in a list, or yields them one by one: then what it has yielded is kept, whatever becomes of
+    its worker, and an eviction with notice costs nothing but the wait for the item in flight (docs/salvage.md).
+
+    :param context: the recipe; None, or the function itself, for none.
+    :param priority: higher goes first; by default its context's, which is 0 by default.
+    :param deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run. Among
+        apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
+    :param timeout: seconds that a batch may take; it is stopped then. What it has yielded before is kept.
+    :param retries: how often an item that raises on its own is tried again.
+    :param batch_size: items a batch, if the batching policy is to be overruled.
+    :param executor: the label of the executor, where several are running.
+    :param cache: whether Parsl may answer a call from its memo or a checkpoint.
+    :param max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers: the placement
+        policy `agh` keeps to them.
+    :param max_error: see `max_delay`.
+    :param level: what a worker keeps of the context from one call to the next: "pervasive" (all; the default, if the
+        executor does not say otherwise), or, to measure what that saves, "partial" (the files) or "none".
+    :param error: the share of the context's answers that are wrong.
+    :param alternatives: other contexts that may answer items, each an `Alternative`; for batch apps.
+    :raises TypeError: for an unknown option, one of a wrong type, or a context that is no recipe.
+    :raises ValueError: for an option that makes no sense, saying what to write.
+
+    >>> from ctxflow import ContextExecutor, context
+    >>> @context
+    ... def table():
+    ...     return {"one": 1, "two": 2}
+    >>> @batch_app(table())
+    ... def look_up(known, words):
+    ...     return [known[word] for word in words]
+    >>> with ContextExecutor(workers=1):
+    ...     look_up("two").result()
+    2
+    >>> @batch_app(table())
+    ... def look_up_one_by_one(known, words):
+    ...     for word in words:
+    ...         yield known[word]
+    >>> with ContextExecutor(workers=1):
+    ...     list(look_up_one_by_one.map(["two", "one"]))
+    [2, 1]
+    """
+    chosen = Options(
+        priority, deadline, timeout, retries, batch_size, executor, cache, max_delay, max_error, level, error,
+        alternatives,
+    )  # fmt: skip
+    return _decorated(BatchApp, context, chosen)
+
+
+@overload
+def context_app(function: Callable[..., Result], /) -> ContextApp[Result]: ...
+@overload
+def context_app(
+    context: Context | None = None,
+    /,
+    *,
+    priority: int | None = ...,
+    deadline: Deadline = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    batch_size: int | None = ...,
+    executor: str | None = ...,
+    cache: bool = ...,
+    max_delay: float | None = ...,
+    max_error: float | None = ...,
+    level: str | None = ...,
+    error: float = ...,
+    alternatives: Sequence[Alternative] = ...,
+) -> Callable[[Callable[..., Result]], ContextApp[Result]]: ...
+
+
+@refusing("an app")
+def context_app(
+    context: Any = None,
+    /,
+    *,
+    priority: int | None = None,
+    deadline: Deadline = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    batch_size: int | None = None,
+    executor: str | None = None,
+    cache: bool = False,
+    max_delay: float | None = None,
+    max_error: float | None = None,
+    level: str | None = None,
+    error: float = 0.0,
+    alternatives: Sequence[Alternative] = (),
+) -> Any:
+    """Make a function an app whose calls get the live context as their first argument.
+
+    :param context: the recipe; None, or the function itself, for none.
+    :param priority: higher goes first; by default its context's, which is 0 by default.
+    :param deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run. Among
+        apps of one priority the earliest deadline goes first; nothing is dropped when it has passed.
+    :param timeout: seconds that a call may take; it is stopped then.
+    :param retries: how often a call that raises on its own is tried again.
+    :param batch_size: for batch apps.
+    :param executor: the label of the executor, where several are running.
+    :param cache: whether Parsl may answer a call from its memo or a checkpoint.
+    :param max_delay: seconds that an item may take, and `max_error`, the largest share of wrong answers: the placement
+        policy `agh` keeps to them.
+    :param max_error: see `max_delay`.
+    :param level: what a worker keeps of the context from one call to the next: "pervasive" (all; the default, if the
+        executor does not say otherwise), or, to measure what that saves, "partial" (the files) or "none".
+    :param error: the share of the context's answers that are wrong.
+    :param alternatives: other contexts that may answer items, each an `Alternative`; for batch apps.
+    :raises TypeError: for an unknown option, one of a wrong type, or a context that is no recipe.
+    :raises ValueError: for an option that makes no sense, saying what to write.
+
+    >>> from ctxflow import ContextExecutor, context
+    >>> @context
+    ... def base():
+    ...     return 40
+    >>> @context_app(base())
+    ... def add(base, number, *, twice=False):
+    ...     return base + number * (2 if twice else 1)
+    >>> with ContextExecutor(workers=1):
+    ...     add(1, twice=True).result()
+    42
+    """
+    chosen = Options(
+        priority, deadline, timeout, retries, batch_size, executor, cache, max_delay, max_error, level, error,
+        alternatives,
+    )  # fmt: skip
+    return _decorated(ContextApp, context, chosen)

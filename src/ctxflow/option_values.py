@@ -1,0 +1,179 @@
+"""What options may be: each is checked where it is written, and named if it cannot be what it is. Pure.
+
+A wrong type is a `TypeError`, a value out of bounds a `ValueError`; both say what to write. What does not live here:
+which options there are (app_options.py, context.py, sessions.py, executors/).
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import inspect
+import math
+import numbers
+import operator
+import reprlib
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+
+
+def short(value: Any) -> str:
+    """A value for a message: its beginning and its end, if it is long.
+
+    >>> short("x" * 1000) == repr("x" * 1000)[:28] + "..." + "x" * 28 + "'"
+    True
+    >>> short([1, 2])
+    '[1, 2]'
+    """
+    return _SHORT.repr(value)
+
+
+def refuse(name: str, value: Any, wanted: str, error: type[Exception]) -> Exception:
+    """The error for an option that cannot be what it is."""
+    return error(f"{name}={short(value)} makes no sense: give {wanted}")
+
+
+def whole(name: str, value: Any, wanted: str, least: int | None = None) -> int:
+    """Return an option that is a whole number, as an `int`; True and False are none.
+
+    :param wanted: what to give, for the error.
+    :raises TypeError, ValueError: if it is none, or less than the least.
+
+    >>> whole("gpus", 2, "how many GPUs")
+    2
+    >>> whole("gpus", "2", "how many GPUs, 0 or more")
+    Traceback (most recent call last):
+    TypeError: gpus='2' makes no sense: give how many GPUs, 0 or more
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise refuse(name, value, wanted, TypeError)
+    try:
+        number = operator.index(value)
+    except TypeError:  # An array has an index in name only; a boolean of numpy has none.
+        raise refuse(name, value, wanted, TypeError) from None
+    if least is not None and number < least:
+        raise refuse(name, value, wanted, ValueError)
+    return number
+
+
+def number(name: str, value: Any, wanted: str, least: float = 0.0, most: float = math.inf, above: bool = False) -> Any:
+    """Return an option that is a finite number, as an `int` or a `float`; True and False are none.
+
+    :param above: whether it has to be more than the least.
+    :raises TypeError, ValueError: if it is none, or out of bounds.
+
+    >>> number("timeout", 1.5, "seconds, more than 0", above=True)
+    1.5
+    >>> number("timeout", float("nan"), "seconds, more than 0", above=True)
+    Traceback (most recent call last):
+    ValueError: timeout=nan makes no sense: give seconds, more than 0
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise refuse(name, value, wanted, TypeError)
+    found: int | float = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if not math.isfinite(found) or not least <= found <= most or (above and found == least):
+        raise refuse(name, value, wanted, ValueError)
+    return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return an option that is True or False.
+
+    :raises TypeError: if it is neither.
+    """
+    if not isinstance(value, bool):
+        raise refuse(name, value, "True or False", TypeError)
+    return value
+
+
+def text(name: str, value: Any, wanted: str) -> str:
+    """Return an option that is text, and not empty.
+
+    :raises TypeError, ValueError: if it is none, or empty.
+    """
+    if not isinstance(value, str):
+        raise refuse(name, value, wanted, TypeError)
+    if not value:
+        raise refuse(name, value, wanted, ValueError)
+    return value
+
+
+def choice(name: str, value: Any, among: Collection[str]) -> str:
+    """Return an option that is one of some words.
+
+    :raises TypeError, ValueError: if it is none of them.
+
+    >>> choice("order", "inptu", ("input", "completed"))
+    Traceback (most recent call last):
+    ValueError: order='inptu' is not known: write 'input' or 'completed'
+    """
+    if not isinstance(value, str) or value not in among:
+        *others, last = map(repr, among)
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise (ValueError if isinstance(value, str) else TypeError)(
+            f"{name}={short(value)} is not known: write {known}"
+        )
+    return value
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """What somebody may have meant, "" if it is like nothing that is known.
+
+    >>> closest("priorty", ["priority", "timeout"]), closest("colour", ["priority", "timeout"])
+    ('priority', '')
+    """
+    return next(iter(difflib.get_close_matches(name, known, 1, 0.8)), "")
+
+
+def refusing(what: str) -> Callable[[_Called], _Called]:
+    """Make a function that takes options by name refuse others in a sentence that says which there are.
+
+    :param what: who has them, such as "an app".
+
+    >>> @refusing("a lamp")
+    ... def lamp(*, colour="white"):
+    ...     return colour
+    >>> lamp(color="red")
+    Traceback (most recent call last):
+    TypeError: a lamp has no option 'color': it takes colour; did you mean 'colour'?
+    """
+
+    def decorate(function: _Called) -> _Called:
+        parameters = inspect.signature(function).parameters.values()
+        takes = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+        named = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in named:
+                    meant = closest(name, takes)
+                    hint = f"; did you mean {meant!r}?" if meant else ""
+                    raise TypeError(f"{what} has no option {name!r}: it takes {', '.join(takes)}{hint}")
+            return function(*args, **options)
+
+        return cast(_Called, call)
+
+    return decorate
+
+
+class Unchanged(enum.Enum):
+    """Stands for an option that `using` leaves as it is: None is a value that several may have."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given: those that are not `UNCHANGED`."""
+    return {name: value for name, value in options.items() if value is not UNCHANGED}
