@@ -123,10 +123,20 @@ def test_wrong_arguments_say_what_is_taken(executor, args, kwargs, message):
         ),
         ("model", {}, TypeError, "the context of an app is a recipe made by a @context function, not a str"),
         (None, {"priorty": 1}, TypeError, "an app has no option 'priorty': it takes priority, deadline, timeout"),
-        (None, {"batch_size": 0}, ValueError, "batch_size=0 makes no sense: give the number of items in a batch, 1 or more"),
+        (
+            None,
+            {"batch_size": 0},
+            ValueError,
+            "batch_size=0 makes no sense: give the number of items in a batch, 1 or more",
+        ),
         (None, {"timeout": 0}, ValueError, "timeout=0 makes no sense: give seconds that a call may take, more than 0"),
         (base(1), {"level": "total"}, ValueError, "level='total' is not known: write 'none', 'partial' or 'pervasive'"),
-        (None, {"retries": -1}, ValueError, "retries=-1 makes no sense: give how often an item is tried again, 0 or more"),
+        (
+            None,
+            {"retries": -1},
+            ValueError,
+            "retries=-1 makes no sense: give how often an item is tried again, 0 or more",
+        ),
     ],
 )
 def test_wrong_options_say_what_to_write(decorate, given, options, error, message):

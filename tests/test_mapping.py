@@ -253,9 +253,14 @@ def test_a_map_is_one_task_of_parsls(executor):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        (([1],), {"on_error": "ignore"}, ValueError, 'on_error=\'ignore\' is not known: write "raise" or "return"'),
-        (([1],), {"order": "random"}, ValueError, 'order=\'random\' is not known: write "input" or "completed"'),
-        (([1],), {"window": 0}, ValueError, "window is how many items may be on their way: give 1 or more"),
+        (([1],), {"on_error": "ignore"}, ValueError, "on_error='ignore' is not known: write 'raise' or 'return'"),
+        (([1],), {"order": "random"}, ValueError, "order='random' is not known: write 'input' or 'completed'"),
+        (
+            ([1],),
+            {"window": 0},
+            ValueError,
+            "window=0 makes no sense: give how many items may be on their way, 1 or more",
+        ),
         (([1], [2]), {}, TypeError, r"add takes 1 values an item \(numbers\), but got 2"),
         ((), {}, TypeError, r"add takes 1 values an item \(numbers\), but got 0"),
         (([1],), {"scale": 2}, TypeError, "add.map has no option 'scale': its keyword-only parameters are none"),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import ctxflow
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -67,3 +69,16 @@ def test_wheel_declares_what_it_needs(wheel):
 def test_rooms_open_at_the_top(room):
     assert (ROOT / room).is_symlink()
     assert (ROOT / room / "__init__.py").is_file()
+
+
+def test_the_public_names_are_offered_before_they_are_used():
+    program = (
+        "import rlcompleter, ctxflow; complete = rlcompleter.Completer({'ctxflow': ctxflow}).complete\n"
+        "n = 0\n"
+        "while (name := complete('ctxflow.', n)) is not None:\n"
+        "    print(name.removeprefix('ctxflow.').rstrip('('))\n"
+        "    n += 1\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    assert set(run.stdout.split()) == set(ctxflow.__all__) - {"__version__"}
+    assert all(hasattr(ctxflow, name) for name in ctxflow.__all__)

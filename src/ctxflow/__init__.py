@@ -80,3 +80,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"ctxflow.{_PLACES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that were not used yet: what an editor or a notebook offers on TAB."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

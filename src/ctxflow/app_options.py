@@ -83,7 +83,10 @@ def _alternatives(value: Any) -> tuple[Alternative, ...]:
     wanted = "a list of them, as in alternatives=[Alternative(small(...), error=0.1)]"
     if isinstance(value, (str, bytes, Mapping, Alternative)) or not isinstance(value, Iterable):
         raise refuse("alternatives", value, wanted, TypeError)
-    return tuple(value)
+    found = tuple(value)
+    if not all(isinstance(each, Alternative) for each in found):
+        raise refuse("alternatives", value, wanted, TypeError)
+    return found
 
 
 def _level(value: Any) -> str:

@@ -10,11 +10,9 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic
-
-from typing_extensions import TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from ctxflow.alternatives import Alternative, check_alternatives
 from ctxflow.alternatives import names as names_of
@@ -29,8 +27,15 @@ from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    from ctxflow.mapping import Mapped
+
+    Result = DefaultTypeVar("Result", default=Any)
+else:
+    Result = TypeVar("Result")
 _Kind = TypeVar("_Kind", bound="_App")
-Result = TypeVar("Result", default=Any)
 
 
 class _App:
@@ -179,6 +184,29 @@ class BatchApp(_App, Generic[Result]):
         item, constants = self._bind(args, kwargs)
         return self._submit(_ItemCall(self, tuple(sorted(constants.items()))), item, {})
 
+    @overload
+    def map(
+        self,
+        *inputs: Any,
+        columns: Sequence[str] = ...,
+        resume: str | os.PathLike[str] | None = ...,
+        on_error: Literal["raise"] = ...,
+        order: Literal["input"] = ...,
+        window: int | None = ...,
+        **constants: Any,
+    ) -> Mapped[Result]: ...
+    @overload
+    def map(
+        self,
+        *inputs: Any,
+        columns: Sequence[str] = ...,
+        resume: str | os.PathLike[str] | None = ...,
+        on_error: str = ...,
+        order: str = ...,
+        window: int | None = ...,
+        **constants: Any,
+    ) -> Mapped[Any]: ...
+
     def map(
         self,
         *inputs: Any,
@@ -188,7 +216,7 @@ class BatchApp(_App, Generic[Result]):
         order: str = "input",
         window: int | None = None,
         **constants: Any,
-    ) -> Iterator[Any]:
+    ) -> Mapped[Any]:
         """The results of many items, as they come, in bounded memory.
 
         Work begins at once; inputs are taken from the iterables only as slots free up.
@@ -214,7 +242,8 @@ class BatchApp(_App, Generic[Result]):
         ...     list(double.map(range(5)))
         [0, 2, 4, 6, 8]
         """
-        from ctxflow.mapping import Mapped, items_of
+        from ctxflow.map_inputs import items_of
+        from ctxflow.mapping import Mapped
 
         if unknown := sorted(set(constants) - self._constants):
             raise TypeError(f"{self.__name__}.map has no option {unknown[0]!r}{self._constants_hint()}")

@@ -1,7 +1,7 @@
 """A map over many items: an iterator that feeds a run from iterables or a table and yields results, in bounded memory.
 
-What does not live here: what one call is (apps.py), what is a table (rows/), and the file that keeps results
-(resume.py).
+What does not live here: what one call is (apps.py), what the items are (map_inputs.py), and the file that keeps
+results (resume.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
+from ctxflow.apps import Result
 from ctxflow.errors import RunEnded
 from ctxflow.executors.futures import Failed, Stream
+from ctxflow.option_values import choice, refuse, whole
 from ctxflow.resume import ResultsFile
-from ctxflow.rows.columns import columns_for, item_maker, listed
-from ctxflow.rows.source import RowError, Table
-from ctxflow.rows.tables import open_table, values_of
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
@@ -35,51 +34,7 @@ _LEAST_WINDOW = 20_000
 _NONE = object()
 
 
-def items_of(app: BatchApp, inputs: Sequence[Any], columns: Sequence[str]) -> Iterator[Any]:
-    """The parameters of items: of one table's rows, or of iterables side by side; see `BatchApp.map`.
-
-    A row that cannot be used is a `Failed`.
-
-    :raises TypeError: if they do not fit the app.
-    :raises ValueError: for a table that cannot be read, or lacks a column.
-    """
-    tables = [open_table(given) for given in inputs]
-    if len(tables) == 1 and tables[0] is not None:
-        chosen = [columns] if isinstance(columns, str) else list(columns)
-        return _table_items(tables[0], _columns_of(app, tables[0], chosen))
-    if any(tables):
-        raise TypeError("a table's rows are whole items: give it alone, or give its columns side by side")
-    if columns:
-        raise TypeError("columns= names those of a table: leave it out where values are given")
-    app.check_width(len(inputs))
-    return zip(*map(values_of, inputs), strict=False)
-
-
-def _columns_of(app: BatchApp, table: Table, chosen: Sequence[str]) -> tuple[str, ...]:
-    known = table.columns()
-    columns = columns_for(app.parameters, chosen, known)
-    app.check_width(len(columns) or len(app.parameters[:1]))
-    if missing := [name for name in columns if known is not None and name not in known]:
-        raise ValueError(
-            f"{table.name} has no column {missing[0]!r}, which {app.__name__} takes: it has {listed(known or ())}; "
-            "name others with columns=[...]"
-        )
-    return columns
-
-
-def _table_items(table: Table, columns: Sequence[str]) -> Iterator[Any]:
-    make = item_maker(columns)
-    for rows in table.chunks(columns=tuple(dict.fromkeys(columns))):
-        for row in rows:
-            try:
-                if isinstance(row.values, RowError):
-                    raise row.values
-                yield make(row.values)
-            except RowError as error:
-                yield Failed(RowError(f"{table.place(row.number)}: {error}"))
-
-
-class Mapped:
+class Mapped(Generic[Result]):
     """The results of a map: an iterator; see `BatchApp.map`.
 
     Inputs are pulled on the consumer's thread, up to a window of items that are on their way or wait for their
@@ -99,12 +54,12 @@ class Mapped:
     ) -> None:
         self._mapping: _Mapping | None = None
         self._results: Iterator[Any] = iter(())
-        if on_error not in ("raise", "return"):
-            raise ValueError(f'on_error={on_error!r} is not known: write "raise" or "return"')
-        if order not in ("input", "completed"):
-            raise ValueError(f'order={order!r} is not known: write "input" or "completed"')
-        if window is not None and window < 1:
-            raise ValueError("window is how many items may be on their way: give 1 or more")
+        choice("on_error", on_error, ("raise", "return"))
+        choice("order", order, ("input", "completed"))
+        if window is not None:
+            window = whole("window", window, "how many items may be on their way, 1 or more", 1)
+        if resume is not None and not isinstance(resume, (str, os.PathLike)):
+            raise refuse("resume", resume, "the path of a file that keeps the results", TypeError)
         run = executor.calls.run
         name = app.declare(run, constants)
         # Last of what may raise: a file that is open is locked.
@@ -116,11 +71,12 @@ class Mapped:
         mapping.begin()
         self._results = mapping.ordered() if order == "input" else mapping.completed()
 
-    def __iter__(self) -> Mapped:
+    def __iter__(self) -> Mapped[Result]:
         return self
 
-    def __next__(self) -> Any:
-        return next(self._results)
+    def __next__(self) -> Result:
+        result: Result = next(self._results)
+        return result
 
     @property
     def answered(self) -> dict[str, int]:

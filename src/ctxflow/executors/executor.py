@@ -21,6 +21,7 @@ from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
 from ctxflow.errors import CtxflowError
+from ctxflow.executors.arguments import check_arguments, divided
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.files import SharedDiskStaging, current_directory
 from ctxflow.executors.run import Run
@@ -79,6 +80,9 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     ) -> None:
         current_directory()  # Parsl's executors, too, cannot do without one.
         ParslExecutor.__init__(self)
+        check_arguments(
+            site, label, workers, slowdowns, limits, log_events, working_dir, storage_access, remote_monitoring_radio
+        )
         self.site, self.label, self.workers = site, label, workers
         self.routing, self.batching, self.placement = routing, batching, placement
         self.preemption, self.scaling, self.sessions, self.slowdowns = preemption, scaling, sessions, slowdowns
@@ -115,17 +119,14 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         """A Parsl configuration with one such executor.
 
         Parsl's own log of every state of every task, which costs more than a short call, is off; give
-        `initialize_logging=True` to have it. Other options go to `parsl.Config` where it knows them, else to
-        the executor.
+        `initialize_logging=True` to have it. Options of the executor go to it, others to `parsl.Config`.
+
+        :raises TypeError: for an option that neither knows.
 
         >>> ContextExecutor.config(site="local", workers=2, retries=1).retries
         1
         """
-        import inspect
-
-        known = set(inspect.signature(cls).parameters)
-        own = {name: value for name, value in options.items() if name in known}
-        rest = {name: value for name, value in options.items() if name not in known}
+        own, rest = divided(cls, options)
         defaults = {"initialize_logging": False, "strategy": "none", "usage_tracking": 0}
         return Config(executors=[cls(site, **own)], **{**defaults, **rest})
 

@@ -21,6 +21,7 @@ from ctxflow.context import Context
 from ctxflow.executors.declarations import App, ApplyCall
 from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import Run
+from ctxflow.option_values import choice, closest, number, refuse, whole
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
 
@@ -33,6 +34,13 @@ _KNOWN = {
     KEY, "context", "function_context", "function_context_args", "function_context_kwargs", "priority",
     "timeout", "level", "cores", "memory", "disk", "gpus", "category", "running_time_min",
 }  # fmt: skip
+_READ = "context, priority, timeout, level and gpus"
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
+    "timeout": lambda value: number("timeout", value, "seconds that the call may take, more than 0", above=True),
+    "gpus": lambda value: whole("gpus", value, "the number of GPUs that the context occupies, 0 or more", 0),
+    "level": lambda value: choice("level", value, ev.LEVELS),
+}
 
 
 class Submission(Protocol):
@@ -64,6 +72,7 @@ class Calls:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._declaring = threading.Lock()  # Parsl submits from several threads.
+        self._told: set[Any] = set()
         self._names = itertools.count(1)  # An address is no name: it is given again.
         self._apps: dict[Any, str] = {}
         self._functions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -81,23 +90,35 @@ class Calls:
             absolute_redirects(kwargs)
         if not specification:
             return self.call(function, args, kwargs, _DEFAULT)
+        if not isinstance(specification, Mapping):
+            wanted = 'a dict, such as {"priority": 10}'
+            raise refuse("parsl_resource_specification", specification, wanted, TypeError)
         own: Submission | None = specification.get(KEY)
         if own is not None:
             kwargs.pop("parsl_resource_specification", None)
             return own.submit(self, function, args, kwargs)
-        for unknown in set(specification) - _KNOWN:
-            logger.warning("the resource specification's key %r means nothing to ctxflow", unknown)
+        self._check_keys(specification)
         if "parsl_resource_specification" in kwargs and not self._wants(function):
             del kwargs["parsl_resource_specification"]
         context = _context_of(specification)
         options = CallOptions(
             context=context,
-            priority=specification.get("priority", context.priority if context is not None else 0),
-            timeout=specification.get("timeout"),
-            level=specification.get("level"),
+            priority=_option(specification, "priority", context.priority if context is not None else 0),
+            timeout=_option(specification, "timeout", None),
+            level=_option(specification, "level", None),
         )
-        ev.check_level(options.level)
         return self.call(function, args, kwargs, options)
+
+    def _check_keys(self, specification: Mapping[str, Any]) -> None:
+        """Refuse a key that is one of ctxflow's misspelt; say of any other that means nothing here so, once."""
+        for name in [each for each in specification if each not in _KNOWN]:
+            if meant := closest(str(name), _KNOWN - {KEY}):
+                raise TypeError(f"a resource specification has no key {name!r}: did you mean {meant!r}?")
+            if name not in self._told:
+                self._told.add(name)
+                logger.warning(
+                    "the resource specification's key %r means nothing to ctxflow, which reads %s", name, _READ
+                )
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> Future[Any]:
         """One call of any function.
@@ -184,18 +205,31 @@ def _memo_id(context: Context, output_ref: bool = False) -> bytes:
     return context.id.encode()
 
 
+def _option(specification: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = specification.get(name)
+    return default if value is None else _CHECKS[name](value)
+
+
 def _context_of(specification: Mapping[str, Any]) -> Context | None:
     """The context that a resource specification names, in the paper's form or that of Parsl's proposal #3724."""
     given = specification.get("context")
     if isinstance(given, Context):
         return given
     if given is not None:
-        function, args, kwargs = [*given, [], {}][:3] if len(given) < 3 else given
+        if not isinstance(given, (list, tuple)) or not 1 <= len(given) <= 3:
+            raise refuse("context", given, _CONTEXT, TypeError)
+        defaults: list[Any] = [[], {}]
+        function, args, kwargs = [*list(given), *defaults[len(given) - 1 :]]
     elif "function_context" in specification:
         function = specification["function_context"]
         args = specification.get("function_context_args", [])
         kwargs = specification.get("function_context_kwargs", {})
     else:
         return None
-    gpus = specification.get("gpus") or 0
-    return Context(_name_of(function), function, tuple(args), dict(kwargs), gpus=int(gpus))
+    if not callable(function) or not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+        raise refuse("context", [function, args, kwargs], _CONTEXT, TypeError)
+    gpus = _option(specification, "gpus", 0)
+    return Context(_name_of(function), function, tuple(args), dict(kwargs), gpus=gpus)
+
+
+_CONTEXT = "a recipe made by a @context function, or [function, [arguments], {named arguments}]"

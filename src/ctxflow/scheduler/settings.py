@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ctxflow.option_values import number, whole
 from ctxflow.policies.protocols import (
     BatchingPolicy,
     PlacementPolicy,
@@ -64,3 +65,8 @@ class Limits:
     crashes: int = 2
     failures: int = 3
     retry_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("losses", "crashes", "failures"):
+            whole(name, getattr(self, name), "how many are borne, 1 or more", 1)
+        number("retry_seconds", self.retry_seconds, "seconds, 0 or more")
