@@ -259,7 +259,7 @@ def test_a_map_is_one_task_of_parsls(executor):
             ([1],),
             {"window": 0},
             ValueError,
-            "window=0 makes no sense: give how many items may be on their way, 1 or more",
+            "window=0 makes no sense: give how many items may be",
         ),
         (([1], [2]), {}, TypeError, r"add takes 1 values an item \(numbers\), but got 2"),
         ((), {}, TypeError, r"add takes 1 values an item \(numbers\), but got 0"),
