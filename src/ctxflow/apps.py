@@ -242,15 +242,15 @@ class BatchApp(_App, Generic[Result]):
         ...     list(double.map(range(5)))
         [0, 2, 4, 6, 8]
         """
-        from ctxflow.map_inputs import items_of
+        from ctxflow.map_inputs import inputs_of
         from ctxflow.mapping import Mapped
 
         if unknown := sorted(set(constants) - self._constants):
             raise TypeError(f"{self.__name__}.map has no option {unknown[0]!r}{self._constants_hint()}")
-        items = items_of(self, inputs, columns)
+        through = inputs_of(self, inputs, columns, by_index=resume is not None)
         executor, kernel = active_executor(self.options.executor)
         app = self if kernel is None else self._retried(kernel.config.retries)
-        mapped = Mapped(app, items, constants, executor, resume, on_error, order, window)
+        mapped = Mapped(app, through.items, constants, executor, resume, on_error, order, window)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: _MapCall(mapped.finished)}

@@ -5,37 +5,111 @@ What does not live here: what is a table (rows/tables.py), and when inputs are p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import inspect
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.executors.futures import Failed
-from ctxflow.option_values import refuse
+from ctxflow.option_values import refuse, short
 from ctxflow.rows.columns import columns_for, item_maker, listed
 from ctxflow.rows.source import RowError, Table
 from ctxflow.rows.tables import open_table, values_of
+from ctxflow.rows.text_lines import COLUMN, TextSource
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
 
 
-def items_of(app: BatchApp, inputs: Sequence[Any], columns: Sequence[str]) -> Iterator[Any]:
-    """The parameters of items: of one table's rows, or of iterables side by side; see `BatchApp.map`.
+@dataclasses.dataclass(frozen=True)
+class MapInputs:
+    """What a map goes through.
 
-    A row that cannot be used is a `Failed`.
+    :ivar items: the parameters of each item; a row that cannot be used is a `Failed`.
+    :ivar count: how many there are, None where only reading tells.
+    """
 
-    :raises TypeError: if they do not fit the app.
+    items: Iterator[Any]
+    count: int | None
+
+
+def inputs_of(app: BatchApp, inputs: Sequence[Any], columns: Any, by_index: bool = False) -> MapInputs:
+    """The items of one table's rows, or of iterables side by side; see `BatchApp.map`.
+
+    :param by_index: whether an item is known by its place, which has to be the same in another run.
+    :raises TypeError: for what is no sequence of items, or if they do not fit the app.
     :raises ValueError: for a table that cannot be read, or lacks a column.
     """
     chosen = _chosen(columns)
+    for given in inputs:
+        _check(given, by_index)
     tables = [open_table(given) for given in inputs]
     if len(tables) == 1 and tables[0] is not None:
-        return _table_items(tables[0], _columns_of(app, tables[0], chosen))
+        table = tables[0]
+        return MapInputs(_table_items(table, _columns_of(app, table, chosen)), count_of(inputs[0], table))
     if any(tables):
         raise TypeError("a table's rows are whole items: give it alone, or give its columns side by side")
     if chosen:
         raise TypeError("columns= names those of a table: leave it out where values are given")
     app.check_width(len(inputs))
-    return zip(*map(values_of, inputs), strict=False)
+    counts = [count for count in map(count_of, inputs) if count is not None]
+    known = min(counts) if len(counts) == len(inputs) else None
+    return MapInputs(zip(*map(values_of, inputs), strict=False), known)
+
+
+def count_of(given: Any, table: Table | None = None) -> int | None:
+    """How many items there are in something, None where only reading tells."""
+    total = getattr(table, "total", None)  # Of a file, where it says so.
+    if total is not None or isinstance(given, (str, os.PathLike)):
+        return total
+    if hasattr(given, "num_rows") and not hasattr(given, "__len__"):  # A record batch of pyarrow's.
+        return int(given.num_rows)
+    try:
+        return len(given)
+    except TypeError:  # An iterator, or one that has no length but in name, such as an array of no dimension.
+        return None
+
+
+def _check(given: Any, by_index: bool) -> None:
+    """Refuse what is no sequence of items, or surely not the one that was meant.
+
+    :raises TypeError: saying what to give.
+    """
+    kind = type(given).__name__
+    if isinstance(given, (str, os.PathLike)):
+        return
+    advice = ""
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        advice = "bytes are one value, not a sequence of items: give a list of them, or a path as text"
+    elif isinstance(given, io.IOBase) or (hasattr(given, "readline") and hasattr(given, "read")):
+        advice = (
+            f"an open file (a {kind}) would give its lines, header and line ends among them: give its path, or "
+            '(line.rstrip("\\n") for line in file)'
+        )
+    elif isinstance(given, Mapping) and not hasattr(given, "column_names"):
+        advice = (
+            f"a {kind} would give its keys alone: give list(d), d.values() or d.items(); a dict of columns as "
+            "pandas.DataFrame(d)"
+        )
+    elif isinstance(given, Future):
+        advice = "a future is one value to come, not a sequence of items: give its result()"
+    elif hasattr(given, "__aiter__"):
+        advice = f"a {kind} is read with `async for`, which a map cannot do: collect its items in a list first"
+    elif by_index and isinstance(given, (set, frozenset)):
+        advice = f"a {kind} has another order in each run, and resume= knows items by their places: give sorted(...)"
+    elif inspect.isgeneratorfunction(given):
+        advice = f"{given.__name__} is a function that makes a generator: call it, as in {given.__name__}(...)"
+    else:
+        try:
+            if not hasattr(type(given), "__next__"):  # An iterator is left alone.
+                iter(given)
+        except TypeError as error:
+            advice = f"{short(given)} is no sequence of items ({error}): give a list, a generator, a table or a path"
+    if advice:
+        raise TypeError(f"map cannot go through this: {advice}")
 
 
 def _chosen(columns: Any) -> list[str]:
@@ -47,6 +121,8 @@ def _chosen(columns: Any) -> list[str]:
 
 def _columns_of(app: BatchApp, table: Table, chosen: Sequence[str]) -> tuple[str, ...]:
     known = table.columns()
+    if isinstance(table, TextSource) and not chosen and len(app.parameters) == 1:
+        return (COLUMN,)
     columns = columns_for(app.parameters, chosen, known)
     app.check_width(len(columns) or len(app.parameters[:1]))
     if missing := [name for name in columns if known is not None and name not in known]:

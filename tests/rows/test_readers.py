@@ -167,7 +167,7 @@ def test_forms_are_told_by_name_and_beginning(tmp_path, name, content, form):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("in.txt", b"hello", "cannot be told: name it with --input-format"),
+        ("in.dat", b"hello", "cannot be told: have its name end in .* or name it with --input-format"),
         ("in.jsonl.gz", b"\x1f\x8b\x08", "is compressed"),
         ("in.json", b" [\n{}]", "is a JSON array"),
     ],

@@ -46,7 +46,7 @@ class Job(pydantic.BaseModel):
     task: Literal["generate", "chat", "embed", "classify"] | None = None
     site: str = "local"
     workers: int | None = pydantic.Field(None, ge=1)
-    input_format: Literal["openai", "jsonl", "csv", "parquet", "dataset"] | None = None
+    input_format: Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None = None
     output_format: Literal["openai", "jsonl", "parquet"] | None = None
     split: str | None = None
     column: tuple[str, ...] = ()

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, Source, left_out
 
-FORMATS = ("openai", "jsonl", "csv", "parquet", "dataset")
+FORMATS = ("openai", "jsonl", "csv", "text", "parquet", "dataset")
 _SNIFFED_LINES = 100
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 def open_source(path: str | Path, form: str | None = None, split: str | None = None) -> tuple[str, Source]:
@@ -55,6 +55,10 @@ def open_source(path: str | Path, form: str | None = None, split: str | None = N
         return form, ParquetSource([path], str(path))
     if form == "csv":
         return form, CsvSource(path)
+    if form == "text":
+        from ctxflow.rows.text_lines import TextSource
+
+        return form, TextSource(path)
     if form == "dataset":
         raise ValueError(f"the input {path} is a file, not a dataset's folder")
     return form, JsonLinesSource(path)
@@ -65,21 +69,26 @@ def detect(path: Path) -> str:
 
     :raises ValueError: if it cannot be told, or is known but not read here.
     """
-    with _open(path) as file:
+    with opened(path) as file:
         head = file.read(1 << 16)
     suffix = path.suffix.lower()
     if head.startswith(b"PAR1") or suffix == ".parquet":
         return "parquet"
     if head.startswith((b"\x1f\x8b", b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04")):
-        raise ValueError(f"the input {path} is compressed: decompress it first")
+        raise ValueError(f"the input {path} is compressed: decompress it first, as with gunzip or unzip")
     if suffix in (".csv", ".tsv"):
         return "csv"
-    begin = head.removeprefix(_BOM).lstrip()
+    if suffix in (".txt", ".text"):
+        return "text"
+    begin = head.removeprefix(BOM).lstrip()
     if begin.startswith(b"[") and suffix == ".json":
         raise ValueError(f"the input {path} is a JSON array, not an object a line: jq -c '.[]' {path} makes one")
     if suffix in (".jsonl", ".ndjson", ".json") or begin.startswith(b"{"):
         return "openai" if _is_openai(path) else "jsonl"
-    raise ValueError(f"the format of the input {path} cannot be told: name it with --input-format")
+    raise ValueError(
+        f"the format of the input {path} cannot be told: have its name end in .jsonl, .csv, .tsv, .parquet or .txt (a "
+        "line is a row), or name it with --input-format"
+    )
 
 
 def _is_openai(path: Path) -> bool:
@@ -93,7 +102,11 @@ def _is_openai(path: Path) -> bool:
     return False
 
 
-def _open(path: Path) -> BinaryIO:
+def opened(path: Path) -> BinaryIO:
+    """A file to read, as bytes.
+
+    :raises ValueError: if it cannot be read, saying why.
+    """
     try:
         return open(path, "rb")
     except OSError as error:
@@ -104,7 +117,7 @@ def file_identity(paths: Iterable[Path]) -> str:
     """A digest of files' sizes and of samples spread over them: quick for any size, the same for a copy."""
     found = hashlib.blake2b(digest_size=12)
     for path in paths:
-        with _open(path) as file:
+        with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             found.update(size.to_bytes(8, "big"))
             for n in range(_SAMPLES):
@@ -113,7 +126,7 @@ def file_identity(paths: Iterable[Path]) -> str:
     return found.hexdigest()
 
 
-class _Lines:
+class Lines:
     """The lines of a file, as an iterator that goes on after it has raised `RowError` for too long a line."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -133,7 +146,7 @@ class _Lines:
         return line
 
 
-class _FileSource:
+class FileSource:
     """What both kinds of files of lines share."""
 
     def __init__(self, path: Path) -> None:
@@ -167,7 +180,7 @@ class _FileSource:
             yield chunk
 
 
-class JsonLinesSource(_FileSource):
+class JsonLinesSource(FileSource):
     """A file with a JSON object a line, in UTF-8. Blank lines are no rows, but count as lines."""
 
     def place(self, number: int) -> str:
@@ -179,11 +192,11 @@ class JsonLinesSource(_FileSource):
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """The lines' objects, whole."""
-        with _open(self._path) as file:
-            yield from self._chunked(self._rows(_Lines(file), skip), file)
+        with opened(self._path) as file:
+            yield from self._chunked(self._rows(Lines(file), skip), file)
 
     @staticmethod
-    def _rows(lines: _Lines, skip: bytes) -> Iterator[Row]:
+    def _rows(lines: Lines, skip: bytes) -> Iterator[Row]:
         number, skipped = -1, len(skip)
         while True:
             number += 1
@@ -198,7 +211,7 @@ class JsonLinesSource(_FileSource):
             if number < skipped and skip[number]:
                 continue
             if number == 0:
-                line = line.removeprefix(_BOM)
+                line = line.removeprefix(BOM)
             try:
                 values = json.loads(line.rstrip().decode())
             except (ValueError, RecursionError) as error:
@@ -228,7 +241,7 @@ def _json_reason(error: Exception) -> str:
 class _Text:
     """Lines as text for the csv module; what is not UTF-8 becomes surrogates, by which `CsvSource._row` knows it."""
 
-    def __init__(self, lines: _Lines) -> None:
+    def __init__(self, lines: Lines) -> None:
         self._lines = lines
 
     def __iter__(self) -> Iterator[str]:
@@ -238,7 +251,7 @@ class _Text:
         return next(self._lines).decode("utf-8", "surrogateescape")
 
 
-class CsvSource(_FileSource):
+class CsvSource(FileSource):
     """A file of comma-separated values (tab-separated for .tsv), in UTF-8, with the columns' names on top."""
 
     def place(self, number: int) -> str:
@@ -247,21 +260,21 @@ class CsvSource(_FileSource):
 
     def columns(self) -> Sequence[str] | None:
         """Those that the header names; None if there is none."""
-        with _open(self._path) as file:
+        with opened(self._path) as file:
             return self._columns(self._reader(file)) or None
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """The records, whole; all values are strings."""
-        with _open(self._path) as file:
+        with opened(self._path) as file:
             rows = (row for row in self._rows(file) if not left_out(skip, row.number))
             yield from self._chunked(rows, file)
 
     def _reader(self, file: BinaryIO) -> Iterator[list[str]]:
-        if file.read(3) != _BOM:
+        if file.read(3) != BOM:
             file.seek(0)
         csv.field_size_limit(MAX_ROW_BYTES)
         delimiter = "\t" if self._path.suffix.lower() == ".tsv" else ","
-        return csv.reader(_Text(_Lines(file)), delimiter=delimiter, strict=True)
+        return csv.reader(_Text(Lines(file)), delimiter=delimiter, strict=True)
 
     def _rows(self, file: BinaryIO) -> Iterator[Row]:
         reader = self._reader(file)

@@ -13,24 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxflow.option_values import short
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import CHUNK_ROWS, Row, Table, left_out
-
-_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
 
 
 def open_table(given: Any) -> Table | None:
     """The rows of a table, None for an iterable of values as any other.
 
-    A path is what `os.PathLike` is, and a string that ends as such files do or names a folder.
+    Text is a path, always: of a file, or of a dataset's folder.
 
-    :raises ValueError: for a file or a table that cannot be read, saying why.
+    :raises ValueError: for a file or a table that cannot be read, or is not there, saying why.
 
-    >>> open_table(["a", "b"]) is open_table("text") is None
+    >>> open_table(["a", "b"]) is None
     True
     """
-    if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
-        return open_source(Path(os.fsdecode(given)))[1]
+    if isinstance(given, (str, os.PathLike)):
+        return _of_path(given)
     if _is(given, "pandas", "DataFrame"):
         return _Frame(given)
     if any(_is(given, "pyarrow", name) for name in ("Table", "RecordBatch", "RecordBatchReader")) or _is(
@@ -50,8 +49,8 @@ def open_table(given: Any) -> Table | None:
 def values_of(given: Any) -> Iterable[Any]:
     """The values of a column, plain ones where it is pyarrow's; of another iterable, what it gives.
 
-    >>> values_of("ab")
-    'ab'
+    >>> values_of([1, 2])
+    [1, 2]
     """
     if _is(given, "pyarrow", "Array") or _is(given, "pyarrow", "ChunkedArray"):
         return _plain(given)
@@ -69,8 +68,20 @@ def _is(given: Any, module: str, name: str) -> bool:
     return isinstance(kind, type) and isinstance(given, kind)
 
 
-def _is_path(text: str) -> bool:
-    return text.lower().endswith(_SUFFIXES) or (len(text) > 1 and os.path.isdir(text))
+def _of_path(given: str | os.PathLike[str]) -> Table:
+    path = Path(os.fsdecode(given))
+    try:
+        there = path.exists()
+    except PermissionError:  # Of a folder on the way to it.
+        there = True
+    except (OSError, ValueError):  # Too long for a name, or with a byte that no name has.
+        there = False
+    if not there:
+        raise ValueError(
+            f"there is no file or folder {short(os.fsdecode(given))}: give the path of one that is there, or a list of "
+            "texts if this is one itself"
+        )
+    return open_source(path)[1]
 
 
 class _Held:
