@@ -19,7 +19,8 @@ import numpy as np
 import pydantic
 import pytest
 
-from ctxflow.digest import digest, digest_path, is_library_module
+from ctxflow.contents import digest_path
+from ctxflow.digest import digest, is_library_module
 
 PROGRAM = """
 import dataclasses

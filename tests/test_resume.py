@@ -220,15 +220,15 @@ def test_another_app_context_or_constant_is_refused(executor, double, calls, tmp
 
     other = str(tmp_path / "other.jsonl")
     assert list(using.map([1], resume=other)) == [2]
-    refused = [
-        lambda: make_double(calls.folder, factor=3).map([1, 2], resume=path),
-        lambda: double.map([1, 2], resume=path, extra=1),
-        lambda: using.using(base(2)).map([1], resume=other),
-    ]
-    for attempt in refused:
-        with pytest.raises(
-            ValueError, match=r"holds results of another app, or of .* with other code, context or const"
-        ):
+    refused = {
+        "the function .*double in test_resume, or something of yours": lambda: make_double(calls.folder, factor=3).map(
+            [1, 2], resume=path
+        ),
+        "the constant extra changed": lambda: double.map([1, 2], resume=path, extra=1),
+        "the context base, or something of yours": lambda: using.using(base(2)).map([1], resume=other),
+    }
+    for sentence, attempt in refused.items():
+        with pytest.raises(ValueError, match=rf"holds results of another app, or of .* as it was \({sentence}"):
             attempt()
     assert (tmp_path / "results.jsonl").read_text() == before
     assert list(make_double(calls.folder).map([1, 2], resume=path)) == [2, 4], "the same app made again is the same"

@@ -64,7 +64,7 @@ class Context:
 
     def __ctxflow_digest__(self) -> object:
         """What makes it the recipe that it is."""
-        from ctxflow.digest import digest_path
+        from ctxflow.contents import digest_path
 
         files = {name: digest_path(path) for name, path in self.files.items()}
         return "context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)
@@ -133,6 +133,21 @@ def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
         for part in parts if plain else ():
             if isinstance(part, (Context, list, tuple, dict, set, frozenset)):
                 yield from _recipes(part, (*inside, id(value)))
+
+
+def inner_recipes(recipe: Context) -> Iterator[Context]:
+    """The recipes among a recipe's inputs, those among theirs, and so on.
+
+    >>> @context
+    ... def part(inner=None):
+    ...     return inner
+    >>> [each.args for each in inner_recipes(part(part([part()])))]
+    [([<context part()>],), ()]
+    """
+    for value in (*recipe.args, *recipe.kwargs.values()):
+        for found in _recipes(value):
+            yield found
+            yield from inner_recipes(found)
 
 
 def _check_no_recipe(container: Iterable[Any]) -> None:

@@ -1,8 +1,8 @@
 """Identity of Python code and values by content: the same in any process and on any day.
 
 What lives here: `digest`, which walks functions (their bytecode, constants, closures and the helpers they
-name), classes, plain data and files; `digest_path` for files and folders.
-What does not: what a recipe is made of (context.py), or how it travels.
+name), classes and plain data. What does not: digests of files (contents.py), what a recipe is made of (context.py), or
+how it travels.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
+
+from ctxflow.contents import digest_path
 
 _SIZE = 16
 _LIBRARY_PATHS = tuple(
@@ -316,31 +318,3 @@ def _place(trail: list[str]) -> str:
     for step in filter(None, trail):
         place += step if step[0] in "[." or not place else f", {step}"
     return place or "the value itself"
-
-
-def digest_path(path: str | os.PathLike[str]) -> str:
-    """The content digest of a file, or of a folder with the names and contents of all in it.
-
-    Remembered by size and modification time within this process, so that gigabytes of weights are read once.
-
-    :raises FileNotFoundError: if there is nothing there.
-    """
-    root = Path(path)
-    if root.is_dir():
-        hasher = hashlib.blake2b(digest_size=_SIZE)
-        for file in sorted(p for p in root.rglob("*") if p.is_file()):
-            hasher.update(f"{file.relative_to(root).as_posix()}\0{digest_path(file)}\n".encode())
-        return hasher.hexdigest()
-    if not root.exists():
-        raise FileNotFoundError(f"{root} does not exist: give the path of a file or folder that does")
-    stat = root.stat()
-    return _digest_file(os.path.realpath(root), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest_file(path: str, size: int, modified: int, inode: int) -> str:
-    hasher = hashlib.blake2b(digest_size=_SIZE)
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from ctxflow.apps import Result
 from ctxflow.errors import RunEnded
 from ctxflow.executors.futures import Failed, Stream
+from ctxflow.identity import identity_of, reading
 from ctxflow.option_values import choice, refuse, whole
 from ctxflow.resume import ResultsFile
 
@@ -63,7 +64,7 @@ class Mapped(Generic[Result]):
         run = executor.calls.run
         name = app.declare(run, constants)
         # Last of what may raise: a file that is open is locked.
-        file = ResultsFile(resume, app, constants) if resume is not None else None
+        file = None if resume is None else ResultsFile(resume, app, constants, identity_of(app, constants, reading))
         mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file)
         self._mapping = mapping
         self.finished = mapping.finished

@@ -11,6 +11,7 @@ import array
 import base64
 import hashlib
 import json
+import logging
 import math
 import os
 import pickle
@@ -23,11 +24,13 @@ from ctxflow.append_file import AppendFile
 from ctxflow.digest import digest
 from ctxflow.executors.futures import Failed
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.identity import Identity, changes
 from ctxflow.pickling import dumps
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
 
+_LOG = logging.getLogger(__name__)
 _NOTHING = (1 << 64) - 1
 # How a result's line begins, as `ResultsFile.add` writes it: told without parsing all of it.
 _BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
@@ -82,8 +85,11 @@ class ResultsFile:
         by another driver.
     """
 
-    def __init__(self, path: str | os.PathLike[str], app: BatchApp, constants: Mapping[str, Any]) -> None:
-        identity = digest((app, dict(constants)))
+    def __init__(
+        self, path: str | os.PathLike[str], app: BatchApp, constants: Mapping[str, Any], identity: Identity
+    ) -> None:
+        # By the digest an earlier ctxflow knew an app, which a file may still have alone.
+        whole = digest((app, dict(constants)))
         self._path = Path(path)
         self._offsets = array.array("Q")
         self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
@@ -97,37 +103,53 @@ class ResultsFile:
             self._file.close()
             raise
         try:
-            self._load(identity, app.__name__)
+            self._load(whole, identity, app.__name__)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, identity: str, name: str) -> None:
-        header = json.dumps({"ctxflow": "map", "app": name, "identity": identity}).encode() + b"\n"
+    def _load(self, whole: str, identity: Identity, name: str) -> None:
+        about = {"ctxflow": "map", "app": name, "identity": whole}
+        header = json.dumps({**about, "made_of": identity.as_json()}).encode() + b"\n"
         first = self._reader.readline()
-        if not first.endswith(b"\n") and header.startswith(first):  # Empty, or torn.
+        if not first.endswith(b"\n") and (header.startswith(first) or first.startswith(header[:18])):  # Empty, or torn.
             self._file.cut(0)
             self._file.append(header)
             return
-        try:
-            found = json.loads(first)
-            known = found.get("ctxflow") == "map"
-        except (ValueError, AttributeError):
-            known = False
-        if not known:
+        known = _about(first)
+        if known is None:
             raise ValueError(f"{self._path} is not a results file of a map: name another file")
-        if found.get("identity") != identity:
-            raise ValueError(
-                f"{self._path} holds results of another app, or of {name} with other code, context or constants: "
-                "name another file, or delete it to begin anew"
-            )
         end, limit = len(first), self._file.actual_size()
         for offset, line in self._file.lines(end):
             end = offset + len(line)
             index = _index(line)
             if 0 <= index < limit:  # There cannot be more results than bytes.
                 self._note(index, offset)
+            elif index < 0:
+                known.update(_about(line) or {})
+        self._check(known, whole, identity, name)
         self._file.cut(end)
+        if "made_of" not in known:
+            _LOG.warning(
+                "%s is of an earlier ctxflow, which did not keep what models were made of: changes are noticed from "
+                "now on",
+                self._path,
+            )
+        known_identity = Identity.from_json(known.get("made_of", {}))
+        if known_identity != (now := identity.knowing(known_identity)):
+            self._file.append(json.dumps({**about, "made_of": now.as_json()}).encode() + b"\n")
+
+    def _check(self, known: Mapping[str, Any], whole: str, identity: Identity, name: str) -> None:
+        """Refuse to add to another app's results."""
+        if "made_of" in known:
+            changed = changes(Identity.from_json(known["made_of"]), identity)
+        else:
+            changed = [f"{name} has other code, another context or other constants"] * (known["identity"] != whole)
+        if changed:
+            raise ValueError(
+                f"{self._path} holds results of another app, or of {name} as it was ({'; '.join(changed)}): "
+                "name another file, or delete it to begin anew"
+            )
 
     def _note(self, index: int, offset: int) -> None:
         if index >= len(self._offsets):
@@ -187,6 +209,15 @@ class ResultsFile:
             self._file.close()
         finally:
             self._reader.close()
+
+
+def _about(line: bytes) -> dict[str, Any] | None:
+    """What a line says of the app, None if it says nothing."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.get("ctxflow") == "map" and "identity" in found else None
 
 
 def _index(line: bytes) -> int:

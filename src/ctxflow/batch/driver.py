@@ -29,6 +29,7 @@ from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.watch import Watch
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
+from ctxflow.identity import Identity, changes, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Source
@@ -120,8 +121,10 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
     check_files(job, source, files)
     # Which finds what is wrong with the job, before anything is written.
     work = _Work(job, form, source, files, display)
+    identity = work.identity()
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
-        facts = {"input": source.identity(), "settings": job.identity()}
+        identity = identity.knowing(Identity.from_json(ledger.facts.get("made_of", {})))
+        facts = {"input": source.identity(), "settings": job.identity(), "made_of": identity.as_json()}
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
             yield _Begun(job, work, ledger, files, ended=True)
             return
@@ -208,13 +211,24 @@ def _check_same(
     """
     known = ledger.facts.get("settings", {})
     settings: dict[str, Any] = facts["settings"]
-    changed = [name for name in settings if settings[name] != known.get(name)]
+    changed = [
+        f"{name} was {known.get(name)!r} and is {settings[name]!r}"
+        for name in settings
+        if settings[name] != known.get(name)
+    ]
+    if "made_of" in ledger.facts:
+        changed += changes(Identity.from_json(ledger.facts["made_of"]), Identity.from_json(facts["made_of"]))
+    else:
+        display.note(
+            f"{files.output} was begun by an earlier ctxflow, which did not keep what its function or model was made "
+            "of: changes of it are noticed from now on"
+        )
     if changed:
-        text = ", ".join(f"{name} was {known.get(name)!r} and is {settings[name]!r}" for name in changed)
+        text = "; ".join(changed)
         if not retry_errors:
             raise ValueError(
-                f"{files.output} holds the results of another job ({text}): "
-                "name another output, or begin anew with --fresh"
+                f"{files.output} holds the results of another job ({text}): name another output, begin anew with "
+                "--fresh, or keep what is done and have the rest done so with --retry-errors"
             )
         display.note(f"rows that are done keep their results, although {text}")
     if facts["input"] != ledger.facts.get("input"):
@@ -260,6 +274,15 @@ class _Work:
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
+
+    def identity(self) -> Identity:
+        """What the results depend on beside rows and settings, which constants are among."""
+        if self._job.model is not None:
+            return identity_of_model(self._job.model, self._reading)
+        return identity_of(self._app, {}, self._reading)
+
+    def _reading(self, done: int, total: int) -> None:
+        self.display.note(reading_text(done, total))
 
     def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
         """Run what is missing."""

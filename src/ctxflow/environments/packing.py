@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from ctxflow.digest import digest_path
+from ctxflow.contents import digest_path
 from ctxflow.environments import libraries
 from ctxflow.environments.collecting import Collection, Entry, inspect, is_conda
 from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_manifest

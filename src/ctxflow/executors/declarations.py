@@ -112,7 +112,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
     """
     if context is None:
         return ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)
-    from ctxflow.digest import digest_path
+    from ctxflow.contents import digest_path
 
     files = {name: (path, digest_path(path)) for name, path in context.files.items()}
     return ContextPayload(

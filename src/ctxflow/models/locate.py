@@ -61,10 +61,35 @@ a model's config.json, package:NAME or a hub id
         raise ModelNotFoundError(
             f"there is no folder {name}: give a folder that holds a model's config.json, package:NAME or a hub id"
         )
-    package = PACKAGES.get(name)
-    if package and revision is None and importlib.util.find_spec(package):
+    if revision is None and (package := carrier_of(name)):
         return _in_package(package)
     return _from_hub(name, revision)
+
+
+def revision_of(name: str) -> str | None:
+    """Which revision of a hub's model this machine's cache has; None for what is not there, or no hub id.
+
+    >>> revision_of("/no/such/folder") is None
+    True
+    """
+    if not _HUB_ID.fullmatch(name):
+        return None
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        return None
+    cached = _cached(hub, name, None)
+    return None if cached is None else cached.name
+
+
+def carrier_of(name: str) -> str | None:
+    """The installed package that carries the model of that hub id, None if there is none.
+
+    >>> carrier_of("nobody/no-such-model") is None
+    True
+    """
+    package = PACKAGES.get(name)
+    return package if package and importlib.util.find_spec(package) else None
 
 
 def _checked(folder: Path) -> Path:

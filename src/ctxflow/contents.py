@@ -1,0 +1,189 @@
+"""Files known by their content: digests of them, which are remembered, since model weights are large.
+
+A digest is taken over for as long as a file has the size, the modification time and the inode that it had: within this
+process, and for large files also from one process to the next, in `~/.cache/ctxflow/digests.jsonl` (or below
+`$XDG_CACHE_HOME`). What does not live here: digests of Python values (digest.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+_SIZE = 16
+_KEPT_BYTES = 4 << 20  # Smaller files are read sooner than looked up.
+_MOST = 4096
+_SETTLED_NS = 2 * 10**9  # A file that changed later than that may change again without another modification time.
+_PATIENCE, _EVERY = 2.0, 1.0  # Seconds until it is told how far large files are read, and from then on.
+_READERS = 4
+
+Stamp = tuple[str, int, int, int]
+"""A file's real path, size, modification time in ns and inode: while it is the same, so is the content."""
+
+Tell = Callable[[int, int], None]
+"""Told the bytes that are read and those that are to be read, once a second from the second second on."""
+
+
+def digest_path(path: str | os.PathLike[str]) -> str:
+    """The content digest of a file, or of a folder with the names and contents of all in it.
+
+    :raises FileNotFoundError: if there is nothing there.
+    """
+    root = Path(path)
+    if root.is_dir():
+        hasher = hashlib.blake2b(digest_size=_SIZE)
+        for file in sorted(p for p in root.rglob("*") if p.is_file()):
+            hasher.update(f"{file.relative_to(root).as_posix()}\0{digest_path(file)}\n".encode())
+        return hasher.hexdigest()
+    return _digest(_stamp(root))
+
+
+def digest_files(path: str | os.PathLike[str], tell: Tell | None = None) -> dict[str, str]:
+    """The content digest of each file of a folder, by its path in there; of a file, by its own name.
+
+    Hidden files and caches of compiled Python are left out: they change by themselves.
+
+    :raises FileNotFoundError: if there is nothing there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "config.json").write_text("{}")
+    ...     list(digest_files(folder))
+    ['config.json']
+    """
+    root = Path(path)
+    if not root.is_dir():
+        files = {root.name: root}
+    else:
+        found = sorted(each for each in root.rglob("*") if each.is_file())
+        files = {name: each for each in found if not _left_out(name := each.relative_to(root).as_posix())}
+    stamps = {name: _stamp(file) for name, file in files.items()}
+    missing = {stamp for stamp in stamps.values() if _REMEMBERED.find(stamp) is None}
+    if missing:
+        _read_all(sorted(missing), tell)
+    return {name: _digest(stamp) for name, stamp in stamps.items()}
+
+
+def _left_out(name: str) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
+
+
+def _stamp(file: Path) -> Stamp:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{file} does not exist: give the path of a file or folder that does") from None
+    return os.path.realpath(file), found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _read_all(stamps: list[Stamp], tell: Tell | None) -> None:
+    """Read several files side by side: a folder of weights is in several."""
+    total, progress, due = sum(stamp[1] for stamp in stamps), _Progress(), time.monotonic() + _PATIENCE
+    with ThreadPoolExecutor(min(_READERS, len(stamps)), "ctxflow-digest") as pool:
+        try:
+            running = {pool.submit(_digest, stamp, progress) for stamp in stamps}
+            while running:
+                done, running = wait(running, timeout=_EVERY)
+                for each in done:
+                    each.result()
+                if running and tell is not None and time.monotonic() >= due:
+                    tell(progress.read, total)
+        except BaseException:
+            progress.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class _Progress:
+    """How far some files are read."""
+
+    read = 0
+    stopped = False
+
+
+def _digest(stamp: Stamp, progress: _Progress | None = None) -> str:
+    known = _REMEMBERED.find(stamp)
+    if known is not None:
+        return known
+    hasher = hashlib.blake2b(digest_size=_SIZE)
+    with open(stamp[0], "rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+            if progress is not None:
+                progress.read += len(block)
+                if progress.stopped:
+                    raise InterruptedError(f"{stamp[0]} is not read to its end")
+        after = os.fstat(file.fileno())
+    found = hasher.hexdigest()
+    if (after.st_size, after.st_mtime_ns, after.st_ino) == stamp[1:]:
+        _REMEMBERED.keep(stamp, found)
+    return found
+
+
+def _store() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "ctxflow" / "digests.jsonl"
+
+
+class _Remembered:
+    """Digests of files as they were: all in this process, those of large files on disk."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here: dict[Stamp, str] = {}
+        self._stored: dict[str, tuple[Stamp, str]] = {}
+        self._loaded: Path | None = None
+
+    def find(self, stamp: Stamp) -> str | None:
+        """The digest of a file that did not change since, None if it is not known."""
+        with self._lock:
+            known = self._here.get(stamp)
+            if known is None and stamp[1] >= _KEPT_BYTES:
+                self._load()
+                stored = self._stored.get(stamp[0])
+                known = stored[1] if stored is not None and stored[0] == stamp else None
+            return known
+
+    def keep(self, stamp: Stamp, digest: str) -> None:
+        """Remember a digest."""
+        with self._lock:
+            if len(self._here) >= _MOST:
+                del self._here[next(iter(self._here))]
+            self._here[stamp] = digest
+            if stamp[1] >= _KEPT_BYTES and time.time_ns() - stamp[2] > _SETTLED_NS:
+                self._stored[stamp[0]] = stamp, digest
+                with contextlib.suppress(OSError):  # Then it is read once more the next time.
+                    self._append(json.dumps([*stamp, digest]) + "\n")
+
+    def _load(self) -> None:
+        path = _store()
+        if self._loaded == path:
+            return
+        self._loaded, self._stored = path, {}
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError, TypeError):
+                    name, size, modified, inode, digest = json.loads(line)
+                    self._stored[name] = (name, size, modified, inode), digest
+
+    @staticmethod
+    def _append(line: str) -> None:
+        path = _store()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        full = path.exists() and path.stat().st_size > 1 << 20
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if full else os.O_APPEND)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+_REMEMBERED = _Remembered()

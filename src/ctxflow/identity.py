@@ -1,0 +1,207 @@
+"""What results depend on beside their inputs: an app's code, its contexts' recipes, and the contents of their models.
+
+Who keeps results keeps this beside them, and compares it before adding to them: a map with `resume=` and
+`ctxflow batch` alike. Code is compared as Python compiled it: comments, blank lines and line numbers do not count,
+helpers of the user's own do, wherever they are; installed libraries count by name. What does not live here: how code is
+digested (digest.py) and files are (contents.py), and what to do about a change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.contents import Tell, digest_files
+from ctxflow.context import Context, inner_recipes
+from ctxflow.digest import digest, is_library_module
+
+if TYPE_CHECKING:
+    from ctxflow.apps import BatchApp
+
+_LOG = logging.getLogger(__name__)
+_NAMED = 3  # Files that a person is told of by name.
+_ABSENT = "not here"
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What results depend on; plain data, so that it can be kept as JSON.
+
+    :ivar python: the Python that compiled the code: code of different ones cannot be compared.
+    :ivar code: digests of the function and of the contexts' recipes, by what a person calls them.
+    :ivar constants: digests of the constants, by name.
+    :ivar contents: for each model and each file of a context the digests of its files; none for what is not on this
+        machine, which cannot be compared.
+    """
+
+    python: str = ""
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    constants: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    contents: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """It as plain data, which `from_json` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Identity:
+        """What `as_json` gave.
+
+        >>> Identity.from_json(Identity("3.11").as_json()) == Identity("3.11")
+        True
+        """
+        return cls(**{each.name: kept[each.name] for each in dataclasses.fields(cls) if each.name in kept})
+
+    def knowing(self, earlier: Identity) -> Identity:
+        """It with what was known earlier of models that are not on this machine now."""
+        known = {name: files or earlier.contents.get(name, {}) for name, files in self.contents.items()}
+        return dataclasses.replace(self, contents=known)
+
+
+def identity_of(app: BatchApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
+    """What an app's results depend on beside the items.
+
+    :param tell: told how far large models are read; see `ctxflow.contents`.
+    :raises TypeError: for code or constants that cannot be identified, such as an open file, saying where it is.
+    :raises FileNotFoundError: if a context's file is not there.
+    """
+    contexts = [each for each in (app.context, *(other.context for other in app.options.alternatives)) if each]
+    code = {_called(app.function): digest(app.function)}
+    contents: dict[str, Mapping[str, str]] = {}
+    for number, recipe in enumerate(contexts):
+        name = f"the context {recipe.name}" + (f" (alternative {number})" if number else "")
+        code[name] = digest((recipe.function, recipe.args, dict(recipe.kwargs), dict(recipe.environment)))
+        for path in recipe.files.values():
+            contents[path] = digest_files(path, tell)
+        for model in _models(recipe):
+            contents[model] = contents_of_model(model, tell)
+    return Identity(_python(), code, {name: digest(value) for name, value in sorted(constants.items())}, contents)
+
+
+def identity_of_model(model: str, tell: Tell | None = None) -> Identity:
+    """The same where a model does what ctxflow's own code has it do: its contents alone."""
+    return Identity(contents={model: contents_of_model(model, tell)})
+
+
+def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
+    """What tells a model from others of its name; nothing if it is not on this machine.
+
+    :param model: a folder, whose files count; `package:NAME`, whose version does too; or a hub id, of which this
+        machine's cache has a revision.
+
+    >>> contents_of_model("nobody/no-such-model")
+    {}
+    """
+    from ctxflow.models.errors import ModelNotFoundError
+    from ctxflow.models.locate import carrier_of, locate_model, revision_of
+
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return digest_files(folder, tell)
+    package = model.removeprefix("package:") if model.startswith("package:") else carrier_of(model)
+    if package is not None:
+        try:
+            found = digest_files(locate_model(f"package:{package}"), tell)
+        except ModelNotFoundError:
+            return {}
+        return {**found, **_version(package.partition("/")[0])}
+    revision = revision_of(model)
+    return {} if revision is None else {"revision": revision}
+
+
+def changes(known: Identity, now: Identity) -> list[str]:
+    """What is not as it was, in words; nothing if results of both may stand side by side.
+
+    >>> changes(Identity(code={"the function up": "a"}), Identity(code={"the function up": "b"}))
+    ['the function up, or something of yours that it uses, has changed']
+    >>> changes(Identity(contents={"lm": {"w": "a"}}), Identity(contents={"lm": {"w": "b"}}))
+    ['the contents of lm have changed: w']
+    """
+    found = []
+    for name, files in now.contents.items():
+        before = known.contents.get(name)
+        if before and files and before != files:
+            differ = [each for each in sorted({*before, *files}) if before.get(each) != files.get(each)]
+            more = f" and {len(differ) - _NAMED} more" if len(differ) > _NAMED else ""
+            found.append(f"the contents of {name} have changed: {', '.join(differ[:_NAMED])}{more}")
+    if known.code != now.code and known.python != now.python:
+        found.append(f"the code was compiled by Python {known.python}, and this is {now.python}, which tells it anew")
+    else:
+        for name in now.code:
+            if name not in known.code:
+                others = ", ".join(each for each in known.code if each not in now.code)
+                found.append(f"{name} takes the place of {others}" if others else f"{name} is new")
+            elif known.code[name] != now.code[name]:
+                found.append(f"{name}, or something of yours that it uses, has changed")
+    names = [name for name in {**known.constants, **now.constants} if _differs(known, now, name)]
+    if names:
+        found.append(f"{'the constant' if len(names) == 1 else 'the constants'} {', '.join(names)} changed")
+    return found
+
+
+def reading(done: int, total: int) -> None:
+    """Tell by logging how far models are read, for those who have no display of their own."""
+    _LOG.warning("%s", reading_text(done, total))
+
+
+def reading_text(done: int, total: int) -> str:
+    """How far models are read, in words.
+
+    >>> reading_text(12_300_000_000, 30_000_000_000)
+    'reading models, to notice when they change: 12.3 of 30.0 GB; the next time this is known'
+    """
+    return (
+        f"reading models, to notice when they change: {done / 1e9:.1f} of {total / 1e9:.1f} GB; "
+        "the next time this is known"
+    )
+
+
+def _differs(known: Identity, now: Identity, name: str) -> bool:
+    return known.constants.get(name, _ABSENT) != now.constants.get(name, _ABSENT)
+
+
+def _called(function: Any) -> str:
+    name = getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
+    module = getattr(function, "__module__", None)
+    return f"the function {name}" + (f" in {module}" if module and module != "__main__" else "")
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _models(recipe: Context) -> Iterator[str]:
+    """What a recipe and those among its inputs load from here: `model` of ctxflow's own, models' folders of others."""
+    for each in (recipe, *inner_recipes(recipe)):
+        if is_library_module(getattr(each.function, "__module__", None)):
+            with contextlib.suppress(TypeError, ValueError):
+                bound = inspect.signature(each.function).bind_partial(*each.args, **each.kwargs)
+                model = bound.arguments.get("model")
+                if isinstance(model, (str, os.PathLike)):
+                    yield os.fspath(model)
+        else:
+            for value in (*each.args, *each.kwargs.values()):
+                if isinstance(value, (str, os.PathLike)) and _is_model(value):
+                    yield os.fspath(value)
+
+
+def _is_model(value: str | os.PathLike[Any]) -> bool:
+    try:
+        return os.path.isfile(os.path.join(os.path.expanduser(os.fspath(value)), "config.json"))
+    except (ValueError, TypeError):  # No path at all.
+        return False
+
+
+def _version(package: str) -> dict[str, str]:
+    try:
+        return {"version": importlib.metadata.version(package.replace("_", "-"))}
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return {}
