@@ -224,8 +224,8 @@ class BatchApp(_App, Generic[Result]):
         :param inputs: an iterable for each parameter of an item, side by side as in the built-in `map`; or one table,
             whose rows are the items: the path of a Parquet, CSV or JSON Lines file or of a dataset's folder, a table or
             dataset of pyarrow, a DataFrame of pandas, a dataset of Hugging Face's. Its columns go to the parameters of
-            their names; to a single one whole rows, if there is no column of its name.
-        :param columns: which of the table's columns the parameters get, in their order.
+            their names; to a single one that of its name or the only one, or, if it is called `rows`, whole rows.
+        :param columns: which of the table's columns the parameters get, in their order; "*" for whole rows.
         :param resume: a file that keeps the results; what is in it from an earlier run is not computed again.
         :param on_error: "raise" the first error and drop the rest, or "return" each in the place of its result.
         :param order: "input" yields results in the order of the inputs, "completed" yields pairs

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.executors.futures import Failed
 from ctxflow.option_values import refuse, short
-from ctxflow.rows.columns import columns_for, item_maker, listed
+from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
 from ctxflow.rows.source import RowError, Table
 from ctxflow.rows.tables import open_table, values_of
-from ctxflow.rows.text_lines import COLUMN, TextSource
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
@@ -120,16 +119,8 @@ def _chosen(columns: Any) -> list[str]:
 
 
 def _columns_of(app: BatchApp, table: Table, chosen: Sequence[str]) -> tuple[str, ...]:
-    known = table.columns()
-    if isinstance(table, TextSource) and not chosen and len(app.parameters) == 1:
-        return (COLUMN,)
-    columns = columns_for(app.parameters, chosen, known)
+    columns = columns_for(app.__name__, app.parameters, chosen, table.columns(), table.name, IN_MAP)
     app.check_width(len(columns) or len(app.parameters[:1]))
-    if missing := [name for name in columns if known is not None and name not in known]:
-        raise ValueError(
-            f"{table.name} has no column {missing[0]!r}, which {app.__name__} takes: it has {listed(known or ())}; "
-            "name others with columns=[...]"
-        )
     return columns
 
 

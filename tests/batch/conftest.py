@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from ctxflow.cli import main
 
 FUNCTIONS = """
 import time
@@ -84,3 +90,35 @@ def folder(tmp_path: Path, functions: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(functions))
     return tmp_path
+
+
+@contextlib.contextmanager
+def _own_imports() -> Iterator[None]:
+    """Forget what is imported within, which lies in a test's own folder, and what was done to the path for it."""
+    before, path = set(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(Path.cwd())):
+                del sys.modules[name]
+
+
+@pytest.fixture
+def command(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Gives a command's exit status and what it said to standard error, as if it were run in the folder."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*words: str) -> tuple[int, str]:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["ctxflow", *words])
+        with pytest.raises(SystemExit) as ended, _own_imports():
+            main()
+        return int(ended.value.code or 0), capfd.readouterr().err
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -13,6 +13,7 @@ from ctxflow import ContextExecutor
 from ctxflow.batch import driver, load_job, pump, watch
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.tolerance import TooManyErrors
 from ctxflow.errors import ContextError, RunEnded
 
 
@@ -281,8 +282,8 @@ def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
 
 
 def test_a_mistake_is_mended_at_once_where_nothing_was_done(folder):
-    write_lines(folder / "in.jsonl", [{"t": "a"}])
-    assert run("in.jsonl", "upper", column=["missing"]).dead == 1
+    write_lines(folder / "in.jsonl", [{"t": "a", "n": 1}])
+    assert run("in.jsonl", "upper", column=["n"]).dead == 1
     outcome = run("in.jsonl", "upper", column=["t"])
     assert (outcome.done, outcome.dead, outcome.exit_status) == (1, 0, 0)
     assert not (folder / "out.jsonl.errors.jsonl").exists()
@@ -314,7 +315,7 @@ def test_what_was_read_before_an_input_breaks_is_run(folder):
     ("function", "sentence"),
     [
         ("batch_functions:missing", "has nothing called 'missing'"),
-        ("batch_functions:not_callable", "is a int, not a function"),
+        ("batch_functions:not_callable", "is an int, not a function"),
         ("no_such_module:f", "is not found"),
         ("batch_functions", "module:name"),
     ],
@@ -343,6 +344,43 @@ def test_what_does_not_fit_is_told(folder, choices, sentence):
         run("in.jsonl", "upper", **choices)
     assert not [name for name in os.listdir(folder) if name.endswith(".progress")]
     assert read_lines(folder / "in.jsonl") == [{"t": "a"}]
+
+
+def test_a_job_that_goes_wrong_throughout_is_ended(folder, monkeypatch):
+    monkeypatch.setattr(pump, "WINDOW_ROWS", 200)
+    write_lines(folder / "in.jsonl", [{"t": "bad", "n": n} for n in range(3000)])
+    with pytest.raises(TooManyErrors, match="each of the first 100 rows failed: ValueError: bad is bad in two lines"):
+        run("in.jsonl", "upper", column=["t"])
+    errors = read_lines(folder / "out.jsonl.errors.jsonl")
+    assert 100 <= len(errors) < 2000
+    outcome = run("in.jsonl", "upper", column=["t"], max_errors="100%")
+    assert (outcome.dead, outcome.dead_now, outcome.exit_status) == (3000, 3000 - len(errors), 3)
+
+
+def test_a_job_whose_first_rows_are_bad_goes_on_once_one_went_well(folder):
+    """Rows that cannot be read are dead before any other has an answer: 150 in a chunk with good ones are no end."""
+    rows = [{"t": "good"}, *["broken"] * 150, *[{"t": "good"}] * 50]
+    write_lines(folder / "in.jsonl", rows)
+    outcome = run("in.jsonl", "upper", column=["t"])
+    assert (outcome.done, outcome.dead) == (51, 150)
+
+
+@pytest.mark.parametrize(("most", "ended"), [("0", True), ("9", True), ("10", False), ("4%", True), ("90%", False)])
+def test_the_most_errors_are_a_number_or_a_share(folder, monkeypatch, most, ended):
+    monkeypatch.setattr(pump, "WINDOW_ROWS", 50)
+    texts = ["bad" if n % 20 == 10 else "good" for n in range(200)] if "%" not in most else ["bad", "good"] * 100
+    write_lines(folder / "in.jsonl", [{"t": text} for text in [*texts, *["good"] * 2000]])
+    if ended:
+        with pytest.raises(TooManyErrors, match=f"failed, and --max-errors allows {most[:1]}"):
+            run("in.jsonl", "upper", column=["t"], max_errors=most)
+        assert len(read_lines(folder / "out.jsonl")) < 2000, "the rest is not run"
+    outcome = run("in.jsonl", "upper", column=["t"])
+    assert (outcome.done, outcome.dead) == (2000 + texts.count("good"), texts.count("bad"))
+
+
+def test_a_job_that_has_tried_all_its_rows_ends_as_always(folder):
+    write_lines(folder / "in.jsonl", [{"t": "bad"}] * 3)
+    assert run("in.jsonl", "upper", column=["t"], max_errors="0").exit_status == 3
 
 
 def test_progress_counts_what_is_done_and_left(folder):

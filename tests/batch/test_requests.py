@@ -73,6 +73,7 @@ def test_parameters_by_row():
         {"prompt": "a", "seed": 7, "temperature": 0.5, "stop": ["x"]},
     )
     assert make({"prompt": "a", "seed": "", "temperature": None, "stop": "x"}) == ({"prompt": "a", "stop": ["x"]},)
+    assert make({"prompt": "a"}) == ({"prompt": "a"},), "as documented: what is missing is the flag's"
     with pytest.raises(RowError, match="seed='many' is a str"):
         make({"prompt": "a", "seed": "many", "temperature": 0, "stop": None})
 

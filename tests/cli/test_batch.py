@@ -89,7 +89,7 @@ def test_exit_statuses_and_what_is_said(folder):
         "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "summary": None,
     }  # fmt: skip
     status, _, said = run(folder, "--site", "nowhere.toml")
-    assert status == 1 and said.startswith("ctxflow: there is no site") and said.count("\n") == 1
+    assert status == 2 and said.startswith("ctxflow: there is no site") and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,6 +14,7 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.aftermath import kept_summary, note_job
+from ctxflow.batch.check import Subject, check, head_of
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.files import Files, check_files, files_of
 from ctxflow.batch.intake import Intake
@@ -26,14 +27,16 @@ from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
 from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
+from ctxflow.batch.tolerance import Tolerance
 from ctxflow.batch.watch import Watch
+from ctxflow.errors import UsageError
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
 from ctxflow.identity import Identity, changes, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Source
-from ctxflow.sites import load_site
+from ctxflow.sites import Site, load_site
 
 
 def run_job(
@@ -115,12 +118,8 @@ class _Begun:
 @contextlib.contextmanager
 def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
     """Open a job's files, once all that can be told before is seen to be in order."""
-    form, source = open_source(job.input, job.input_format, job.split)
-    job = resolved(job, form, source)
-    files = files_of(job.output, str(job.output_format))
-    check_files(job, source, files)
-    # Which finds what is wrong with the job, before anything is written.
-    work = _Work(job, form, source, files, display)
+    work = prepared(job, display)
+    job, source, files = work.job, work.source, work.files
     identity = work.identity()
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         identity = identity.knowing(Identity.from_json(ledger.facts.get("made_of", {})))
@@ -139,6 +138,44 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
             ledger.retry()
         ledger.note(facts)
         yield _Begun(job, work, ledger, files)
+
+
+def prepared(job: Job, display: Display) -> _Work:
+    """Open a job's input, and find all that is wrong with the job before anything is written or started.
+
+    :raises UsageError: for what a person is to mend.
+    :raises CtxflowError: if something is not installed that it takes.
+    """
+    try:
+        form, source = open_source(job.input, job.input_format, job.split)
+        head = head_of(source)
+        job = resolved(job, form, source)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    files = files_of(job.output, str(job.output_format))
+    wrong: list[str] = []
+    app = site = None
+    with _noted(wrong):
+        check_files(job, source, files)
+    with _noted(wrong):
+        site = load_site(job.site, workers=job.workers)
+    with _noted(wrong):
+        app = function_app(job) if job.function is not None else None
+    check(Subject(job, head, app), wrong)
+    assert site is not None
+    try:
+        return _Work(job, source, files, site, app, display)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _noted(wrong: list[str]) -> Iterator[None]:
+    """Note what is found wrong, so that the rest is looked at, too."""
+    try:
+        yield
+    except ValueError as error:
+        wrong.append(str(error))
 
 
 def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
@@ -246,22 +283,23 @@ class _Work:
     :raises ValueError: if the job makes no sense.
     """
 
-    def __init__(self, job: Job, form: str, source: Source, files: Files, display: Display) -> None:
-        self._job = job
-        self._source = source
+    def __init__(
+        self, job: Job, source: Source, files: Files, site: Site, app: BatchApp | None, display: Display
+    ) -> None:
+        self.job = job
+        self.source = source
+        self.files = files
         self.display = display
-        self._executor: ContextExecutor | None = None
-        self._files = files
         self.directory: Path | None = None  # The run's, once there is one.
+        self._executor: ContextExecutor | None = None
         self._counted: Callable[[Any], int] | None = None
-        site = load_site(job.site, workers=job.workers)
         self._site = site
         self._app: BatchApp
         self._constants: dict[str, Any]
         self._record: Record
         self._make: Make
-        if job.function is not None:
-            self._app, self._constants = function_app(job), dict(job.constants)
+        if app is not None:
+            self._app, self._constants = app, dict(job.constants)
             self._make = function_maker(job, self._app, source.columns())
         else:
             family = family_of(job)
@@ -269,7 +307,7 @@ class _Work:
             self._app, self._constants = model_app(job, family, count, staged)
             if family == "generate" or (family == "embed" and count):
                 self._counted = tokens_of
-            self._make = openai_maker(job) if form == "openai" else plain_maker(job)
+            self._make = openai_maker(job) if job.input_format == "openai" else plain_maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
@@ -277,8 +315,8 @@ class _Work:
 
     def identity(self) -> Identity:
         """What the results depend on beside rows and settings, which constants are among."""
-        if self._job.model is not None:
-            return identity_of_model(self._job.model, self._reading)
+        if self.job.model is not None:
+            return identity_of_model(self.job.model, self._reading)
         return identity_of(self._app, {}, self._reading)
 
     def _reading(self, done: int, total: int) -> None:
@@ -286,9 +324,9 @@ class _Work:
 
     def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
         """Run what is missing."""
-        job = self._job
-        intake = Intake(self._source, self._make, job.id_column, job.keep, ledger)
-        watch = Watch(self._source, ledger, self.display, file, began)
+        job = self.job
+        intake = Intake(self.source, self._make, job.id_column, job.keep, ledger)
+        watch = Watch(self.source, ledger, self.display, file, began)
 
         def look(running: int, last: bool = False) -> None:
             watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
@@ -300,13 +338,13 @@ class _Work:
                     self._executor = stack.enter_context(ContextExecutor(self._site))
                     file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
-                    note_job(self.directory, job, self._files.output, self._files.errors, self._site, self.display)
+                    note_job(self.directory, job, self.files.output, self.files.errors, self._site, self.display)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 
             pump = Pump(
-                intake.chunks(), submit, ledger, self._record, self._source.place, job.order == "input",
-                watch.dead, look, self._counted,
+                intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
+                watch.dead, look, self._counted, Tolerance(job.max_errors),
             )  # fmt: skip
             try:
                 pump.run()

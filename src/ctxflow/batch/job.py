@@ -14,6 +14,8 @@ from typing import Any, Literal
 import pydantic
 
 from ctxflow.batch.templates import template_text
+from ctxflow.batch.tolerance import parsed
+from ctxflow.errors import UsageError
 from ctxflow.models.sampling import Sampling
 
 if sys.version_info >= (3, 11):
@@ -25,6 +27,7 @@ TASKS = ("generate", "chat", "embed", "classify")
 GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 # What another run of the same job may change: the results do not depend on it.
 _FREE = {"input", "output", "site", "workers", "batch_size", "timeout", "retries", "order", "device", "gpus"}
+_FREE |= {"max_errors"}
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
 
 
@@ -72,7 +75,16 @@ class Job(pydantic.BaseModel):
     timeout: float | None = pydantic.Field(None, gt=0)
     retries: int = pydantic.Field(0, ge=0)
     order: Literal["completed", "input"] = "completed"
+    max_errors: str | None = None
     _file: Path | None = pydantic.PrivateAttr(None)
+
+    @pydantic.field_validator("max_errors", mode="before")
+    @classmethod
+    def _most(cls, given: Any) -> Any:
+        text = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+        if isinstance(text, str):
+            parsed(text)
+        return text
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Job:
@@ -130,14 +142,17 @@ def load_job(file: Path | None, **flags: Any) -> Job:
 
     The file's keys are the flags' names with underscores, such as `max_new_tokens = 64`.
 
-    :raises ValueError: for a key or value that makes no sense, saying what to write.
+    :raises UsageError: for a key or value that makes no sense, saying what to write.
     """
-    values = _read(file) if file is not None else {}
+    try:
+        values = _read(file) if file is not None else {}
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     values.update({name: value for name, value in flags.items() if value not in (None, [], {}, ())})
     try:
         job = Job(**values)
     except pydantic.ValidationError as error:
-        raise ValueError("; ".join(_explain(dict(each)) for each in error.errors())) from None
+        raise UsageError("; ".join(_explain(dict(each)) for each in error.errors())) from None
     job._file = file
     return job
 
@@ -166,4 +181,6 @@ def _explain(error: dict[str, Any]) -> str:
         return f"a job has no key {key!r}: " + (
             f"did you mean {close[0]!r}?" if close else f"its keys are {', '.join(Job.model_fields)}"
         )
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
     return f"{key} cannot be {error['input']!r}: {error['msg'].lower()}"

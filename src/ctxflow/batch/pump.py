@@ -15,6 +15,7 @@ from typing import Any
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.ledger import Ledger, Pair
 from ctxflow.batch.records import Record, dead_letter, line
+from ctxflow.batch.tolerance import Tolerance, TooManyErrors
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.futures import Failed, Stream
@@ -44,6 +45,7 @@ class Pump:
     :param told: called with the place and the message of each dead letter.
     :param show: called now and then with the number of rows on their way.
     :param counted: the tokens of an answer, where they are to be counted.
+    :param tolerance: how many rows may fail.
     :ivar rows: how many are on their way.
     :ivar tokens: the sum of what `counted` gave.
     """
@@ -59,6 +61,7 @@ class Pump:
         told: Callable[[str, str], None],
         show: Callable[[int], None],
         counted: Callable[[Any], int] | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self._chunks = chunks
         self._submit = submit
@@ -68,6 +71,7 @@ class Pump:
         self._told = told
         self._show = show
         self._counted = counted
+        self._tolerance = tolerance or Tolerance()
         self.tokens = 0
         self._stream = Stream()
         self._turns = _Turns() if in_order else None
@@ -81,11 +85,17 @@ class Pump:
         """Run all of them.
 
         :raises ContextError, RunEnded, EngineFailed: if nothing more can be run; what was done is kept.
+        :raises TooManyErrors: if so many rows failed that the rest is not to be run.
         :raises ValueError: if the input cannot be read to its end; what was read is run before.
         :raises OSError: if results cannot be written.
         """
         try:
             while self._feed() or self._waiting:
+                if (reason := self._tolerance.exceeded()) is not None:
+                    raise TooManyErrors(
+                        f"{reason}; the rest is not run, what is done is kept: mend it and give --retry-errors, or "
+                        "go on in any case with --max-errors 100%"
+                    )
                 self._show(self.rows)
                 self._settle(self._answers(_PATIENCE))
                 if self._fatal is not None:
@@ -114,6 +124,7 @@ class Pump:
         return not self._exhausted
 
     def _take_in(self, chunk: list[Prepared]) -> None:
+        self._tolerance.read([row.number for row in chunk])
         self.rows += len(chunk)
         self._bytes += sum(row.size for row in chunk)
         if self._turns is not None:
@@ -171,6 +182,8 @@ class Pump:
                 errors.append(line(dead_letter(row.number, row.key, row.id, place, error)))
                 dead.append((row.key, row.number))
                 self._told(place, str(error))
+                self._tolerance.dead(row.number, type(error).__name__, str(error))
+        self._tolerance.done(len(done))
         if done or dead:
             self._ledger.commit(b"".join(results), b"".join(errors), done, dead)
 

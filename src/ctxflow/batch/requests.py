@@ -97,7 +97,7 @@ def plain_maker(job: Job) -> Make:
         else:
             request = {kind: _text(content, column or "prompt")}
         if parameters:
-            request.update(_checked({name: _parsed(cell(values, name)) for name in parameters}))
+            request.update(_checked({name: _parsed(values.get(name)) for name in parameters}))
         return (request,)
 
     return make
@@ -121,7 +121,7 @@ def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) 
         render = compile_template(job.template)
         _check_width(job, names, 1)
         return lambda values: (render(values),)
-    columns = columns_for(names, job.columns, known)
+    columns = columns_for(str(job.function), names, job.columns, known, str(job.input))
     _check_width(job, names, len(columns) or 1)
     return item_maker(columns)
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.apps import BatchApp
+from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.batch.job import GENERATION, Job
-from ctxflow.context import context
+from ctxflow.context import Context, ContextFunction, context
 from ctxflow.decorators import batch_app
 from ctxflow.models import encoder, generator, vllm_generator
+from ctxflow.rows.columns import closest
+from ctxflow.sessions import SessionApp
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -155,23 +158,67 @@ def _app(job: Job, function: Any, recipe: Any) -> BatchApp:
 def function_app(job: Job) -> BatchApp:
     """The user's own batch app that a job names, or a function made one.
 
-    :raises ValueError: if there is none of that name.
+    :raises ValueError: if there is none of that name, or it is something else; its module may raise what it likes.
     """
-    module, _, name = (job.function or "").partition(":")
-    if not name:
-        raise ValueError(f"the function {module!r} is named as module:name, such as my_prompts:summarise")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the function {job.function} is not found ({error}): run this where {module}.py is") from None
-    except AttributeError:
-        raise ValueError(f"the module {module} has nothing called {name!r}") from None
+    found = _found(str(job.function))
     if not isinstance(found, BatchApp):
-        if not callable(found):
-            raise ValueError(f"{job.function} is a {type(found).__name__}, not a function or a batch app")
-        found = batch_app(found)
+        if (sentence := _no_function(found)) is not None:
+            raise ValueError(f"{job.function} is {sentence}")
+        try:
+            found = batch_app(found)
+        except ValueError as error:  # Some that are written in C do not tell their parameters.
+            raise ValueError(f"{job.function} cannot be taken as it is ({error}): write a function around it") from None
     changes: dict[str, Any] = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries or None}
     changed: BatchApp = found.using(**{name: value for name, value in changes.items() if value is not None})
     return changed
+
+
+def _found(named: str) -> Any:
+    """What is called MODULE:NAME."""
+    module, _, name = named.partition(":")
+    if not name or not all(part.isidentifier() for part in module.split(".")):
+        hint = f" (without folders and .py: {Path(module).stem}:{name or 'name'})" if module.endswith(".py") else ""
+        raise ValueError(f"the function {named!r} is to be named as module:name, such as my_prompts:summarise{hint}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"the module {module} needs {error.name!r}, which is not installed here") from None
+        raise ValueError(f"the function {named} is not found ({error}): run this where {module}.py is") from None
+    except (Exception, SystemExit) as error:  # It is a program: it raises what it likes.
+        raise ValueError(f"the module {module} fails when it is imported: {_raised(error, module)}") from None
+    try:
+        return getattr(loaded, name)
+    except AttributeError:
+        close = closest(name, [each for each in vars(loaded) if not each.startswith("_")])
+        hint = f": did you mean {close!r}?" if close else ""
+        raise ValueError(f"the module {module} has nothing called {name!r}{hint}") from None
+
+
+def _raised(error: BaseException, module: str) -> str:
+    """An error of a module's, with the line that it goes back to."""
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).stem == module.rpartition(".")[2]]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
+
+
+def _no_function(found: Any) -> str | None:
+    """What something is that is neither a batch app nor a function, and what to write."""
+    if isinstance(found, ContextApp):
+        return "a context_app, which takes one call at a time: make it a batch_app, a function over lists"
+    if isinstance(found, SessionApp):
+        return "a session_app, whose sessions are opened in Python: make it a batch_app, a function over lists"
+    if isinstance(found, (Context, ContextFunction)):
+        return "a context, not a function: name a batch_app that uses it"
+    if not callable(found) or isinstance(found, type):
+        kind = "a class" if isinstance(found, type) else f"{_article(type(found).__name__)} {type(found).__name__}"
+        return f"{kind}, not a function or a batch app"
+    return None
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[:1].lower() in "aeiou" else "a"

@@ -15,6 +15,10 @@ from ctxflow.rows.source import RowError
 Render = Callable[[Mapping[str, Any]], str]
 
 
+class LacksColumn(RowError):
+    """A row has not what a template needs."""
+
+
 def compile_template(text: str, what: str = "template") -> Render:
     """A function that renders a row.
 
@@ -26,14 +30,7 @@ def compile_template(text: str, what: str = "template") -> Render:
     >>> compile_template("Is it true that {{ claim }}?")({"claim": "2 > 1"})
     'Is it true that 2 > 1?'
     """
-    try:
-        import jinja2
-        import jinja2.sandbox
-    except ImportError as error:
-        raise CtxflowError(f"templates need jinja2 ({error}): pip install 'ctxflow[batch]'") from None
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
+    environment, jinja2 = _environment()
     try:
         template = environment.from_string(template_text(text))
     except jinja2.TemplateSyntaxError as error:
@@ -41,13 +38,45 @@ def compile_template(text: str, what: str = "template") -> Render:
 
     def render(row: Mapping[str, Any]) -> str:
         try:
-            return template.render({**row, "row": row})
+            rendered: str = template.render({**row, "row": row})
         except jinja2.UndefinedError as error:
-            raise RowError(f"the {what} needs what the row lacks: {error.message}") from None
+            raise LacksColumn(f"the {what} needs what the row lacks: {error.message}") from None
         except Exception as error:  # A template is a program: it raises what it likes.
             raise RowError(f"the {what} fails on the row: {type(error).__name__}: {error}") from None
+        return rendered
 
     return render
+
+
+def _environment() -> tuple[Any, Any]:
+    """The sandbox, and jinja2's module."""
+    try:
+        import jinja2
+        import jinja2.meta
+        import jinja2.sandbox
+    except ImportError as error:
+        raise CtxflowError(f"templates need jinja2 ({error}): pip install 'ctxflow[batch]'") from None
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
+    return sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True), jinja2
+
+
+def columns_named(text: str) -> list[str]:
+    """Return the columns that a template names, sorted.
+
+    :param text: a template that `compile_template` takes.
+
+    >>> columns_named("{{ claim }} {% for each in parts %}{{ each }}{% endfor %} {{ row['the source'] }}")
+    ['claim', 'parts', 'the source']
+    """
+    environment, jinja2 = _environment()
+    parsed = environment.parse(template_text(text))
+    found = set(jinja2.meta.find_undeclared_variables(parsed)) - {"row", *environment.globals}
+    for node in parsed.find_all((jinja2.nodes.Getitem, jinja2.nodes.Getattr)):
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name == "row":
+            given = getattr(node, "attr", None) or getattr(getattr(node, "arg", None), "value", None)
+            if isinstance(given, str):
+                found.add(given)
+    return sorted(found)
 
 
 def template_text(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from ctxflow.cli import batch_options as options
+from ctxflow.errors import UsageError
 from ctxflow.factory.metrics import place_of
 
 
@@ -51,6 +52,7 @@ def batch(
     batch_size: options.BatchSize = None,
     timeout: options.Timeout = None,
     retries: options.Retries = None,
+    max_errors: options.MaxErrors = None,
     retry_errors: options.RetryErrors = False,
     fresh: options.Fresh = False,
     quiet: options.Quiet = False,
@@ -76,7 +78,8 @@ def batch(
     \b
     Exit status
       0    every row has a result      1    the job failed, the reason is printed
-      3    some rows failed            130  interrupted; what was done is kept
+      3    some rows failed            2    refused, before anything was started
+      130  interrupted; what was done is kept
     """
     from ctxflow.batch import load_job
     from ctxflow.batch.display import make_display, summary
@@ -91,6 +94,7 @@ def batch(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, row_parameter=row_parameter,
         site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
         max_input_tokens=max_input_tokens, batch_size=batch_size, timeout=timeout, retries=retries,
+        max_errors=max_errors,
     )  # fmt: skip
     if detach:
         from ctxflow.cli.jobs import submit_detached
@@ -153,7 +157,7 @@ def _constants(given: Sequence[str]) -> dict[str, Any]:
     for each in given:
         name, separator, value = each.partition("=")
         if not separator or not name.isidentifier():
-            raise ValueError(f"--set {each!r} is no constant: write NAME=VALUE")
+            raise UsageError(f"--set {each!r} is no constant: write NAME=VALUE")
         try:
             constants[name] = json.loads(value)
         except ValueError:

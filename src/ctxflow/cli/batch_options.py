@@ -129,6 +129,15 @@ MaxInputTokens = Annotated[int | None, _option("Cut longer inputs.", _WHERE)]
 BatchSize = Annotated[int | None, _option("Rows that a worker gets at a time.", _WHERE)]
 Timeout = Annotated[float | None, _option("Seconds that such a batch may take.", _WHERE)]
 Retries = Annotated[int | None, _option("How often a row that raises is tried again.", _WHERE)]
+MaxErrors = Annotated[
+    str | None,
+    _option(
+        "End the job when more rows than that fail, or a larger share; by default when each of the first 100 does.",
+        _RUN,
+        "--max-errors",
+        metavar="N|P%",
+    ),
+]
 RetryErrors = Annotated[bool, _option("Try rows again that failed.", _RUN, "--retry-errors")]
 Fresh = Annotated[bool, _option("Begin anew, and overwrite what is there.", _RUN, "--fresh")]
 Quiet = Annotated[bool, _option("Print errors alone.", _RUN, "-q", "--quiet")]

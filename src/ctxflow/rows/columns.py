@@ -2,27 +2,133 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.rows.source import RowError
 
+WHOLE = "*"
+"""Asks for whole rows in place of a column."""
+_ROWS = "rows"  # A parameter of this name gets whole rows.
+_DELIMITER = re.compile(r"[;|,](?=\S)|\t")  # A comma before a space is one of a sentence.
 
-def columns_for(parameters: Sequence[str], chosen: Sequence[str], known: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns of an app's parameters, in their order; none if its one parameter gets whole rows.
 
-    :param parameters: the names of the app's parameters.
-    :param chosen: the columns that a person named, in the parameters' order.
-    :param known: the columns that are there, None where each row has its own.
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What a person writes to choose columns.
 
-    >>> columns_for(["claim", "evidence"], (), None), columns_for(["rows"], ["claim"], None)
-    (('claim', 'evidence'), ('claim',))
-    >>> columns_for(["claim"], (), ["id", "claim"]), columns_for(["rows"], (), ["id", "claim"])
-    (('claim',), ())
+    :ivar column: to choose one; `whole`: to get whole rows; `delimiter`: to read a file of another delimiter.
     """
-    if not chosen and len(parameters) == 1 and parameters[0] not in (known or ()):
+
+    column: str
+    whole: str
+    delimiter: str
+
+
+IN_BATCH = Words("--column NAME", "--column '*'", "give --delimiter {!r}")
+IN_MAP = Words('columns=["NAME"]', 'columns="*"', "read it with pandas.read_csv(path, sep={!r}), and map that")
+
+
+def columns_for(
+    app: str,
+    parameters: Sequence[str],
+    chosen: Sequence[str],
+    known: Sequence[str] | None,
+    table: str = "the input",
+    words: Words = IN_BATCH,
+) -> tuple[str, ...]:
+    """Return the columns that an app's parameters get, in their order; none if its one parameter gets whole rows.
+
+    Several parameters get the columns of their names. A single one gets the column of its name, or the only column
+    that there is; whole rows, as dictionaries, if they were asked for, where rows have no columns in common (as in JSON
+    Lines), or if there are several columns and it is called `rows`. How many values the app takes is not looked at.
+
+    :param app: the app's name; `parameters`: the names of its parameters.
+    :param chosen: the columns that a person named, in the parameters' order; "*" alone asks for whole rows.
+    :param known: the columns that are there, None where each row has its own.
+    :param table: what they are the columns of, for messages; `words`: how a person chooses others.
+    :raises ValueError: if a column is not there, or none can be told; says which there are, and what to write.
+
+    >>> columns_for("f", ["claim", "evidence"], (), None), columns_for("f", ["rows"], ["claim"], None)
+    (('claim', 'evidence'), ('claim',))
+    >>> columns_for("f", ["claim"], (), ["id", "claim"]), columns_for("f", ["claims"], (), ["claim"])
+    (('claim',), ('claim',))
+    >>> columns_for("f", ["rows"], (), ["id", "claim"]), columns_for("f", ["x"], ["*"], ["id", "claim"])
+    ((), ())
+    >>> columns_for("f", ["texts"], (), ["id", "text"])
+    Traceback (most recent call last):
+    ...
+    ValueError: the input has no column 'texts', which f takes: it has 'id', 'text' (did you mean 'text'?); \
+give --column NAME to take another, or --column '*' for whole rows
+    """
+    if tuple(chosen) == (WHOLE,):
         return ()
-    return tuple(chosen or parameters)
+    if chosen:
+        if missing := _missing(chosen, known):
+            raise ValueError(f"{table} has no column {missing[0]!r}: {told(missing[0], known or (), words)}")
+        return tuple(chosen)
+    if len(parameters) != 1:
+        if missing := _missing(parameters, known):
+            raise ValueError(
+                f"{table} has no column {missing[0]!r}, which {app} takes: {told(missing[0], known or (), words)}; "
+                f"give {words.column} for each parameter ({', '.join(parameters)}) to take others"
+            )
+        return tuple(parameters)
+    name = parameters[0]
+    if known is None:
+        return ()
+    if name in known:
+        return (name,)
+    if len(known) == 1 and other_delimiter(known) is None:
+        return (known[0],)
+    if name == _ROWS and len(known) > 1:
+        return ()
+    raise ValueError(
+        f"{table} has no column {name!r}, which {app} takes: {told(name, known, words)}; "
+        f"give {words.column} to take another, or {words.whole} for whole rows"
+    )
+
+
+def _missing(names: Sequence[str], known: Sequence[str] | None) -> list[str]:
+    return [] if known is None else [name for name in names if name not in known]
+
+
+def told(name: str, known: Sequence[str], words: Words = IN_BATCH) -> str:
+    """Return which columns there are, and what a person may have meant by one that is not.
+
+    >>> told("Claim ", ["id", "claim"]), told("a", ["a;b"])
+    ("it has 'id', 'claim' (did you mean 'claim'?)", "it has 'a;b', which ';' seems to separate: give --delimiter ';'")
+    """
+    if (delimiter := other_delimiter(known)) is not None:
+        return f"it has {listed(known)}, which {delimiter!r} seems to separate: {words.delimiter.format(delimiter)}"
+    close = closest(name, known)
+    return f"it has {listed(known)}" + (f" (did you mean {close!r}?)" if close else "")
+
+
+def closest(name: str, names: Sequence[str]) -> str | None:
+    """Return the name that is most like another, if one is; neither case nor spaces matter.
+
+    >>> closest("Txt", ["id", "text"]), closest("claim", ["x"])
+    ('text', None)
+    """
+    plain = {str(each).strip().lower(): each for each in reversed(names)}
+    found = difflib.get_close_matches(name.strip().lower(), list(plain), n=1)
+    return plain[found[0]] if found else None
+
+
+def other_delimiter(columns: Sequence[str]) -> str | None:
+    """Return what seems to separate columns that were read as one.
+
+    >>> other_delimiter(["id;claim"]), other_delimiter(["claim"]), other_delimiter(["a;b", "c"])
+    (';', None, None)
+    """
+    if len(columns) != 1:
+        return None
+    found = _DELIMITER.search(str(columns[0]).strip())
+    return found[0] if found else None
 
 
 def item_maker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -52,4 +158,6 @@ def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     >>> listed(["a", "b"]), listed([])
     ("'a', 'b'", 'nothing')
     """
-    return ", ".join(map(repr, list(names)[:10])) or "nothing"
+    names = list(names)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(map(repr, names[:10])) + more or "nothing"

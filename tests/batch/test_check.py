@@ -1,0 +1,223 @@
+"""What cannot go well is refused in one answer, exit status 2, before a worker starts or a file is written."""
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from batch_helpers import read_lines, write_lines
+
+MODULE = """
+from ctxflow import batch_app, context, context_app, session_app
+
+
+@context
+def table():
+    return {}
+
+
+@batch_app(table())
+def judge(known, claim, source, *, unit="words", top=None):
+    return claim
+
+
+@batch_app
+def lengths(texts):
+    return [len(text) for text in texts]
+
+
+@batch_app
+def needy(rows, *, wanted):
+    return rows
+
+
+@context_app(table())
+def single(known, text):
+    return text
+
+
+@session_app
+def chatting(states, prompts):
+    return []
+
+
+class Judge:
+    pass
+
+
+recipe = table()
+"""
+ROWS = [{"id": "a", "claim": "one", "source": "x"}, {"id": "b", "claim": "two", "source": "y"}]
+FORMS = ("in.jsonl", "in.csv", "in.parquet")
+MODEL = ("-m", "./model")
+CLASSIFY = (*MODEL, "-t", "classify", "--column", "claim")
+
+
+@pytest.fixture(autouse=True)
+def inputs(folder):
+    """The same two rows in each form."""
+    write_lines(folder / "in.jsonl", ROWS)
+    (folder / "in.csv").write_text("id,claim,source\na,one,x\nb,two,y\n")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "in.parquet")
+    (folder / "judging.py").write_text(MODULE)
+    (folder / "raising.py").write_text("import json\n\nVALUE = json.loads('nonsense')\n")
+    (folder / "leaving.py").write_text("raise SystemExit('run me with arguments')\n")
+    (folder / "needing.py").write_text("import no_such_package_anywhere\n")
+
+
+@pytest.fixture
+def refused(folder, command):
+    """Gives what is said of a command that must be refused, and leaves nothing behind."""
+
+    def refuse(*words):
+        before = {path.relative_to(folder) for path in folder.rglob("*")}
+        status, said = command("batch", *words, *(() if "-o" in words else ("-o", "out.jsonl")))
+        after = {path.relative_to(folder) for path in folder.rglob("*") if path.parent.name != "__pycache__"}
+        assert (status, sorted(after - before - {*map(type(folder), ["__pycache__"])})) == (2, []), said
+        assert "Traceback" not in said
+        return said
+
+    return refuse
+
+
+# The flag, and what its sentence says that reads the column.
+NAMING = {
+    "--id-column": (("--id-column", "ID"), (*MODEL, "-t", "generate", "--column", "claim"), "'ID', which --id-column"),
+    "--keep": (("--keep", "Source"), (*MODEL, "-t", "generate", "--column", "claim"), "'Source', which --keep names"),
+    "--column": (("--column", "clam"), MODEL, "'clam', which --column names"),
+    "--row-parameter": (("--row-parameter", "seed"), (*MODEL, "--column", "claim"), "'seed', which --row-parameter"),
+    "--template": (("--template", "Is {{ clain }} true?"), MODEL, "'clain', which the template names"),
+    "--template row": (("--template", "Is {{ row['the claim'] }} true?"), MODEL, "'the claim', which the template"),
+    "--system": (("--system", "Trust {{ sauce }}", "--column", "claim", "-t", "chat"), MODEL, "'sauce', which the sys"),
+    "the default": ((), (*MODEL, "-t", "generate"), "'prompt', which the task generate reads"),
+    "messages": ((), (*MODEL, "-t", "chat"), "'messages', which the task chat reads"),
+    "text": ((), (*MODEL, "-t", "embed"), "'text', which the task embed reads"),
+    "a function's": (("--column", "claim", "--column", "sauce"), ("--function", "judging:judge"), "'sauce'"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("flag", NAMING)
+def test_a_column_that_is_not_there_is_refused_whatever_names_it(refused, name, flag):
+    words, others, sentence = NAMING[flag]
+    said = refused(name, *words, *others)
+    assert said.startswith("ctxflow: ")
+    assert said.count("\n") == 1, "one sentence"
+    assert sentence in said
+    assert "'id', 'claim', 'source'" in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("Claim", "claim"), ("claims", "claim"), (" sorce", "source"), ("zzz", None)]
+)
+def test_the_closest_column_is_told(refused, wrong, meant):
+    said = refused("in.csv", *MODEL, "--column", wrong)
+    assert (f"did you mean {meant!r}?" in said) if meant else ("did you mean" not in said)
+
+
+def test_all_that_is_wrong_is_told_at_once(refused):
+    said = refused(
+        "in.csv", "--function", "judging:judge", "--set", "units=3", "--set", "claim=1", "--keep", "Id",
+        "--id-column", "number", "--site", "nowhere.toml", "-o", "in.csv",
+    )  # fmt: skip
+    assert said.splitlines()[0] == "ctxflow: 6 things are wrong with this job:"
+    for part in (
+        "the output is the input", "there is no site", "--set units: judging:judge has no such constant; it has unit, "
+        "top (did you mean 'unit'?)", "--set claim: judging:judge takes it for each item", "no column 'number', which "
+        "--id-column names", "no column 'Id', which --keep names: it has 'id', 'claim', 'source' (did you mean 'id'?)",
+    ):  # fmt: skip
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("judging:single", "is a context_app, which takes one call at a time: make it a batch_app"),
+        ("judging:chatting", "is a session_app, whose sessions are opened in Python"),
+        ("judging:recipe", "is a context, not a function"),
+        ("judging:table", "is a context, not a function"),
+        ("judging:Judge", "is a class, not a function or a batch app"),
+        ("judging:MODULE", "has nothing called 'MODULE'"),
+        ("judging:length", "has nothing called 'length': did you mean 'lengths'?"),
+        ("judging", "to be named as module:name"),
+        ("./judging.py:judge", "(without folders and .py: judging:judge)"),
+        (
+            "raising:f",
+            "the module raising fails when it is imported: JSONDecodeError: Expecting value: line 1 column 1",
+        ),
+        ("leaving:f", "the module leaving fails when it is imported: SystemExit: run me with arguments"),
+        ("needing:f", "the module needing needs 'no_such_package_anywhere', which is not installed here"),
+        ("no_such_module:f", "run this where no_such_module.py is"),
+        ("judging:needy", "needs the constant 'wanted': give --set wanted=VALUE"),
+        ("operator:itemgetter", "is a class"),
+    ],
+)
+def test_what_is_no_function_for_a_batch_is_refused_without_a_traceback(refused, function, sentence):
+    said = refused("in.jsonl", "--function", function)
+    assert sentence in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("missing.csv", *MODEL), "missing.csv cannot be read: No such file"),
+        (("in.csv", *MODEL, "--template", "{{"), "no Jinja2 template"),
+        (("in.csv", *MODEL, "--template", "@nowhere.j2"), "the template nowhere.j2 cannot be read"),
+        (("in.csv", *CLASSIFY, "--label", "a", "--label", "a"), "--label a is given twice"),
+        (("in.csv", *CLASSIFY, "--label", "a"), "takes two labels or more"),
+        (("in.csv", *MODEL, "--column", "*"), "--column '*' gives whole rows to a function"),
+        (("in.csv", *MODEL, "--column", "claim", "--max-errors", "lots"), "cannot be 'lots': write a number of rows"),
+        (("in.csv", *MODEL, "--column", "claim", "--max-new-tokens", "0"), "max_new_tokens=0 is out of range"),
+        (("in.csv",), "needs a model or a function"),
+        (("in.csv", "--function", "judging:judge", "--set", "unit"), "write NAME=VALUE"),
+        (("in.jsonl", *MODEL, "--input-format", "openai"), "of in.jsonl has 'custom_id', which OpenAI's requests need"),
+        (
+            (
+                "--job",
+                "nowhere.toml",
+            ),
+            "the job file nowhere.toml cannot be read",
+        ),
+        (
+            (
+                "--job",
+                "in.csv",
+            ),
+            "in.csv is not TOML",
+        ),
+        (("in.csv", *MODEL, "--column", "claim", "--keep", "prompt_tokens"), "no column 'prompt_tokens'"),
+    ],
+)
+def test_command_lines_and_job_files_that_make_no_sense_end_with_2(refused, words, sentence):
+    said = refused(*words)
+    assert sentence in said
+
+
+def test_rows_of_json_lines_may_differ(folder, command):
+    """Only what no one of the first rows has is refused: the others are dead letters."""
+    write_lines(folder / "in.jsonl", [{"text": "a", "n": 1}, {"text": "b"}, {"n": 2}])
+    (folder / "judging.py").write_text("def upper(text):\n    return [each.upper() for each in text]\n")
+    words = ("in.jsonl", "-o", "out.jsonl", "--function", "judging:upper", "--column", "text", "--keep", "n")
+    status, said = command("batch", *words, "--workers", "1")
+    assert status == 3, said
+    assert [each["result"] for each in read_lines(folder / "out.jsonl")] == ["A"]
+    messages = {each["row"]: each["error"]["message"] for each in read_lines(folder / "out.jsonl.errors.jsonl")}
+    assert messages == {1: "the row has no 'n', which is to be kept", 2: "the row has no 'text': it has 'n'"}
+
+
+def test_a_template_that_some_of_the_first_rows_satisfy_is_not_refused(folder, refused):
+    from ctxflow.batch.check import Head, Subject, check
+    from ctxflow.batch.job import Job
+    from ctxflow.errors import UsageError
+
+    rows = [{"a": 1}, {"b": 2}]
+    for template in ("{{ b }}", "{% if c is defined %}{{ c }}{% endif %}", "{{ c | default('') }}"):
+        job = Job(input="in", output="out", model="m", template=template, input_format="jsonl")
+        check(Subject(job, Head("in", None, rows)))
+    job = Job(input="in", output="out", model="m", template="{{ a.b.c }}", input_format="jsonl", task="generate")
+    with pytest.raises(UsageError, match="it fails so on each of the first 1 rows"):
+        check(Subject(job, Head("in", None, rows[:1])))
+
+
+def test_an_input_without_rows_is_not_refused_for_its_columns(folder, command):
+    (folder / "in.jsonl").write_text("")
+    status, said = command("batch", "in.jsonl", "-o", "out.jsonl", "--function", "judging:judge", "--keep", "anything")
+    assert (status, "holds no rows: nothing to do" in said) == (0, True)
