@@ -117,7 +117,7 @@ def test_wrong_use_says_what_to_write(tmp_path):
     frame = TABLE.to_pandas()
     for error, sentence, inputs, options in [
         (ValueError, "has no column 'other', which add takes: it has 'n'; give columns=", [frame[["n"]]], {}),
-        (ValueError, "in.parquet has no column 'm', which upper takes", [tmp_path / "in.parquet"], {"columns": ["m"]}),
+        (ValueError, "in.parquet has no column 'm': it has", [tmp_path / "in.parquet"], {"columns": ["m"]}),
         (TypeError, r"add takes 2 values an item \(n, other\), but got 1", [frame], {"columns": ["n"]}),
         (TypeError, "a table's rows are whole items: give it alone", [frame, [1]], {}),
         (TypeError, "columns= names those of a table: leave it out", [[1], [2]], {"columns": ["n"]}),

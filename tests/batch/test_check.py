@@ -120,7 +120,7 @@ def test_all_that_is_wrong_is_told_at_once(refused):
     )  # fmt: skip
     assert said.splitlines()[0] == "ctxflow: 6 things are wrong with this job:"
     for part in (
-        "the output is the input", "there is no site", "--set units: judging:judge has no such constant; it has unit, "
+        "is the input", "there is no site", "--set units: judging:judge has no such constant; it has unit, "
         "top (did you mean 'unit'?)", "--set claim: judging:judge takes it for each item", "no column 'number', which "
         "--id-column names", "no column 'Id', which --keep names: it has 'id', 'claim', 'source' (did you mean 'id'?)",
     ):  # fmt: skip

@@ -379,7 +379,7 @@ def test_the_most_errors_are_a_number_or_a_share(folder, monkeypatch, most, ende
 
 
 def test_a_job_that_has_tried_all_its_rows_ends_as_always(folder):
-    write_lines(folder / "in.jsonl", [{"t": "bad"}] * 3)
+    write_lines(folder / "in.jsonl", [{"t": "bad"}])
     assert run("in.jsonl", "upper", column=["t"], max_errors="0").exit_status == 3
 
 
