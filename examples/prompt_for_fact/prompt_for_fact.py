@@ -276,7 +276,7 @@ def finish(
     try:
         plot = ", throughput.png" if report.plot(history, sweep.out / "throughput.png") else ""
     except ImportError:
-        plot = " (pip install matplotlib for a plot of throughput and workers)"
+        plot = " (install matplotlib for a plot of throughput and workers)"
     if as_json:
         print(json.dumps({**evaluation, "run": asdict(figures)}, ensure_ascii=False))
         return

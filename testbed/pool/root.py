@@ -101,7 +101,7 @@ def requirements(extra: str | None = None) -> list[str]:
         return [*_lines(config["options"]["install_requires"]), *requirements("policies"), *TOOLS_OF_TESTS]
     found: list[str] = []
     for line in _lines(config["options.extras_require"][extra]):
-        nested = re.fullmatch(r"ctxflow\[(.*)]", line)
+        nested = re.fullmatch(r"parsl-ctxflow\[(.*)]", line)
         names = nested[1].split(",") if nested else []
         found += [line for name in names for line in requirements(name.strip())] if nested else [line]
     return [line for line in found if not re.match(r"(torch|transformers)\b", line)]

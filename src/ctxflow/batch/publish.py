@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 
 _ROWS = 5000
 
@@ -28,7 +29,7 @@ def publish_parquet(rows: Path, output: Path, embeddings: bool = False) -> None:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise CtxflowError(f"Parquet needs pyarrow ({error}): pip install 'ctxflow[batch]'") from None
+        raise CtxflowError(f"Parquet needs pyarrow ({error}): {how_to_install('pyarrow', extra='batch')}") from None
     types: dict[str, Any] = {}
     for records in _records(rows):
         for name in dict.fromkeys(itertools.chain.from_iterable(records)):

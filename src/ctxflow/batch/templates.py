@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.rows.source import RowError
 
 Render = Callable[[Mapping[str, Any]], str]
@@ -55,7 +56,7 @@ def _environment() -> tuple[Any, Any]:
         import jinja2.meta
         import jinja2.sandbox
     except ImportError as error:
-        raise CtxflowError(f"templates need jinja2 ({error}): pip install 'ctxflow[batch]'") from None
+        raise CtxflowError(f"templates need jinja2 ({error}): {how_to_install('jinja2', extra='batch')}") from None
     sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
     return sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True), jinja2
 

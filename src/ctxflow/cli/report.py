@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.observe.report import Report, as_data, find_run, logs_of, read_report
 from ctxflow.observe.text import as_text
 
@@ -130,7 +131,7 @@ def _may_draw() -> bool:
     """Whether pictures can be drawn; says so if not."""
     there = importlib.util.find_spec("matplotlib") is not None
     if not there:
-        print("ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'", file=sys.stderr)
+        print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
     return there
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ctxflow.cli.simulation_text import as_data, recorded_data, show
+from ctxflow.installing import how_to_install
 from ctxflow.observe.report import read_report
 from ctxflow.simulator.changes import Change, combinations, parse, parse_sweep
 from ctxflow.simulator.recorded import Recorded
@@ -150,7 +151,7 @@ def _place(output: Path | None, name: str, several: bool) -> Path | None:
 def _draw(directory: Path) -> list[Path]:
     """The pictures of a simulated run, from its event log."""
     if importlib.util.find_spec("matplotlib") is None:
-        print("ctxflow: pictures need matplotlib: pip install 'ctxflow[report]'", file=sys.stderr)
+        print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
         return []
     from ctxflow.observe.plots import draw
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 
 SHIPPED = ("abilene", "polska", "gabriel", "cost2")
 
@@ -34,7 +35,7 @@ def train(
     try:
         from ctxflow.simulator.torta import training
     except ModuleNotFoundError as error:
-        raise CtxflowError(f"training needs {error.name}: pip install 'ctxflow[policies]'") from None
+        raise CtxflowError(f"training needs {error.name}: {how_to_install(extra='policies')}") from None
     from ctxflow.policies.routing.networks import write
     from ctxflow.simulator.torta.experiments import torta
 

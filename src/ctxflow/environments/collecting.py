@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ctxflow.environments import inspection
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install_ctxflow
 
 _CACHES = {"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".cache"}
 _NOT_ON_WORKERS = {"test", "tests", "idle_test", "idlelib", "turtledemo", "ensurepip", "tkinter"}
@@ -80,7 +81,7 @@ def inspect(prefix: Path) -> dict[str, Any]:
     )
     if about["missing"]:
         lacking = " and ".join(about["missing"])
-        raise CtxflowError(f"{prefix} has no {lacking}, which a worker needs: run {python} -m pip install ctxflow")
+        raise CtxflowError(f"{prefix} has no {lacking}, which a worker needs: {how_to_install_ctxflow(python)}")
     if about["hooks"]:
         raise CtxflowError(
             f"{prefix} holds an editable install that cannot be followed ({', '.join(about['hooks'])}): "

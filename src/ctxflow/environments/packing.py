@@ -28,6 +28,7 @@ from ctxflow.environments import libraries
 from ctxflow.environments.collecting import Collection, Entry, inspect, is_conda
 from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_manifest
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.version import __version__
 
 Report = Callable[[str, int, int], None]
@@ -113,7 +114,9 @@ def _collect(prefix: Path, about: dict[str, Any], scratch: Path, exclude: Sequen
     try:
         import conda_pack
     except ImportError:
-        raise CtxflowError("packing a conda environment needs conda-pack: pip install 'ctxflow[pack]'") from None
+        raise CtxflowError(
+            f"packing a conda environment needs conda-pack: {how_to_install('conda-pack', extra='pack')}"
+        ) from None
     copy = str(scratch / "conda")
     try:
         # Installed by conda itself or by pip: conda-pack knows both, and what names the prefix in each file.

@@ -26,6 +26,7 @@ from ctxflow.factory.condor_description import (
 from ctxflow.factory.condor_events import change_of
 from ctxflow.factory.condor_survey import ask, ask_for_places
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
+from ctxflow.installing import how_to_install
 from ctxflow.topology import Topology
 
 _BY_US = 0  # The subcode of a removal's reason.
@@ -282,8 +283,8 @@ def bindings() -> Any:
         return importlib.import_module("htcondor2")
     except ImportError:
         raise ProviderError(
-            "HTCondor's Python bindings (htcondor2) are missing: pip install 'ctxflow[htcondor]', or on Debian install"
-            " the package condor and make the virtual environment with --system-site-packages"
+            f"HTCondor's Python bindings (htcondor2) are missing: {how_to_install('htcondor', extra='htcondor')}; "
+            "or on Debian install the package condor and make the virtual environment with --system-site-packages"
         ) from None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.service import Service
+from ctxflow.installing import how_to_install
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -93,7 +94,9 @@ def start_server(collector: Any, address: str, port: int) -> WSGIServer:
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
-        raise CtxflowError("metrics need prometheus-client: pip install 'ctxflow[factory]'") from None
+        raise CtxflowError(
+            f"metrics need prometheus-client: {how_to_install('prometheus-client', extra='factory')}"
+        ) from None
     registry = CollectorRegistry()
     registry.register(collector)
     try:

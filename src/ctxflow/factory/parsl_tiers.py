@@ -19,6 +19,7 @@ from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory.parsl_ear import sentence
 from ctxflow.factory.provider import ProviderError
+from ctxflow.installing import how_to_install
 from ctxflow.sites.tier import Tier
 
 PARSL: Mapping[str, type[ExecutionProvider]] = {
@@ -182,7 +183,8 @@ def _named(tier: Tier) -> ExecutionProvider:
 
 def _explained(tier: Tier, error: Exception) -> str:
     if type(error).__name__ == "OptionalModuleMissing":
-        return f"tier {tier.name}'s provider {tier.provider} needs the package kubernetes: pip install kubernetes"
+        command = how_to_install("kubernetes", extra="kubernetes")
+        return f"tier {tier.name}'s provider {tier.provider} needs the package kubernetes: {command}"
     return f"Parsl's provider for tier {tier.name} ({tier.provider}) cannot be made: {sentence(str(error))}"
 
 

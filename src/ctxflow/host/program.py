@@ -13,6 +13,9 @@ import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from ctxflow.installing import DISTRIBUTION, metadata
+from ctxflow.version import __version__
+
 _MAIN = '''\
 """Starts one of the programs of this file: worker, vine_library, doorbell."""
 
@@ -67,6 +70,8 @@ def _content() -> bytes:
         for package in ("ctxflow", "cloudpickle"):
             for path, data in _files(package):
                 _add(archive, path, data)
+        # So that a worker can tell which versions of what it lacks have to be installed.
+        _add(archive, f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA", metadata().encode())
     return packed.getvalue()
 
 

@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HEAVY[name])
     except ImportError as error:
-        raise MissingPackageError.about(f"torch and transformers ({error})", extra="transformers") from error
+        raise MissingPackageError.about("torch", "transformers", extra="transformers", why=error) from error
     return getattr(module, name)

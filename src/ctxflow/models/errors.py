@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 
 
 class ModelNotFoundError(CtxflowError, LookupError):
@@ -12,14 +13,21 @@ class ModelNotFoundError(CtxflowError, LookupError):
 class MissingPackageError(CtxflowError, ImportError):
     """A library that a model needs is not installed; the message says how to install it.
 
-    >>> print(MissingPackageError.about("torch", extra="transformers"))
-    torch must be installed where this context is built: pip install 'ctxflow[transformers]'
+    >>> print(str(MissingPackageError.about("torch", extra="transformers")).partition(":")[0])
+    torch must be installed where this context is built
     """
 
     @classmethod
-    def about(cls, packages: str, *, extra: str) -> MissingPackageError:
-        """The error for packages that an extra of ctxflow brings."""
-        return cls(f"{packages} must be installed where this context is built: pip install 'ctxflow[{extra}]'")
+    def about(cls, *packages: str, extra: str, why: ImportError | None = None) -> MissingPackageError:
+        """Return the error for packages that an extra of ctxflow brings.
+
+        :param why: what the import said.
+        """
+        said = f" ({why})" if why else ""
+        return cls(
+            f"{' and '.join(packages)}{said} must be installed where this context is built: "
+            f"{how_to_install(*packages, extra=extra)}"
+        )
 
 
 class OutOfMemoryError(CtxflowError, MemoryError):

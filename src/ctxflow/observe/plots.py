@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.observe.history import App, History
 from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
 from ctxflow.observe.tier_plots import lifetimes, workers_and_items
@@ -38,7 +39,7 @@ def draw(
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
+        raise CtxflowError(f"pictures need matplotlib: {how_to_install('matplotlib', extra='report')}") from None
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     with rc_context(STYLE):

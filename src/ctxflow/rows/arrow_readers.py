@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.rows.readers import file_identity
 from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source, left_out
 
@@ -19,7 +20,9 @@ try:
     import pyarrow.ipc
     import pyarrow.parquet
 except ImportError as missing:
-    raise CtxflowError(f"this input or output needs pyarrow ({missing}): pip install 'ctxflow[batch]'") from None
+    raise CtxflowError(
+        f"this input or output needs pyarrow ({missing}): {how_to_install('pyarrow', extra='batch')}"
+    ) from None
 
 
 class _ArrowSource:

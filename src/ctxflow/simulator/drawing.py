@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
 from ctxflow.observe.style import STYLE
 
 
@@ -23,7 +24,7 @@ def write_pictures(folder: Path, paper: str, pictures: Mapping[str, Callable[[An
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise CtxflowError("pictures need matplotlib: pip install 'ctxflow[report]'") from None
+        raise CtxflowError(f"pictures need matplotlib: {how_to_install('matplotlib', extra='report')}") from None
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         for name, draw in pictures.items():

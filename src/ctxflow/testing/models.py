@@ -1,7 +1,7 @@
 """Small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
 
 For tests of what happens around a model (batching, padding, resuming): its text is noise, but the same noise
-each time. Needs `ctxflow[transformers]`.
+each time. Needs the extra `transformers`.
 """
 
 from __future__ import annotations

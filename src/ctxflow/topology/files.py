@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ctxflow.installing import how_to_install_package
 from ctxflow.topology.classad import parse_ads
 from ctxflow.topology.condor import from_ads
 from ctxflow.topology.graph import from_graph
@@ -44,7 +45,8 @@ def _data(text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise ValueError("YAML needs PyYAML: install ctxflow[kubernetes], or give JSON (kubectl get -o json)") from None
+        advice = how_to_install_package("PyYAML")
+        raise ValueError(f"YAML needs PyYAML: {advice}, or give JSON (kubectl get -o json)") from None
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:

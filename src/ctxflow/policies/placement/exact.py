@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ctxflow.installing import how_to_install
 from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
 from ctxflow.policies.placement.arrays import Arrays, Bools, Floats
 from ctxflow.policies.placement.check import check
@@ -125,7 +126,7 @@ def _scipy() -> tuple[Any, Any, Any]:
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "the exact and improved placement methods need SciPy: pip install 'ctxflow[policies]'"
+            f"the exact and improved placement methods need SciPy: {how_to_install('scipy', extra='policies')}"
         ) from None
     return milp, LinearConstraint, Bounds
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ctxflow.installing import how_to_install
 from ctxflow.policies.routing.arrays import Floats, amounts, prices, shares_of
 from ctxflow.policies.routing.transport import balanced, capped, fallback
 
@@ -106,5 +107,5 @@ def needs_scipy() -> tuple[Any, Any]:
         from scipy import sparse
         from scipy.optimize import linprog
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("the look-ahead needs SciPy: pip install 'ctxflow[policies]'") from None
+        raise ModuleNotFoundError(f"the look-ahead needs SciPy: {how_to_install('scipy', extra='policies')}") from None
     return linprog, sparse

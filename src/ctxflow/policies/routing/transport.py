@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ctxflow.installing import how_to_install
 from ctxflow.policies.routing.arrays import Floats, Ints, amounts, prices, shares_of
 
 DUST = 1e-12  # Flows under this share of all are rounding.
@@ -136,5 +137,5 @@ def _solver() -> Any:
     try:
         import ot
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("optimal transport needs POT: pip install 'ctxflow[policies]'") from None
+        raise ModuleNotFoundError(f"optimal transport needs POT: {how_to_install('POT', extra='policies')}") from None
     return ot

@@ -1,0 +1,194 @@
+"""How to install what is missing: what this copy of ctxflow came from, and which Python lacks it.
+
+The distribution is called parsl-ctxflow. The one that PyPI calls ctxflow is somebody else's, so that no message may
+name it; and until parsl-ctxflow is on an index, messages name a clone, a file, or the missing packages themselves.
+What does not live here: which task needs which packages (setup.cfg), and whether they are there (cli/doctor.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+DISTRIBUTION = "parsl-ctxflow"
+_NAMESAKE = "ctxflow"
+COST_OF_TORCH = "PyTorch and what it needs take 2.2 GB, with CUDA's libraries 5.9 GB"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
+
+
+def how_to_install(*packages: str, extra: str) -> str:
+    """Return the command that installs packages for the Python that runs this, with what else an extra brings.
+
+    Where this copy of ctxflow is a clone, it is the clone with the extra; else, the packages, in the versions that
+    ctxflow works with. On a worker of another machine the sentence names the workers' environment.
+
+    :param packages: what is missing, by the names of their distributions; all that the extra brings if none is given.
+    :param extra: the extra of setup.cfg that brings them.
+
+    >>> how_to_install("jinja2", extra="batch").count("pip install")
+    1
+    """
+    if _on_worker():
+        return _for_workers(_requirements(packages, extra))
+    clone = _clone()
+    if clone is None:
+        return f"{_pip_install()} {shlex.join(_requirements(packages, extra))}"
+    editable = "-e " if _is_clone(_root()) else ""
+    return f"{_pip_install()} {editable}{shlex.quote(f'{clone}[{extra}]')}"
+
+
+def how_to_install_package(package: str) -> str:
+    """Return the command that installs a package that is none of ctxflow's own needs, for the Python that runs this.
+
+    :param package: the name of its distribution.
+    """
+    return _for_workers([package]) if _on_worker() else f"{_pip_install()} {shlex.quote(package)}"
+
+
+def how_to_install_ctxflow(python: str) -> str:
+    """Return what installs this copy of ctxflow for another Python of this machine.
+
+    :param python: the path of that Python.
+
+    >>> "/envs/other/bin/python -m pip" in how_to_install_ctxflow("/envs/other/bin/python")
+    True
+    """
+    source = _clone() or _wheel()
+    if source is None:
+        return f"install {DISTRIBUTION} {_version()} with {python} -m pip, from where this copy of it came"
+    return f"run {shlex.quote(python)} -m pip install {shlex.quote(str(source))}"
+
+
+def namesake() -> Distribution | None:
+    """Return the distribution in this Python's environment that is called ctxflow and is not this one, if there is one.
+
+    Its files lie under the names of ours: where both are installed, one has overwritten parts of the other.
+    """
+    from importlib.metadata import distributions
+
+    for found in distributions(name=_NAMESAKE):
+        ours = any(point.value.startswith("ctxflow.cli:") for point in found.entry_points)  # As it was called once.
+        if not ours and found.metadata["Name"]:
+            return found
+    return None
+
+
+def metadata() -> str:
+    """Return the text of this distribution's metadata; "" where it is not installed but only found on the path."""
+    found = _distribution()
+    return (found.read_text("METADATA") or found.read_text("PKG-INFO") or "") if found else ""
+
+
+def _distribution() -> Distribution | None:
+    from importlib.metadata import PackageNotFoundError, distribution  # Not quick: workers seldom need it.
+
+    try:
+        return distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
+
+
+def _version() -> str:
+    found = _distribution()
+    return found.version if found else ""
+
+
+def _requirements(packages: Iterable[str], extra: str) -> list[str]:
+    """What pip is told for packages, in the versions that the extra asks for."""
+    asked = {_normal(_NAME.findall(each)[0]): each for each in _of_extra(extra)}
+    return [asked.get(_normal(name), name) for name in packages] or list(asked.values())
+
+
+def _of_extra(extra: str) -> Iterator[str]:
+    found = _distribution()
+    for line in (found.requires or []) if found else []:
+        requirement, _, marker = line.partition(";")
+        if extra not in _EXTRA.findall(marker):
+            continue
+        own = re.fullmatch(rf"{DISTRIBUTION}\[(.*)]", requirement.strip())
+        if own:
+            for name in own[1].split(","):
+                yield from _of_extra(name.strip())
+        else:
+            yield requirement.strip().replace(" ", "")
+
+
+def _normal(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def _on_worker() -> bool:
+    """Whether this is a worker that was started from the one file that workers get (host/program.py)."""
+    return not os.path.exists(__file__)
+
+
+def _for_workers(requirements: Iterable[str]) -> str:
+    wanted = shlex.join(requirements)
+    if os.environ.get("CTXFLOW_PYTHON"):
+        return f"pip install {wanted} in the environment that was packed, and pack it again (`ctxflow env pack`)"
+    host = platform.node()
+    if sys.prefix == sys.base_prefix:
+        return (
+            f"name an environment in the site's `environment` after pip install {wanted} in it "
+            f"(the workers on {host} run {sys.executable})"
+        )
+    return f"{shlex.quote(sys.executable)} -m pip install {wanted} (the workers' environment, on {host})"
+
+
+def _pip_install() -> str:
+    """What installs packages for this Python: `pip` by its short name where the shell finds this Python's."""
+    found = shutil.which("pip")
+    if found and os.path.dirname(found) == os.path.dirname(sys.executable):
+        return "pip install"
+    if importlib.util.find_spec("pip"):
+        return f"{shlex.quote(sys.executable)} -m pip install"
+    return f"uv pip install --python {shlex.quote(sys.executable)}"
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def _clone() -> Path | None:
+    """The clone that this copy runs from or was installed from, if it is there."""
+    if _is_clone(_root()):
+        return _root()
+    source = _source()
+    return source if source and _is_clone(source) else None
+
+
+def _is_clone(folder: Path) -> bool:
+    try:
+        return re.search(rf"^name = {DISTRIBUTION}$", (folder / "setup.cfg").read_text(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def _wheel() -> Path | None:
+    """The wheel that this copy was installed from, if it is there."""
+    source = _source()
+    return source if source and source.is_file() else None
+
+
+def _source() -> Path | None:
+    """The folder or file that pip installed this copy from, as it noted it (direct_url.json)."""
+    found = _distribution()
+    if found is None or Path(str(found.locate_file("ctxflow"))).resolve() != Path(__file__).resolve().parent:
+        return None  # Another copy is installed.
+    noted = found.read_text("direct_url.json")
+    url = urlsplit(json.loads(noted)["url"]) if noted else None
+    return Path(unquote(url.path)) if url and url.scheme == "file" else None
