@@ -1,6 +1,8 @@
 """What a wheel built from this tree holds, and how it looks from the front door."""
 
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
