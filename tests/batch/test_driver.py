@@ -1,7 +1,9 @@
 """Whole jobs in this process, on the embedded engine."""
 
 import contextlib
+import csv
 import errno
+import io
 import json
 import os
 
@@ -197,6 +199,42 @@ def test_csv_to_parquet_with_kept_columns(folder):
     assert (folder / "out.parquet").exists()
 
 
+@pytest.mark.parametrize("name", ["out.csv", "out.tsv"])
+def test_csv_that_is_resumed(folder, name):
+    write_lines(folder / "in.jsonl", [{"text": f'say "{n}",\nagain', "k": {"n": n}} for n in range(60)])
+    choices = {"column": ["text"], "keep": ["text", "k"], "order": "input", "output": name}
+    assert run("in.jsonl", "upper", **choices).done == 60
+    delimiter = "\t" if name.endswith(".tsv") else ","
+    text = (folder / name).read_text()
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    assert rows[0] == ["row", "text", "k", "result"]
+    assert rows[8] == ["7", 'say "7",\nagain', '{"n": 7}', 'SAY "7",\nAGAIN']
+    assert len(rows) == 61
+    (folder / name).unlink()
+    assert run("in.jsonl", "upper", **choices).done_now == 0
+    assert (folder / name).read_text() == text
+
+
+def test_kept_parquet_columns_keep_their_types(folder):
+    table = pyarrow.table(
+        {
+            "id": pyarrow.array([7, 8], pyarrow.int16()),
+            "text": ["a", "b"],
+            "when": pyarrow.array([1, 2], pyarrow.timestamp("ms", "UTC")),
+            "price": pyarrow.array(["1.50", "2.25"]).cast(pyarrow.decimal128(6, 2)),
+            "kind": pyarrow.array(["x", "x"]).dictionary_encode(),
+        }
+    )
+    pyarrow.parquet.write_table(table, folder / "in.parquet")
+    keep = ["when", "price", "kind"]
+    choices = {"column": ["text"], "keep": keep, "id_column": "id", "order": "input", "output": "out.parquet"}
+    assert run("in.parquet", "upper", **choices).done == 2
+    found = pyarrow.parquet.read_table(folder / "out.parquet")
+    source = pyarrow.parquet.read_table(folder / "in.parquet")
+    assert found.select(["id", *keep]).equals(source.select(["id", *keep]))
+    assert found.column("result").to_pylist() == ["A", "B"]
+
+
 def test_parquet_of_others_is_not_overwritten(folder):
     write_lines(folder / "in.jsonl", [{"t": "a"}])
     (folder / "out.parquet").write_text("mine")
@@ -332,8 +370,11 @@ def test_what_is_no_function_is_told_before_anything_is_written(folder, function
     [
         ({"output": "in.jsonl"}, r"the output .* is the input in\.jsonl: name"),
         ({"output": "."}, "is a folder: name a file"),
-        ({"output_format": "openai"}, "choose jsonl or parquet"),
-        ({"function": None, "model": "m", "task": "generate", "output_format": "openai"}, "choose jsonl or parquet"),
+        ({"output_format": "openai"}, "choose jsonl, csv or parquet"),
+        (
+            {"function": None, "model": "m", "task": "generate", "output_format": "openai"},
+            "choose jsonl, csv or parquet",
+        ),
         ({"site": "nowhere.toml"}, "there is no site"),
         ({"function": None, "model": "m", "template": "{{"}, "no Jinja2 template"),
     ],

@@ -1,11 +1,18 @@
+import csv
+import datetime
+import decimal
 import json
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ctxflow.batch import publish
-from ctxflow.batch.publish import publish_parquet
+from ctxflow.batch.publish import publish_csv, publish_parquet
+from ctxflow.batch.records import line
+from ctxflow.rows.readers import open_source
 
 
 def published(tmp_path, records, **options):
@@ -46,3 +53,90 @@ def test_embeddings_are_of_32_bits(tmp_path):
 
 def test_no_rows(tmp_path):
     assert published(tmp_path, []).num_rows == 0
+
+
+# What a kept column may be, and values of it.
+NOON = datetime.datetime(2026, 1, 2, 12, 0, 0, 123456)
+TYPES = {
+    "int8": (pyarrow.int8(), [1, None, -128]),
+    "uint64": (pyarrow.uint64(), [2**64 - 1, None, 0]),
+    "float32": (pyarrow.float32(), [0.1, None, 1e30]),
+    "float16": (pyarrow.float16(), [0.5, None, 1.0]),
+    "bool": (pyarrow.bool_(), [True, None, False]),
+    "large text": (pyarrow.large_string(), ["a", None, "é"]),
+    "bytes": (pyarrow.binary(), [b"\x00\xff", None, b""]),
+    "fixed bytes": (pyarrow.binary(2), [b"\x00\xff", None, b"ab"]),
+    "date": (pyarrow.date32(), [NOON.date(), None, datetime.date(1, 1, 1)]),
+    "time": (pyarrow.time64("us"), [NOON.time(), None, datetime.time()]),
+    "timestamp": (pyarrow.timestamp("us"), [NOON, None, datetime.datetime(1969, 1, 1)]),
+    "seconds": (pyarrow.timestamp("s"), [NOON.replace(microsecond=0), None, None]),
+    "zone": (pyarrow.timestamp("ms", "Europe/Rome"), [1_700_000_000_123, None, 0]),
+    "nanoseconds": (pyarrow.timestamp("ns"), [1_700_000_000_123_456_789, None, 0]),
+    "duration": (pyarrow.duration("us"), [datetime.timedelta(-1, 5, 3), None, datetime.timedelta(0)]),
+    "nano duration": (pyarrow.duration("ns"), [1, None, 86_400_000_000_001]),
+    "decimal": (pyarrow.decimal128(20, 3), [decimal.Decimal("12345678901234567.125"), None, decimal.Decimal("-0.5")]),
+    "decimal256": (pyarrow.decimal256(60, 3), [decimal.Decimal("1" * 50 + ".125"), None, decimal.Decimal(0)]),
+    "dictionary": (pyarrow.dictionary(pyarrow.int8(), pyarrow.string()), ["a", None, "a"]),
+    "list": (pyarrow.list_(pyarrow.date32()), [[NOON.date(), None], None, []]),
+    "large list": (pyarrow.large_list(pyarrow.int8()), [[1, None], None, []]),
+    "fixed list": (pyarrow.list_(pyarrow.float32(), 2), [[0.5, None], None, [1.0, 2.0]]),
+    "struct": (
+        pyarrow.struct([("day", pyarrow.date32()), ("price", pyarrow.decimal128(5, 2))]),
+        [{"day": NOON.date(), "price": decimal.Decimal("1.50")}, None, {"day": None, "price": None}],
+    ),
+    "map": (pyarrow.map_(pyarrow.string(), pyarrow.int16()), [[("a", 1), ("b", None)], None, []]),
+    "null": (pyarrow.null(), [None, None, None]),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_columns_that_are_the_inputs_keep_their_types(tmp_path, name):
+    kind, values = TYPES[name]
+    given = pyarrow.table({"kept": pyarrow.array(values, kind)})
+    pyarrow.parquet.write_table(given, tmp_path / "in.parquet")
+    source = open_source(tmp_path / "in.parquet")[1]
+    kept = [row.values["kept"] for chunk in source.chunks() for row in chunk]
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "out.parquet"
+    rows.write_bytes(b"".join(line({"row": n, "kept": value}) for n, value in enumerate(kept)))
+    publish_parquet(rows, output, types=source.types())
+    found = pyarrow.parquet.read_table(output)
+    assert found.schema.field("kept").type == source.types()["kept"] == pyarrow.parquet.read_schema(output).types[1]
+    assert found.column("kept").equals(pyarrow.parquet.read_table(tmp_path / "in.parquet").column("kept"))
+
+
+def test_a_type_that_its_values_are_not_of_is_left(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"kept": 1}\n{"kept": 2}\n{"kept": "many"}\n{"other": 1}\n')
+    publish_parquet(rows, tmp_path / "out.parquet", types={"kept": pyarrow.int8(), "absent": pyarrow.int8()})
+    assert pyarrow.parquet.read_table(tmp_path / "out.parquet").column("kept").to_pylist() == ["1", "2", '"many"', None]
+
+
+CELLS = st.one_of(
+    st.none(),
+    st.text(),
+    st.integers(),
+    st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.lists(st.text()),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", 'odd,"\r\n name']), CELLS), max_size=8), st.booleans())
+def test_csv_is_read_back_as_it_was(tmp_path_factory, records, tabs):
+    folder = tmp_path_factory.mktemp("csv")
+    rows, output = folder / "rows.jsonl", folder / ("out.tsv" if tabs else "out.csv")
+    rows.write_bytes(b"".join(line({"row": n, **record}) for n, record in enumerate(records)))
+    publish_csv(rows, output)
+    with open(output, newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file, delimiter="\t" if tabs else ","))
+    assert len(found) == len(records)
+    for n, (record, cells) in enumerate(zip(records, found, strict=True)):
+        assert cells.pop("row") == str(n)
+        for name, cell in cells.items():
+            value = record.get(name)
+            if isinstance(value, str):
+                assert cell == value.encode("utf-8", "backslashreplace").decode()
+            else:
+                assert (json.loads(cell) if cell else None) == value
+    assert sorted(path.name for path in folder.iterdir()) == [output.name, "rows.jsonl"]

@@ -16,12 +16,13 @@ from ctxflow.apps import BatchApp
 from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.check import Subject, check, head_of
 from ctxflow.batch.display import Display, QuietDisplay
-from ctxflow.batch.files import Files, check_files, files_of
+from ctxflow.batch.files import Files, check_files, files_of, form_of
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
+from ctxflow.batch.publish import publish
 from ctxflow.batch.pump import Pump
 from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
 from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
@@ -184,10 +185,9 @@ def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[
         if metrics is not None:
             work.display.note(f"metrics are at http://{metrics[0]}:{port}/metrics")
         work.run(ledger, file, began)
-        if job.output_format == "parquet":
-            from ctxflow.batch.publish import publish_parquet
-
-            publish_parquet(files.rows, files.output, job.task == "embed")
+        if files.rows != files.output:
+            types = {name: kind for name, kind in work.source.types().items() if name in (job.id_column, *job.keep)}
+            publish(str(job.output_format), files.rows, files.output, job.task == "embed", types)
         ledger.finish()
 
 
@@ -215,14 +215,15 @@ def resolved(job: Job, form: str, source: Source) -> Job:
         changes["task"] = job.task or "generate"
     if form == "openai":
         changes["id_column"] = job.id_column or "custom_id"
-    output = job.output_format
-    if output is None:
-        parquet = job.output.suffix.lower() == ".parquet"
-        output = "parquet" if parquet else "openai" if requests and job.task != "classify" else "jsonl"
+    output = str(job.output_format or "")
+    if not output:
+        output = form_of(job.output)
+        if output == "jsonl" and requests and job.task != "classify":
+            output = "openai"
     if output == "openai" and job.keep:
         raise ValueError("OpenAI's form has no place for columns that are kept: choose another output format")
     if output == "openai" and not requests:
-        raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl or parquet as output format")
+        raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl, csv or parquet as output format")
     if job.task == "classify" and requests:
         raise ValueError("OpenAI's requests do not ask for labels: classify plain rows")
     return job.model_copy(update={**changes, "output_format": output})

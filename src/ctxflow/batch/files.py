@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ctxflow.batch.apart import Named, check_apart, check_not_among
 from ctxflow.batch.job import Job
+from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.status_file import status_path
 from ctxflow.errors import UsageError
 from ctxflow.rows.source import Source
@@ -19,7 +20,7 @@ from ctxflow.rows.source import Source
 class Files:
     """Where a job writes.
 
-    :ivar output: what the user asked for; `rows`, the lines that it is made of: the same, unless it is Parquet.
+    :ivar output: what the user asked for; `rows`, the lines that it is made of: the same, unless it is made at the end.
     """
 
     output: Path
@@ -57,8 +58,28 @@ def files_of(output: Path, form: str) -> Files:
     def beside(suffix: str) -> Path:
         return real.with_name(real.name + suffix)
 
-    rows = beside(".rows.jsonl") if form == "parquet" else real
+    rows = beside(".rows.jsonl") if form in PUBLISHED else real
     return Files(real, rows, beside(".errors.jsonl"), beside(".progress"))
+
+
+_FORMS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", "": "jsonl"}
+
+
+def form_of(output: Path) -> str:
+    """Return the form that an output's name asks for.
+
+    :raises UsageError: if it is none that can be written.
+
+    >>> form_of(Path("out.csv")), form_of(Path("out"))
+    ('csv', 'jsonl')
+    """
+    form = _FORMS.get(output.suffix.lower())
+    if form is None:
+        raise UsageError(
+            f"the output {output} would be {output.suffix}, which is not written: have its name end in .jsonl, .csv, "
+            ".tsv or .parquet, or name one of these forms with --output-format"
+        )
+    return form
 
 
 def check_files(job: Job, source: Source, files: Files) -> None:

@@ -50,7 +50,7 @@ class Job(pydantic.BaseModel):
     site: str = "local"
     workers: int | None = pydantic.Field(None, ge=1)
     input_format: Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None = None
-    output_format: Literal["openai", "jsonl", "parquet"] | None = None
+    output_format: Literal["openai", "jsonl", "csv", "parquet"] | None = None
     split: str | None = None
     column: tuple[str, ...] = ()
     template: str | None = None

@@ -1,55 +1,125 @@
-"""Parquet from a finished job's lines: it has no form in which rows could be appended, so it is made at the end.
+"""Parquet and CSV from a finished job's lines: what no lines can be appended to as they come, so it is made at the end.
 
-Needs pyarrow. What does not live here: the lines (records.py).
+Parquet needs pyarrow. What does not live here: the lines (records.py).
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 
+PUBLISHED = ("parquet", "csv")
+"""The forms that are made at the end."""
 _ROWS = 5000
 
 
-def publish_parquet(rows: Path, output: Path, embeddings: bool = False) -> None:
-    """Write a file of JSON lines as Parquet, at once or not at all, holding some thousand rows at a time.
+def publish(
+    form: str, rows: Path, output: Path, embeddings: bool = False, types: Mapping[str, Any] | None = None
+) -> None:
+    """Make a job's output of its file of JSON lines, at once or not at all.
+
+    :param form: one of `PUBLISHED`.
+    :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
+    :param types: the Arrow types of columns that are the input's own.
+    """
+    if form == "csv":
+        publish_csv(rows, output)
+    else:
+        publish_parquet(rows, output, embeddings, types)
+
+
+def publish_csv(rows: Path, output: Path) -> None:
+    """Write a file of JSON lines as CSV with a header, tab-separated if its name ends in .tsv.
+
+    Text stands as it is, null as nothing, all else as its JSON.
+    """
+    names = list(dict.fromkeys(name for records in _records(rows) for record in records for name in record))
+    part = output.with_name(output.name + ".part")
+    delimiter = "\t" if output.suffix.lower() == ".tsv" else ","
+    with open(part, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        plain = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        quoted = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        plain.writerow(names)
+        for records in _records(rows):
+            for record in records:
+                cells = [_cell(record.get(name)) for name in names]
+                # The csv module quotes no carriage return on its own, at which readers end a line.
+                (quoted if any("\r" in each for each in cells) else plain).writerow(cells)
+    os.replace(part, output)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: Mapping[str, Any] | None = None) -> None:
+    """Write a file of JSON lines as Parquet, holding some thousand rows at a time.
 
     A column whose values have no common type becomes text: the values' JSON.
 
-    :param embeddings: whether the column "embedding" is to be of 32-bit floats.
+    :param embeddings, types: see `publish`; a type counts if all of its column's values are of it.
     """
     try:
         import pyarrow
         import pyarrow.parquet
+
+        from ctxflow.batch.arrow_values import restored
     except ImportError as error:
         raise CtxflowError(f"Parquet needs pyarrow ({error}): {how_to_install('pyarrow', extra='batch')}") from None
-    types: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    known = dict(types or {})
     for records in _records(rows):
         for name in dict.fromkeys(itertools.chain.from_iterable(records)):
-            types[name] = _common(types.get(name), [record.get(name) for record in records])
-    if embeddings and "embedding" in types:
-        types["embedding"] = pyarrow.list_(pyarrow.float32())
-    schema = pyarrow.schema([(name, pyarrow.string() if kind is _MIXED else kind) for name, kind in types.items()])
-    mixed = [name for name, kind in types.items() if kind is _MIXED]
+            values = [record.get(name) for record in records]
+            found[name] = _common(found.get(name), values)
+            if name in known and not _fits(values, known[name]):
+                del known[name]
+    known = {name: kind for name, kind in known.items() if name in found}
+    if embeddings and "embedding" in found:
+        found["embedding"] = pyarrow.list_(pyarrow.float32())
+    mixed = {name for name, kind in found.items() if kind is _MIXED}
+    schema = pyarrow.schema(
+        [(name, known.get(name, pyarrow.string() if name in mixed else kind)) for name, kind in found.items()]
+    )
     part = output.with_name(output.name + ".part")
     with pyarrow.parquet.ParquetWriter(part, schema) as writer:
         for records in _records(rows):
-            for record in records:
-                for name in mixed:
-                    if record.get(name) is not None:
-                        record[name] = json.dumps(record[name])
-            writer.write_table(pyarrow.Table.from_pylist(records, schema=schema))
+            columns = []
+            for name, kind in zip(schema.names, schema.types, strict=True):
+                values = [record.get(name) for record in records]
+                if name in known:
+                    columns.append(restored(values, kind))
+                else:
+                    texts = [None if each is None else json.dumps(each) for each in values] if name in mixed else values
+                    columns.append(pyarrow.array(texts, kind))
+            writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
     os.replace(part, output)
 
 
 _MIXED = object()
+
+
+def _fits(values: list[Any], kind: Any) -> bool:
+    """Whether values are of a type that they had before they were JSON."""
+    import pyarrow
+
+    from ctxflow.batch.arrow_values import restored
+
+    try:
+        restored(values, kind)
+    except (pyarrow.ArrowException, ValueError, TypeError, AttributeError, LookupError, OverflowError):
+        return False
+    return True
 
 
 def _common(known: Any, values: list[Any]) -> Any:

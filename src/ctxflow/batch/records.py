@@ -44,7 +44,10 @@ def _plain_value(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, (bytes, bytearray)):
         return value.decode("latin-1")
-    if type(value).__module__ in ("datetime", "decimal", "uuid", "pathlib"):
+    module = type(value).__module__
+    if type(value).__name__ in ("Timestamp", "Timedelta", "NaTType") and module.partition(".")[0] == "pandas":
+        return None if str(value) == "NaT" else str(value)
+    if module.partition(".")[0] in ("datetime", "decimal", "uuid", "pathlib"):
         return str(value)
     raise TypeError(f"the result holds a {type(value).__name__}, which JSON cannot: return plain data")
 

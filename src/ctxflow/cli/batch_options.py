@@ -39,6 +39,7 @@ class OutputFormat(str, enum.Enum):
 
     openai = "openai"
     jsonl = "jsonl"
+    csv = "csv"
     parquet = "parquet"
 
 
@@ -88,7 +89,10 @@ Template = Annotated[
 ]
 System = Annotated[str | None, _option("To chat: the system message, a template likewise.", _WHAT, metavar="TEXT")]
 Job = Annotated[Path | None, _option("A TOML file with any of these options; flags come first.", _WHAT, metavar="FILE")]
-Output = Annotated[Path | None, _option("Results: .parquet makes Parquet, else JSON Lines.", _ROWS, "-o", "--output")]
+Output = Annotated[
+    Path | None,
+    _option("Results: .jsonl, .csv, .tsv or .parquet; JSON Lines where there is no ending.", _ROWS, "-o", "--output"),
+]
 Column = Annotated[
     list[str] | None,
     _option(
@@ -104,7 +108,7 @@ IdColumn = Annotated[
 Keep = Annotated[list[str] | None, _option("A column to copy to the results; may be given again.", _ROWS)]
 Split = Annotated[str | None, _option("Which part of a dataset.", _ROWS)]
 InputFormatChoice = Annotated[InputFormat | None, _option("By default as the name and the beginning tell.", _ROWS)]
-OutputFormatChoice = Annotated[OutputFormat | None, _option("By default the form of the input.", _ROWS)]
+OutputFormatChoice = Annotated[OutputFormat | None, _option("By default as the output's name ends.", _ROWS)]
 OrderChoice = Annotated[
     Order | None,
     _option("Write results as they are completed (the default), or in the order of the input.", _ROWS),

@@ -6,7 +6,7 @@ What does not live here: files of lines, and which reader an input needs (reader
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,11 @@ class _ArrowSource:
     def columns(self) -> Sequence[str] | None:
         """Those of the first file."""
         return tuple(self._schema(self.files[0]).names) if self.files else None
+
+    def types(self) -> Mapping[str, Any]:
+        """Those of the first file's columns."""
+        schema = self._schema(self.files[0]) if self.files else ()
+        return {field.name: field.type for field in schema}
 
     def fraction(self) -> float:
         """How many of the rows are read; where their number is unknown, 0 before the end."""

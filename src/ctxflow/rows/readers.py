@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -164,6 +164,10 @@ class FileSource:
     def identity(self) -> str:
         """A digest of samples."""
         return file_identity([self._path])
+
+    def types(self) -> Mapping[str, Any]:
+        """None: all is text, or what JSON has."""
+        return {}
 
     def _chunked(self, rows: Iterable[Row], file: BinaryIO) -> Iterator[list[Row]]:
         chunk: list[Row] = []

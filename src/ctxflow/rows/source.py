@@ -6,7 +6,7 @@ What does not live here: any format (readers.py, arrow_readers.py, tables.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,6 +70,9 @@ class Source(Table, Protocol):
 
     def fraction(self) -> float:
         """How much of the input the last chunk's end is, 0 to 1."""
+
+    def types(self) -> Mapping[str, Any]:
+        """The Arrow types of its columns, none where the input has no types."""
 
     def identity(self) -> str:
         """A digest that changes with the input: of its size and of samples of it, not of its name or times."""
