@@ -283,7 +283,7 @@ def test_a_map_whose_executor_is_shut_down_ends_with_an_error(tmp_path):
     with executor:
         results = slow.using(executor="short").map(range(1000))
         assert next(results) == 0
-    with pytest.raises(ctxflow.RunEnded, match="the run was stopped before this call was answered"):
+    with pytest.raises(ctxflow.RunEnded, match="the map was not read to its end before its executor ended"):
         list(results)
 
 
@@ -320,12 +320,12 @@ def test_a_long_map_forgets_what_was_answered(alone, order):
 @pytest.mark.parametrize("way", ["end", "close", "drop"])
 def test_the_executor_forgets_maps_that_are_over(alone, way):
     app = add.using(executor="alone")
-    before = len(alone._closing)
+    before = len(alone._maps)
     results = app.map(range(50))
-    assert len(alone._closing) == before + 1
+    assert len(alone._maps) == before + 1
     if way == "end":
         list(results)
     elif way == "close":
         results.close()
     del results
-    wait_until(lambda: len(alone._closing) == before)
+    wait_until(lambda: len(alone._maps) == before)

@@ -10,8 +10,8 @@ import bisect
 import dataclasses
 import itertools
 import os
+import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _FEED = 1000
 _FEED_SECONDS = 0.05
 _LEAST_WINDOW = 20_000
+_READER_SECONDS = 60.0  # So long after it took results, a thread is taken to read a map on.
 _NONE = object()
 
 
@@ -68,7 +69,7 @@ class Mapped(Generic[Result]):
         mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file)
         self._mapping = mapping
         self.finished = mapping.finished
-        mapping.forget = executor.at_shutdown(_weakly(mapping))
+        mapping.forget = executor.add_map(mapping)
         mapping.begin()
         self._results = mapping.ordered() if order == "input" else mapping.completed()
 
@@ -134,6 +135,10 @@ class _Mapping:
         self.answered: Counter[str] = Counter()  # Items by context, of an app with alternatives.
         self._answered = 0  # Spans that are answered, but not yet forgotten.
         self._file = file
+        self._held: list[tuple[int, Any]] = []  # Arrived while the executor ended, and not yet taken.
+        self._reader: threading.Thread | None = None
+        self._reading = False  # Whether that waits for results.
+        self._read_at = 0.0
         self.finished: Future[int] = Future()
         self.forget: Callable[[], None] = lambda: None  # Has the executor forget this map.
 
@@ -208,8 +213,10 @@ class _Mapping:
 
     def _arrived(self, timeout: float | None = None) -> list[tuple[int, Any]]:
         """Answers that are there, after waiting for some: (index, result or Failed). The file has them first."""
-        arrived: list[tuple[int, Any]] = []
-        for items, results in self._stream.take(timeout):
+        arrived, self._held = self._held, []
+        if arrived:
+            return arrived
+        for items, results in self._take(timeout):
             self._waiting -= len(items)
             if self._stream.contexts:
                 self.answered.update(filter(None, (self._stream.contexts.pop(item, None) for item in items)))
@@ -217,6 +224,13 @@ class _Mapping:
         if self._file is not None:
             self._file.add(arrived)
         return arrived
+
+    def _take(self, timeout: float | None) -> list[tuple[Sequence[int], Sequence[Any]]]:
+        self._reader, self._reading = threading.current_thread(), True
+        try:
+            return self._stream.take(timeout)
+        finally:
+            self._reading, self._read_at = False, time.monotonic()
 
     def _known(self, index: int) -> Any:
         """The answer of an item that was answered before it was run, `_NONE` if it was not."""
@@ -330,21 +344,28 @@ class _Mapping:
             if self._waiting:
                 self._run.cancel([item for span in self._spans for item in span.numbers])
         finally:
-            self.tell()
+            self.release()
 
-    def tell(self) -> None:
+    # --- while the executor ends
+
+    def read_elsewhere(self, here: int) -> bool:
+        """Whether a thread other than this one reads it: it waits for results, or took some a moment ago."""
+        reader = self._reader
+        if reader is None or reader.ident == here or not reader.is_alive():
+            return False
+        return self._reading or time.monotonic() - self._read_at < _READER_SECONDS
+
+    def cut(self) -> None:
+        """Cancel what is left. What has arrived can be read (and is in the file); then `RunEnded` is raised."""
+        if self._file is not None and not self._ended:
+            self._held += self._arrived(timeout=0)
+        gone = self._run.cancel([item for span in self._spans for item in span.numbers], stop=True)
+        if gone:
+            self._stream.fail(
+                gone, RunEnded("the map was not read to its end before its executor ended: read it there")
+            )
+
+    def release(self) -> None:
         """Tell whoever waits for the map that it is over: done, closed, or its executor was shut down."""
         if not self.finished.done():
             self.finished.set_result(self._pulled)
-
-
-def _weakly(mapping: _Mapping) -> Callable[[], None]:
-    """Say that a map is over, if it is still going on."""
-    reference = weakref.ref(mapping)
-
-    def tell() -> None:
-        held = reference()
-        if held is not None:
-            held.tell()
-
-    return tell

@@ -47,8 +47,10 @@ def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
 def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
     before = descriptors()
     for _ in range(5):
-        with started(tmp_path / "run") as executor:
-            future = executor.submit(pow, {}, 2, 3)
+        executor = started(tmp_path / "run")
+        executor.start()
+        future = executor.submit(pow, {}, 2, 3)
+        executor.shutdown()
         with pytest.raises(RunEnded, match="submit it again in a new run"):
             future.result(timeout=30)
     assert descriptors() == before

@@ -5,12 +5,16 @@ What does not live here: the run (run.py), engines, and how a call is pickled (s
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 from parsl.config import Config
 from parsl.data_provider.data_manager import default_staging
@@ -23,6 +27,15 @@ from parsl.utils import RepresentationMixin
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.arguments import check_arguments, divided
 from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.executors.ending import (
+    OpenMap,
+    ParslWait,
+    await_answers,
+    cancelled_text,
+    cause_of,
+    tell,
+    waiting_text,
+)
 from ctxflow.executors.files import SharedDiskStaging, current_directory
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
@@ -105,8 +118,9 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self.engine = self._make_engine()
         self.run: Run | None = None
         self._calls: Calls | None = None
-        self._closing: dict[object, Callable[[], None]] = {}
+        self._maps: dict[object, weakref.ref[OpenMap]] = {}
         self._lock = threading.Lock()
+        self._parsl_wait = ParslWait()
 
     def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
         site = self.resolved_site
@@ -119,7 +133,9 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         """A Parsl configuration with one such executor.
 
         Parsl's own log of every state of every task, which costs more than a short call, is off; give
-        `initialize_logging=True` to have it. Options of the executor go to it, others to `parsl.Config`.
+        `initialize_logging=True` to have it. The end of `with parsl.load(...)` waits for all calls, as that of a
+        `concurrent.futures` executor does; `exit_mode="cleanup"` cancels them instead. Options of the executor go to
+        it, others to `parsl.Config`.
 
         :raises TypeError: for an option that neither knows.
 
@@ -127,7 +143,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         1
         """
         own, rest = divided(cls, options)
-        defaults = {"initialize_logging": False, "strategy": "none", "usage_tracking": 0}
+        defaults = {"initialize_logging": False, "strategy": "none", "usage_tracking": 0, "exit_mode": "wait"}
         return Config(executors=[cls(site, **own)], **{**defaults, **rest})
 
     # --- Parsl's side
@@ -149,8 +165,10 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             region_specs(self.resolved_site.regions, self.resolved_site.home),
         )
         self._calls = Calls(self.run)
+        self.run.each_second = functools.partial(self._while_parsl_waits, self.run)
         self.run.start()
         _active.append(self)
+        atexit.register(self._at_exit)
 
     def submit(
         self, func: Callable[..., Any], resource_specification: dict[str, Any], *args: Any, **kwargs: Any
@@ -164,16 +182,24 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         return self.calls.submit(func, resource_specification, args, kwargs)
 
     def shutdown(self) -> None:
-        """End the run: workers are ended, unanswered calls fail."""
-        with self._lock:
-            closing, self._closing = self._closing, {}
+        """End the run: workers are ended, unanswered calls fail, which is told on stderr."""
         if self.run is not None:
+            cancelled = len(self.run.open_calls())
             self.run.stop()
             if self in _active:
                 _active.remove(self)
-        for close in list(closing.values()):
-            close()
+                atexit.unregister(self._at_exit)
+                if cancelled:
+                    tell(cancelled_text(cancelled, cause_of(sys.exc_info()[1])))
+        for each in self._open_maps():
+            each.release()
+        self._maps.clear()
         super().shutdown()
+
+    def _at_exit(self) -> None:
+        """The program ends without having left its executor: say what that costs."""
+        if self.run is not None and (calls := len(self.run.open_calls())):
+            tell(cancelled_text(calls, "the program ended; take their results, or leave the executor, before that"))
 
     def monitor_resources(self) -> bool:
         """A call shares its library process with others: Parsl cannot tell what is whose."""
@@ -186,6 +212,46 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         if self.run is None:
             self.start()
         return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
+        """Wait for all calls, and end the workers; where an exception or Ctrl-C ends the wait, calls are cancelled.
+
+        A map that another thread reads is waited for; one that nobody reads on is closed, and so are sessions. After
+        two seconds it is said on stderr what is waited for.
+        """
+        try:
+            if error is None and self.run is not None:
+                self._finish(self.run)
+        finally:
+            self.shutdown()
+        return False
+
+    def _finish(self, run: Run) -> None:
+        here = threading.get_ident()
+        for each in self._open_maps():
+            if not each.read_elsewhere(here):
+                each.cut()
+        await_answers(
+            run.open_calls,
+            lambda: [each.finished for each in self._open_maps() if each.read_elsewhere(here)],
+            run.status,
+        )
+
+    def _while_parsl_waits(self, run: Run) -> None:
+        """Have Parsl, where it waits for all tasks, not wait for maps that nobody reads, and say for what it waits."""
+        wait = self._parsl_wait
+        wait.look()
+        if wait.thread is None:
+            if kernel := wait.was_interrupted():
+                threading.Thread(target=kernel.cleanup, name="ctxflow-cleanup", daemon=False).start()
+            return
+        for each in self._open_maps():
+            if not each.read_elsewhere(wait.thread):
+                if wait.leaving:
+                    each.cut()
+                each.release()
+        if not wait.teller.seconds and (calls := len(run.open_calls())):
+            wait.teller.say(waiting_text(calls, 0, run.status()))
 
     @property
     def calls(self) -> Calls:
@@ -205,16 +271,20 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         """Once a second: seconds since the start, workers connected, items done."""
         return list(self.calls.run.samples)
 
-    def at_shutdown(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Have something closed when the run has ended; gives what takes that back, waiting for no lock."""
+    def add_map(self, open_map: OpenMap) -> Callable[[], None]:
+        """Have a map end with the run at the latest; gives what takes that back, waiting for no lock."""
         token = object()
         with self._lock:
-            self._closing[token] = close
+            self._maps[token] = weakref.ref(open_map)
 
         def take_back() -> None:
-            self._closing.pop(token, None)
+            self._maps.pop(token, None)
 
         return take_back
+
+    def _open_maps(self) -> list[OpenMap]:
+        held = [reference() for reference in list(self._maps.values())]
+        return [each for each in held if each is not None]
 
     @property
     def outstanding(self) -> int:

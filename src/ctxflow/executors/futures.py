@@ -176,7 +176,7 @@ class Delivery:
             self._tell(first, self._items, self._results)
             return
         for n, sink in enumerate(self._sinks):
-            results = _own(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]
+            results = own_copy(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]
             self._tell(sink, self._items[n : n + 1], results)
 
     def _tell(self, sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
@@ -188,7 +188,7 @@ class Delivery:
             sink.deliver(items, results)
 
 
-def _own(error: BaseException) -> BaseException:
+def own_copy(error: BaseException) -> BaseException:
     """A copy for one of many who wait: raised again and again, one object would grow an endless traceback."""
     try:
         copied = copy.copy(error)

@@ -53,6 +53,7 @@ class Run:
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
     :param regions: the site's, if it has any.
     :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
+    :ivar each_second: called on the run's thread, for what depends on time alone.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Run:
         self._status_due = 0.0
         self._reminder = AwaitingReminder()
         self.keeps_status = True
+        self.each_second: Callable[[], None] | None = None
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
 
@@ -176,6 +178,11 @@ class Run:
         with self._lock:
             deliveries = self._waiting.end_all(error)
         self._deliver(deliveries)
+
+    def open_calls(self) -> list[CallFuture]:
+        """The single calls that are not answered, in the order in which they were made."""
+        with self._lock:
+            return self._waiting.calls()
 
     # --- submissions
 
@@ -270,13 +277,18 @@ class Run:
         self._deliver(deliveries)
 
     @uninterrupted
-    def cancel(self, items: Sequence[int], stop: bool = False) -> None:
-        """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else."""
+    def cancel(self, items: Sequence[int], stop: bool = False) -> list[int]:
+        """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else.
+
+        :returns: those of them that were not answered.
+        """
         with self._lock:
             if self._ended.is_set():
-                return
-            deliveries = self._handle(ev.ItemsCancelled(self.clock(), self._waiting.forget(items), stop))
+                return []
+            gone = self._waiting.forget(items)
+            deliveries = self._handle(ev.ItemsCancelled(self.clock(), gone, stop))
         self._deliver(deliveries)
+        return gone
 
     def soon(self, action: Callable[[], None]) -> None:
         """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
@@ -406,6 +418,8 @@ class Run:
 
     def _sample(self, now: float) -> None:
         state = self._scheduler.state
+        if self.each_second is not None:
+            self.each_second()
         self.samples.append((now, len(state.workers), state.counters.done))
         if state.awaiting and state.ready:
             self._reminder.say(state, now)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ctxflow.executors.declarations import ApplyCall
 from ctxflow.executors.engine import ContextPayload
-from ctxflow.executors.futures import Delivery, Sink, error_of
+from ctxflow.executors.futures import CallFuture, Delivery, Sink, error_of, own_copy
 from ctxflow.executors.sessions import News, SessionStore
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -56,6 +56,10 @@ class Waiting:
         """What these items are called with."""
         inputs = self._inputs
         return [inputs[item] for item in items]
+
+    def calls(self) -> list[CallFuture]:
+        """The single calls that somebody waits for, in the order in which they were made."""
+        return [sink for sink in self._sinks.values() if isinstance(sink, CallFuture)]
 
     def forget(self, items: Sequence[int]) -> list[int]:
         """Nobody waits for these any more; gives those for which somebody did."""
@@ -105,4 +109,4 @@ class Waiting:
         self._sinks.clear()
         self._inputs.clear()
         sessions = [News(functools.partial(sink.over, error)) for sink in self._sessions.end_all()]
-        return [*sessions, *(Delivery([item], [sink], error) for item, sink in sinks.items())]
+        return [*sessions, *(Delivery([item], [sink], own_copy(error)) for item, sink in sinks.items())]

@@ -1,0 +1,241 @@
+"""All ends of a driver, as whole programs: what is waited for, what is cancelled and told, and that nothing is left."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from executor_helpers import eventually, marked, started
+
+import ctxflow
+from ctxflow import RunEnded
+
+SOURCE = str(Path(ctxflow.__file__).parent.parent)
+HEAD = """
+import os, signal, sys, threading, time
+import parsl
+from ctxflow import ContextExecutor, batch_app
+
+def slow(n):
+    time.sleep(0.1)
+    return n
+
+@parsl.python_app
+def slow_app(n):
+    import time
+    time.sleep(0.1)
+    return n
+
+@batch_app(batch_size=1)
+def item(numbers):
+    time.sleep(0.1)
+    return numbers
+
+def report(futures):
+    for future in futures:
+        error = future.exception() if future.done() else "open"
+        print(type(error).__name__ if isinstance(error, BaseException) else error or future.result())
+"""
+LOADS = {"alone": "ContextExecutor(workers=1)", "parsl": "parsl.load(ContextExecutor.config(workers=1))"}
+CALLS = {"alone": "executor.submit(slow, {}, n)", "parsl": "slow_app(n)"}
+
+
+class Driver:
+    """A program in a process group of its own, found with all that it starts by a variable."""
+
+    def __init__(self, directory, body, **values):
+        self.mark = uuid.uuid4().hex
+        self.directory = directory
+        text = HEAD + textwrap.dedent(body)
+        for name, value in values.items():
+            text = text.replace(f"@{name}@", value)
+        (directory / "program.py").write_text(text)
+        self.process = subprocess.Popen(
+            [sys.executable, "program.py"],
+            cwd=directory,
+            env={**os.environ, "MARK": self.mark, "TMPDIR": str(directory), "PYTHONPATH": SOURCE},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def until(self, line):
+        assert self.process.stdout.readline().strip() == line, self.process.communicate()[1]
+
+    def end(self):
+        """Its exit status, the lines of its output, and its standard error; nothing of it is left then."""
+        out, err = self.process.communicate(timeout=60)
+        assert eventually(lambda: not marked(self.mark), 5), marked(self.mark)
+        assert not list(self.directory.glob("ctxflow-*")), "the workers' files are removed"
+        return self.process.returncode, out.split(), err
+
+
+@pytest.fixture
+def driver(tmp_path):
+    drivers = []
+
+    def start(body, load="alone", **values):
+        drivers.append(Driver(tmp_path, body, load=LOADS[load], call=CALLS[load], **values))
+        return drivers[-1]
+
+    yield start
+    for each in drivers:
+        for pid in marked(each.mark):
+            os.kill(pid, signal.SIGKILL)
+        each.process.communicate()
+
+
+BLOCK = """
+def main():
+    global futures
+    with @load@ as executor:
+        futures = [@call@ for n in range(1, 5)]
+        @end@
+
+try:
+    main()
+except (KeyboardInterrupt, ZeroDivisionError) as error:
+    print(type(error).__name__)
+finally:
+    report(futures)
+"""
+DONE = ["1", "2", "3", "4"]
+CANCELLED = ["RunEnded"] * 4
+
+
+def told(why):
+    return f"ctxflow: 4 calls cancelled before an answer came: {why}\n"
+
+
+@pytest.mark.parametrize(
+    ("load", "end", "status", "out", "err"),
+    [
+        ("alone", "sys.exit(3)", 3, CANCELLED, told("the block ended with SystemExit")),
+        ("parsl", "return", 0, DONE, ""),
+        ("parsl", "1 / 0", 0, ["ZeroDivisionError", *CANCELLED], told("the block ended with ZeroDivisionError")),
+        ("parsl", "sys.exit(3)", 3, CANCELLED, told("the block ended with SystemExit")),
+    ],
+)
+def test_how_a_program_leaves_the_block(driver, load, end, status, out, err):
+    got_status, got_out, got_err = driver(BLOCK, load, end=end).end()
+    lines = [line for line in got_err.splitlines(keepends=True) if "waiting for" not in line]
+    text = re.sub(r"\d calls?", "4 calls", "".join(lines))  # Parsl may have had others on their way.
+    assert (got_status, got_out, text) == (status, out, err)
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_how_a_block_ends(tmp_path, capsys, error):
+    with contextlib.suppress(BaseException if error else ()), started(tmp_path / "run", workers=1) as executor:
+        futures = [executor.submit(time.sleep, {}, 0.1) for _ in range(4)]
+        if error:
+            raise error
+    ends = [future.exception(timeout=0) for future in futures]
+    err = capsys.readouterr().err
+    if error is None:
+        assert ends == [None] * 4
+        assert "cancelled" not in err
+    else:
+        assert [type(end) for end in ends] == [RunEnded] * 4
+        assert err == told(f"the block ended with {error.__name__}")
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_wait_tells_for_what_and_ctrl_c_ends_it(driver, load):
+    program = """
+        import logging
+        logging.basicConfig(filename="log")  # A line for the person goes to the terminal, wherever the log goes.
+        try:
+            with @load@ as executor:
+                futures = [@call@ for n in range(1, 4000)]
+                futures[0].result()
+                print("running", flush=True)
+        except KeyboardInterrupt:
+            print(type(futures[-1].exception()).__name__, flush=True)  # As in a notebook, which goes on.
+    """
+    running = driver(program, load)
+    running.until("running")
+    line = running.process.stderr.readline()
+    assert line.startswith("ctxflow: waiting for 3,9") and "calls (1 worker); Ctrl-C cancels what is left" in line
+    os.kill(running.process.pid, signal.SIGINT)
+    status, out, err = running.end()
+    assert (status, out) == (0, ["RunEnded"])
+    assert err.startswith("ctxflow: 3,9") and "calls cancelled before an answer came" in err
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_map_that_nobody_reads_on_is_closed_and_calls_are_waited_for(driver, load):
+    program = """
+        with @load@ as executor:
+            results = item.map(range(1000), resume="kept.jsonl")
+            print(next(results))
+            future = item(7)
+        print(future.result())
+        try:
+            print(*results)
+        except ctxflow.RunEnded as error:
+            print(type(error).__name__)
+        print(len(open("kept.jsonl").readlines()) < 20)
+    """
+    status, out, err = driver("import ctxflow\n" + textwrap.dedent(program), load).end()
+    assert (status, out) == (0, ["0", "7", "RunEnded", "True"]), err
+    assert "cancelled" not in err
+
+
+def test_a_map_that_another_thread_reads_is_waited_for(driver):
+    program = """
+        def read():
+            print(sum(item.map(range(5))))
+
+        with @load@ as executor:
+            thread = threading.Thread(target=read)
+            thread.start()
+            executor.submit(slow, {}, 0).result()
+        thread.join()
+    """
+    assert driver(program).end()[:2] == (0, ["10"])
+
+
+def test_calls_that_callbacks_make_are_waited_for(driver):
+    program = """
+        made = []
+        with @load@ as executor:
+            first = executor.submit(slow, {}, 1)
+            first.add_done_callback(lambda future: made.append(executor.submit(slow, {}, future.result() + 1)))
+        report([first, *made])
+    """
+    assert driver(program).end()[:2] == (0, ["1", "2"])
+
+
+def test_a_program_that_never_leaves_its_executor_says_what_that_costs(driver):
+    program = """
+        executor = @load@
+        executor.start()
+        futures = [@call@ for n in range(3)]
+    """
+    status, _, err = driver(program).end()
+    assert status == 0
+    assert err.startswith("ctxflow: 3 calls cancelled before an answer came: the program ended")
+
+
+@pytest.mark.parametrize(("load", "number"), [("parsl", signal.SIGKILL), ("alone", signal.SIGTERM)])
+def test_a_driver_that_is_killed_leaves_nothing(driver, load, number):
+    program = """
+        with @load@ as executor:
+            futures = [@call@ for n in range(100)]
+            futures[0].result()
+            print("running", flush=True)
+    """
+    running = driver(program, load)
+    running.until("running")
+    os.kill(running.process.pid, number)
+    running.process.wait(timeout=30)
+    assert eventually(lambda: not list(running.directory.glob("ctxflow-*")), 5)
+    assert running.end()[0] == -number
