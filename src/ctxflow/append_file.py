@@ -76,6 +76,10 @@ class AppendFile:
             view, offset = view[written:], offset + written
         self.size = offset
 
+    def change(self, offset: int, data: bytes) -> None:
+        """Put so many other bytes in the place of those that are there."""
+        os.pwrite(self._file.fileno(), data, offset)
+
     def cut(self, size: int) -> bool:
         """Let so many bytes count, and cut off the rest; whether they are whole lines."""
         self._file.truncate(size)

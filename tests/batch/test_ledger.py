@@ -1,8 +1,10 @@
 """The ledger: whatever is torn, what it vouches for is whole, and nothing is there twice."""
 
 import os
+import tracemalloc
 
 import pytest
+from batch_helpers import as_of_an_earlier_ctxflow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,3 +164,46 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written"):
         Ledger(tmp_path / "file" / "out", tmp_path / "e", tmp_path / "file" / "p")
+
+
+def test_digests_are_kept_of_rows_that_are_done(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.commit(lines([5, 2]), lines([3]), [(5, 5), (2, 2)], [(3, 3)], b"\5" * 8 + b"\2" * 8)
+        commit(ledger, [1])
+    with opened(tmp_path) as ledger:
+        keys, digests = ledger.digests()
+        assert keys.tolist() == [1, 2, 5]
+        assert digests.tolist() == [0, int.from_bytes(b"\2" * 8, "little"), int.from_bytes(b"\5" * 8, "little")]
+
+
+def test_the_journal_of_an_earlier_ctxflow_is_taken_up(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.note({"settings": {"a": 1}})
+        ledger.commit(lines([1, 2]), lines([3]), [(1, 1), (2, 2)], [(3, 3)], bytes(range(16)))
+        ledger.retry()
+        commit(ledger, [], [3])
+    as_of_an_earlier_ctxflow(paths(tmp_path)[2])
+    assert b'"version": 1' in paths(tmp_path)[2].read_bytes()[:60]
+    with opened(tmp_path) as ledger:
+        assert (ledger.settled.tolist(), ledger.dead, ledger.facts) == ([1, 2, 3], 1, {"settings": {"a": 1}})
+        assert ledger.digests()[1].tolist() == [0, 0]
+        ledger.commit(lines([4]), b"", [(4, 4)], [], b"\4" * 8)
+    assert b'"version": 2' in paths(tmp_path)[2].read_bytes()[:60], "an earlier one does not take it up again"
+    with opened(tmp_path) as ledger:
+        assert (ledger.settled.tolist(), ledger.digests()[0].tolist()) == ([1, 2, 3, 4], [1, 2, 4])
+
+
+def test_a_ledger_of_many_rows_is_opened_in_little_memory(tmp_path):
+    rows = 200_000
+    with opened(tmp_path) as ledger:
+        ledger.note({"input": "a"})
+        for first in range(0, rows, 1000):
+            ledger.commit(b"\n" * 1000, b"", [(n, n) for n in range(first, first + 1000)], [], bytes(8000))
+    tracemalloc.start()
+    try:
+        with opened(tmp_path) as ledger:
+            held, peak = tracemalloc.get_traced_memory()
+            assert ledger.done == rows
+    finally:
+        tracemalloc.stop()
+    assert held < 10 * rows and peak < 12 * rows

@@ -17,6 +17,7 @@ from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.check import Subject, check, head_of
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.files import Files, check_files, files_of, form_of
+from ctxflow.batch.going_on import check_rows, check_same, facts_of, input_changed, maker_then
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
@@ -25,7 +26,7 @@ from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.publish import publish
 from ctxflow.batch.pump import Pump
 from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
-from ctxflow.batch.requests import URLS, Make, family_of, function_maker, openai_maker, plain_maker
+from ctxflow.batch.requests import URLS, Make, family_of, maker
 from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.tolerance import Tolerance
@@ -33,7 +34,7 @@ from ctxflow.batch.watch import Watch
 from ctxflow.errors import UsageError
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
-from ctxflow.identity import Identity, changes, identity_of, identity_of_model, reading_text
+from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Source
@@ -123,22 +124,27 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
     job, source, files = work.job, work.source, work.files
     identity = work.identity()
     with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
-        identity = identity.knowing(Identity.from_json(ledger.facts.get("made_of", {})))
-        facts = {"input": source.identity(), "settings": job.identity(), "made_of": identity.as_json()}
+        facts = facts_of(job, source, identity, ledger.facts)
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
             yield _Begun(job, work, ledger, files, ended=True)
             return
         if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
             raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
+        missing = True
         if ledger.done:
-            _check_same(ledger, facts, files, job, retry_errors, display)
+            check_same(ledger, facts, files, retry_errors, display)
+            if input_changed(ledger, facts):
+                missing = check_rows(source, maker_then(ledger, job, work.maker), ledger, job, files, display)
         if ledger.forgotten:
             display.note(f"{files.rows} is shorter than it was: the {ledger.forgotten:,} rows that it lost run again")
         # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
         if retry_errors or (not ledger.done and ledger.facts != facts):
             ledger.retry()
+        ended = ledger.finished and not missing and not retry_errors and files.output.exists()
         ledger.note(facts)
-        yield _Begun(job, work, ledger, files)
+        if ended:
+            ledger.finish()
+        yield _Begun(job, work, ledger, files, ended)
 
 
 def prepared(job: Job, display: Display) -> _Work:
@@ -240,44 +246,6 @@ def _task_of(source: Source) -> str:
     return "chat"
 
 
-def _check_same(
-    ledger: Ledger, facts: dict[str, Any], files: Files, job: Job, retry_errors: bool, display: Display
-) -> None:
-    """Refuse to mix the results of two jobs.
-
-    :raises ValueError: if the output holds those of another.
-    """
-    known = ledger.facts.get("settings", {})
-    settings: dict[str, Any] = facts["settings"]
-    changed = [
-        f"{name} was {known.get(name)!r} and is {settings[name]!r}"
-        for name in settings
-        if settings[name] != known.get(name)
-    ]
-    if "made_of" in ledger.facts:
-        changed += changes(Identity.from_json(ledger.facts["made_of"]), Identity.from_json(facts["made_of"]))
-    else:
-        display.note(
-            f"{files.output} was begun by an earlier ctxflow, which did not keep what its function or model was made "
-            "of: changes of it are noticed from now on"
-        )
-    if changed:
-        text = "; ".join(changed)
-        if not retry_errors:
-            raise ValueError(
-                f"{files.output} holds the results of another job ({text}): name another output, begin anew with "
-                "--fresh, or keep what is done and have the rest done so with --retry-errors"
-            )
-        display.note(f"rows that are done keep their results, although {text}")
-    if facts["input"] != ledger.facts.get("input"):
-        if job.id_column is None and not retry_errors:
-            raise ValueError(
-                f"the input {job.input} has changed since {files.output} was begun, and its rows are known by their "
-                "numbers alone: name another output, begin anew with --fresh, or know rows by an --id-column"
-            )
-        display.note("the input has changed: rows that were done before are not run again")
-
-
 class _Work:
     """What a job needs to run.
 
@@ -298,21 +266,27 @@ class _Work:
         self._app: BatchApp
         self._constants: dict[str, Any]
         self._record: Record
-        self._make: Make
         if app is not None:
             self._app, self._constants = app, dict(job.constants)
-            self._make = function_maker(job, self._app, source.columns())
         else:
             family = family_of(job)
             staged, count = site.engine == "taskvine", job.output_format == "openai"
             self._app, self._constants = model_app(job, family, count, staged)
             if family == "generate" or (family == "embed" and count):
                 self._counted = tokens_of
-            self._make = openai_maker(job) if job.input_format == "openai" else plain_maker(job)
+        self._own = app
+        self._make = self.maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
+
+    def maker(self, job: Job) -> Make:
+        """What makes items of rows, by that job's settings.
+
+        :raises ValueError: if it makes no sense.
+        """
+        return maker(job, self._own, self.source.columns())
 
     def identity(self) -> Identity:
         """What the results depend on beside rows and settings, which constants are among."""

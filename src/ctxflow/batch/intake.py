@@ -47,23 +47,23 @@ class Intake:
     :param make: makes items of rows.
     :param id_column: the column of the ids; None knows rows by their numbers.
     :param keep: columns to be kept.
-    :param ledger: what is settled.
+    :param ledger: what is settled; without one nothing is.
     :ivar read: how many rows the input has up to where it is read.
     """
 
     def __init__(
-        self, source: Source, make: Make, id_column: str | None, keep: tuple[str, ...], ledger: Ledger
+        self, source: Source, make: Make, id_column: str | None, keep: tuple[str, ...], ledger: Ledger | None = None
     ) -> None:
         self.read = 0
         self._source = source
         self._make = make
         self._id_column = id_column
         self._keep = keep
-        self._settled = ledger.settled
-        self._skip = ledger.skip
+        self._settled = as_keys(()) if ledger is None else ledger.settled
+        self._skip = b"" if ledger is None else ledger.skip
         self._seen = SeenKeys()
-        if id_column is not None:
-            self._seen.add(ledger.skipped)
+        if id_column is not None and ledger is not None:
+            self._seen.take(ledger.skipped)
 
     def chunks(self) -> Iterator[list[Prepared]]:
         """Chunks of rows, which may be empty: all of a chunk may be settled."""

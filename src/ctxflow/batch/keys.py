@@ -7,7 +7,8 @@ A row's key is its number, or the hash of its id. Among 10 million ids two share
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,19 @@ def id_key(identifier: str) -> int:
     """
     hashed = hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(hashed, "big") | _IDS
+
+
+def row_digest(item: tuple[Any, ...], kept: Mapping[str, Any]) -> bytes:
+    """8 bytes by which to tell whether a row is what it was: of what was asked of it, and of the columns kept.
+
+    >>> row_digest(("a",), {}) == row_digest(("a",), {}), row_digest(("a",), {}) == row_digest(("a",), {"id": 1})
+    (True, False)
+    """
+    if len(item) == 1 and type(item[0]) is str and not kept:  # By far the most frequent, and twice as fast.
+        text = item[0].encode("utf-8", "surrogatepass")
+    else:
+        text = repr((item, kept) if kept else item).encode()
+    return hashlib.blake2b(text, digest_size=8).digest()
 
 
 def as_keys(numbers: Iterable[int]) -> Keys:
@@ -54,6 +68,11 @@ class SeenKeys:
 
     def __init__(self) -> None:
         self._runs: list[Keys] = []
+
+    def take(self, keys: Keys) -> None:
+        """Take over keys that are sorted, without a copy of them."""
+        if keys.size:
+            self._runs.insert(0, keys)
 
     def add(self, keys: Keys) -> NDArray[np.bool_]:
         """Add keys; tells for each whether it was seen before, in an earlier chunk or earlier in this one."""

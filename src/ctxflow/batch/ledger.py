@@ -1,20 +1,19 @@
 """What a job has done, on disk: its results, its dead letters, and the journal that says how much of both counts.
 
-A commit appends lines to the results and the errors, then a frame to the journal: both files' sizes, and the keys and
-numbers of the rows. Only what a whole frame vouches for counts; when a job is opened, what lies beyond is cut off, so
-that no line is torn and no row is there twice, wherever its driver was killed. Where a file is shorter than its last
-frames say (the machine lost power, or somebody cut it), those frames go too, and their rows run again.
+A commit appends lines to the results and the errors, then a frame to the journal: both files' sizes, the keys and
+numbers of the rows, and a digest of each row that is done. Only what a whole frame vouches for counts; when a job is
+opened, what lies beyond is cut off, so that no line is torn and no row is there twice, wherever its driver was killed.
+Where a file is shorter than its last frames say (the machine lost power, or somebody cut it), those frames go too, and
+their rows run again.
 
-The journal is OUTPUT.progress: a first line that says what it is, then frames. Its lock keeps a second driver out.
-What does not live here: how files are added to (append_file.py), and what is in the lines (records.py).
+The journal is OUTPUT.progress: a first line that says what it is, then frames (journal.py). Its lock keeps a second
+driver out. What does not live here: how files are added to (append_file.py), and what is in the lines (records.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,25 @@ from typing import Any
 import numpy as np
 
 from ctxflow.append_file import AppendFile
+from ctxflow.batch.journal import (
+    DIGEST_BYTES,
+    DIGESTED,
+    EARLIER,
+    FACTS,
+    FINISHED,
+    MAGIC,
+    RETRY,
+    ROWS,
+    Survey,
+    frames,
+    packed,
+    survey,
+)
 from ctxflow.batch.keys import Keys, as_keys
 from ctxflow.executors.interrupts import uninterrupted
 
-_MAGIC = b'{"ctxflow": "batch journal", "version": 1}\n'
-# Kind, rows done, rows dead, bytes after the head, size of the results, size of the errors; then the checksum.
-_HEAD = struct.Struct("<IIIIQQ")
-_SUM = struct.Struct("<I")
-_ROWS, _RETRY, _FINISHED, _FACTS = range(1, 5)
-_LARGEST = 1 << 30
-
-
 Pair = tuple[int, int]
 """A row's key and its number."""
-
-_NO_PAIRS = np.zeros((0, 2), dtype=np.uint64)
 
 
 class Ledger:
@@ -68,7 +71,7 @@ class Ledger:
             self._journal.lock(results)
             known = self._begin()
             if fresh:
-                self._journal.cut(len(_MAGIC))
+                self._journal.cut(len(MAGIC))
             if not known and not fresh and any(_size(path) for path in (results, errors)):
                 raise ValueError(
                     f"{results} is there already, without the journal {journal.name} of a job that could go on: "
@@ -81,80 +84,105 @@ class Ledger:
     def _begin(self) -> bool:
         """See that it is a journal, which an empty or torn one becomes; whether it was one."""
         with self._journal.reader() as file:
-            begin = file.read(len(_MAGIC))
-        if begin == _MAGIC:
+            begin = file.read(len(MAGIC))
+        if begin == EARLIER:  # An earlier ctxflow must not take it up from now on.
+            self._journal.change(0, MAGIC)
+        if begin in (MAGIC, EARLIER):
             return True
-        if not _MAGIC.startswith(begin):
+        if not MAGIC.startswith(begin):
             raise ValueError(f"{self._journal.path} is not the journal of a job: name another output, or remove it")
         self._journal.cut(0)
-        self._journal.append(_MAGIC)
+        self._journal.append(MAGIC)
         return False
 
     # --- opening
 
     def _load(self) -> None:
         """Take over what frames say that the files bear out, and cut the rest off."""
-        actual = [file.actual_size() for file in self._files]
-        frames = list(_frames(self._journal))
-        good, behind_retry = len(frames), False
-        while good:
-            last = frames[good - 1]
-            if last.sizes[0] <= actual[0] and (behind_retry or last.sizes[1] <= actual[1]):
-                break
-            behind_retry |= last.kind == _RETRY
-            good -= 1
-        self.forgotten = sum(frame.done for frame in frames[good:])
-        end, sizes = len(_MAGIC), (0, 0)
-        done, dead = [_NO_PAIRS], [_NO_PAIRS]
-        since = (1, 1)  # Where those begin whose numbers are of the input as it is now.
-        for frame in frames[:good]:
-            end, sizes = frame.end, frame.sizes
-            self.finished = frame.kind == _FINISHED
-            if frame.kind == _ROWS:
-                pairs = np.frombuffer(frame.body, dtype="<u8").reshape(-1, 2)
-                done.append(pairs[: frame.done])
-                dead.append(pairs[frame.done :])
-            elif frame.kind == _RETRY:
-                del dead[1:]
-                since = (since[0], 1)
-            elif frame.kind == _FACTS:
+        found = survey(self._journal, [file.actual_size() for file in self._files])
+        self.forgotten, sizes = found.forgotten, (0, 0)
+        keys: Keys = np.empty(found.rows, dtype=np.uint64)  # All at once, so that none is held twice.
+        count = since = 0  # Keys that are there; those from `since` on are of the input as it is now.
+        dead: list[Keys] = []
+        dead_since = 0
+        marks = _Marks()
+        for frame in frames(self._journal, found.end):
+            sizes = frame.sizes
+            self.finished = frame.kind == FINISHED
+            if frame.kind in (ROWS, DIGESTED):
+                pairs = frame.pairs
+                keys[count : count + frame.done] = pairs[: frame.done, 0]
+                marks.set(pairs[: frame.done, 1])
+                count += frame.done
+                dead += [pairs[frame.done :].copy()] * bool(frame.dead)
+            elif frame.kind == RETRY:
+                dead, dead_since = [], 0
+            elif frame.kind == FACTS:
                 facts = json.loads(frame.body)
                 self.facts.update(facts)
                 if "input" in facts:
-                    since = (len(done), len(dead))
-        if behind_retry:  # The errors are those of a later time: what they held at that one is gone.
-            del dead[1:]
-            since, sizes = (since[0], 1), (sizes[0], 0)
-        self.done, self.dead = sum(map(len, done)), sum(map(len, dead))
-        self.settled = np.concatenate([pairs[:, 0] for pairs in done + dead])
+                    since, dead_since, marks = count, len(dead), _Marks()
+        if found.behind_retry:  # The errors are those of a later time: what they held at that one is gone.
+            dead, dead_since, sizes = [], 0, (sizes[0], 0)
+        self.done, self.dead = count, sum(map(len, dead))
+        for pairs in dead[dead_since:]:
+            marks.set(pairs[:, 1])
+        now = [keys[since:count], *(pairs[:, 0] for pairs in dead[dead_since:])]
+        all_now = not since and not dead_since
+        self.skipped = as_keys(()) if all_now else np.sort(np.concatenate(now))
+        for pairs in dead:
+            keys[count : count + len(pairs)] = pairs[:, 0]
+            count += len(pairs)
+        self.settled = keys[:count]
         self.settled.sort()
-        now = [_NO_PAIRS, *done[since[0] :], *dead[since[1] :]]
-        self.skipped = np.concatenate([pairs[:, 0] for pairs in now])
-        self.skip = _marked(np.concatenate([pairs[:, 1] for pairs in now]))
-        self._journal.cut(end)
+        if all_now:
+            self.skipped = self.settled
+        self.skip = bytes(marks.data)
+        self._cut(found, sizes)
+
+    def _cut(self, found: Survey, sizes: tuple[int, int]) -> None:
+        """Let no more count than frames vouch for."""
+        self._journal.cut(found.end)
         for file, size in zip(self._files, sizes, strict=True):
             if not file.cut(size):
                 raise ValueError(
                     f"{file.path} was changed by another program, so that the job cannot go on: "
                     "name another output, or begin anew with --fresh"
                 )
-        if behind_retry:
-            self._add(_RETRY)
+        if found.behind_retry:
+            self._add(RETRY)
+
+    def digests(self) -> tuple[Keys, Keys]:
+        """The keys of the rows that are done, sorted, and the digest of each, 0 where none was kept."""
+        keys: Keys = np.empty(self.done, dtype=np.uint64)
+        digests: Keys = np.empty(self.done, dtype=np.uint64)
+        count = 0
+        for frame in frames(self._journal, self._journal.size):
+            if frame.kind in (ROWS, DIGESTED):
+                keys[count : count + frame.done] = frame.pairs[: frame.done, 0]
+                digests[count : count + frame.done] = frame.digests
+                count += frame.done
+        digests = digests[np.argsort(keys)]
+        keys.sort()
+        return keys, digests
 
     # --- writing
 
     @uninterrupted
-    def commit(self, results: bytes, errors: bytes, done: Sequence[Pair], dead: Sequence[Pair]) -> None:
+    def commit(
+        self, results: bytes, errors: bytes, done: Sequence[Pair], dead: Sequence[Pair], digests: bytes = b""
+    ) -> None:
         """Keep whole lines, and that their rows are done or dead.
 
         :param done: a key and a number for each line of the results; `dead` likewise of the errors.
-
+        :param digests: 8 bytes for each row that is done, one after the other; by default nothing is known of them.
         :raises OSError: if there is no room; then nothing of it counts.
         """
         with self._all_or_nothing():
             for file, data in zip(self._files, (results, errors), strict=True):
                 file.append(data)
-            self._add(_ROWS, np.array([*done, *dead], dtype="<u8").tobytes(), len(done), len(dead))
+            body = np.array([*done, *dead], dtype="<u8").tobytes() + (digests or bytes(DIGEST_BYTES * len(done)))
+            self._add(DIGESTED, body, len(done), len(dead))
         self.done += len(done)
         self.dead += len(dead)
 
@@ -163,7 +191,7 @@ class Ledger:
         """Forget the dead letters, so that their rows are missing again."""
         with self._all_or_nothing():
             self._files[1].size = 0
-            self._add(_RETRY)
+            self._add(RETRY)
         # Without this frame, what will be in the errors from now on would be taken for what was there before.
         self._journal.sync()
         self._load()
@@ -172,7 +200,7 @@ class Ledger:
         """Keep what is to be known of the job when it is opened again, if it is not known yet."""
         new = {name: value for name, value in facts.items() if self.facts.get(name) != value or name not in self.facts}
         if new:
-            self._add(_FACTS, json.dumps(new).encode())
+            self._add(FACTS, json.dumps(new).encode())
             self.facts.update(new)
             if "input" in new:
                 self.skip, self.skipped = b"", as_keys(())
@@ -182,7 +210,7 @@ class Ledger:
         if not self.finished:
             for file in self._files:
                 file.sync()
-            self._add(_FINISHED)
+            self._add(FINISHED)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -196,9 +224,8 @@ class Ledger:
             raise
 
     def _add(self, kind: int, body: bytes = b"", done: int = 0, dead: int = 0) -> None:
-        frame = _HEAD.pack(kind, done, dead, len(body), *(file.size for file in self._files)) + body
-        self._journal.append(frame + _SUM.pack(zlib.crc32(frame)))
-        self.finished = kind == _FINISHED
+        self._journal.append(packed(kind, body, done, dead, [file.size for file in self._files]))
+        self.finished = kind == FINISHED
 
     def __enter__(self) -> Ledger:
         """Nothing more."""
@@ -214,40 +241,17 @@ class Ledger:
         self._stack.close()
 
 
-class _Frame:
-    """A frame of the journal; `end` is where the next begins."""
+class _Marks:
+    """A byte for each number up to the highest, 1 for those that were set."""
 
-    __slots__ = ("body", "dead", "done", "end", "kind", "sizes")
+    def __init__(self) -> None:
+        self.data = bytearray()
 
-    def __init__(self, head: tuple[int, ...], body: bytes, end: int) -> None:
-        self.kind, self.done, self.dead = head[:3]
-        self.sizes = (head[4], head[5])
-        self.body = body
-        self.end = end
-
-
-def _frames(journal: AppendFile) -> Iterator[_Frame]:
-    """The whole frames of a journal, up to the first that is torn."""
-    with journal.reader() as file:
-        file.seek(len(_MAGIC))
-        while len(packed := file.read(_HEAD.size)) == _HEAD.size:
-            head = _HEAD.unpack(packed)
-            if head[3] > _LARGEST:
-                return
-            rest = file.read(head[3] + _SUM.size)
-            body = rest[: head[3]]
-            if len(rest) < head[3] + _SUM.size or _SUM.unpack(rest[head[3] :])[0] != zlib.crc32(
-                body, zlib.crc32(packed)
-            ):
-                return
-            yield _Frame(head, body, file.tell())
-
-
-def _marked(numbers: Keys) -> bytes:
-    """A byte for each number up to the highest, 1 for those that are there."""
-    marks = np.zeros(int(numbers.max()) + 1 if numbers.size else 0, dtype=np.uint8)
-    marks[numbers] = 1
-    return marks.tobytes()
+    def set(self, numbers: Keys) -> None:
+        """Mark some."""
+        if numbers.size:
+            self.data.extend(bytes(max(0, int(numbers.max()) + 1 - len(self.data))))
+            np.frombuffer(self.data, dtype=np.uint8)[numbers] = 1
 
 
 def _size(path: Path) -> int:

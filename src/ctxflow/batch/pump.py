@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ctxflow.batch.intake import Prepared
+from ctxflow.batch.keys import row_digest
 from ctxflow.batch.ledger import Ledger, Pair
 from ctxflow.batch.records import Record, dead_letter, line
 from ctxflow.batch.tolerance import Tolerance, TooManyErrors
@@ -159,6 +160,7 @@ class Pump:
         errors: list[bytes] = []
         done: list[Pair] = []
         dead: list[Pair] = []
+        digests: list[bytes] = []
         counted = self._counted
         for row, result in self._turns.next(answers) if self._turns is not None else answers:
             self.rows -= 1
@@ -173,6 +175,7 @@ class Pump:
                 try:
                     results.append(line(self._record(row, result)))
                     done.append((row.key, row.number))
+                    digests.append(row_digest(row.item, row.kept))
                     if counted is not None:
                         self.tokens += counted(result)
                 except (ValueError, TypeError, RecursionError) as reason:
@@ -185,7 +188,7 @@ class Pump:
                 self._tolerance.dead(row.number, type(error).__name__, str(error))
         self._tolerance.done(len(done))
         if done or dead:
-            self._ledger.commit(b"".join(results), b"".join(errors), done, dead)
+            self._ledger.commit(b"".join(results), b"".join(errors), done, dead, b"".join(digests))
 
 
 class _Turns:

@@ -40,6 +40,18 @@ def family_of(job: Job) -> str:
     return "generate" if job.task in ("generate", "chat") else str(job.task)
 
 
+def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) -> Make:
+    """What makes items of a job's rows.
+
+    :param app: the job's own function, None where a model does it.
+    :param known: the input's columns, None where each row has its own.
+    :raises ValueError: if the app's parameters do not fit the columns, or for a template that is none.
+    """
+    if app is not None:
+        return function_maker(job, app, known)
+    return openai_maker(job) if job.input_format == "openai" else plain_maker(job)
+
+
 def openai_maker(job: Job) -> Make:
     """For rows that are requests of OpenAI's batch format."""
     family = family_of(job)
