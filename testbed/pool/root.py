@@ -171,15 +171,18 @@ def _configure(root: Path) -> None:
     """Give the root this machine's certificates, name servers, and settings of apt and pip."""
     if root == Path("/"):
         return
-    for path in (CERTIFICATES, Path("/etc/resolv.conf")):
+    settings = _pip_settings()
+    constraints = [Path(path) for path in settings.get("constraint", "").split() if path.startswith("/")]
+    for path in (CERTIFICATES, Path("/etc/resolv.conf"), *constraints):
         target = root / path.relative_to("/")
         if path.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             target.write_bytes(path.read_bytes())
     dump = run(["apt-config", "dump"], check=False).stdout if shutil.which("apt-config") else ""
     kept = re.findall(r"^Acquire::(?:https?|Check-\S+)\b.*;$", dump, re.MULTILINE)
     (root / "etc/apt/apt.conf.d/90machine").write_text("\n".join(kept) + "\n")
-    lines = ["[global]\n", *(f"{key} = {value}\n" for key, value in _pip_settings().items())]
+    lines = ["[global]\n", *(f"{key} = {value}\n" for key, value in settings.items())]
     (root / "etc/pip.conf").write_text("".join(lines))
 
 
