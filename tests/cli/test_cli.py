@@ -5,7 +5,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import ctxflow
+from ctxflow.cli.app import VERBS, load_verb
 from ctxflow.installing import COST_OF_TORCH, how_to_install
 
 
@@ -23,6 +26,19 @@ def test_help_names_the_verbs():
     run = command("--help")
     assert run.returncode == 0
     assert "doctor" in run.stdout and "demo" in run.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_has_each_verbs_own_first_sentence(verb):
+    assert VERBS[verb] == load_verb(verb).help.partition("\n\n")[0].replace("\n", " ")
+
+
+def test_help_and_version_wait_for_no_engine():
+    program = "import sys; from ctxflow.cli import main\ntry: main()\nfinally: print(sorted(sys.modules))"
+    for option in ("--help", "--version"):
+        run = subprocess.run([sys.executable, "-c", program, option], capture_output=True, check=True, text=True)
+        assert not {"'parsl'", "'numpy'", "'torch'"} & set(run.stdout.replace("]", ",").split(", "))
+        assert "'ctxflow.cli.app'" in run.stdout
 
 
 def test_unknown_verb():

@@ -6,33 +6,71 @@ Exit statuses: 0 all went well, 1 it failed, 2 the command line is wrong, 3 some
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from ctxflow.cli.batch import batch
-from ctxflow.cli.demo import demo
-from ctxflow.cli.doctor import doctor
-from ctxflow.cli.env import env
-from ctxflow.cli.factory import factory
-from ctxflow.cli.jobs import cancel, jobs, logs
-from ctxflow.cli.plan import plan
-from ctxflow.cli.preempt import preempt
-from ctxflow.cli.profile_scaling import profile_scaling
-from ctxflow.cli.report import report
-from ctxflow.cli.reproduce import reproduce
-from ctxflow.cli.simulate import simulate
-from ctxflow.cli.site import site
-from ctxflow.cli.top import status, top
-from ctxflow.cli.topo import topo
-from ctxflow.cli.train import train
-from ctxflow.cli.worker_command import worker_command
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.version import __version__
 
+VERBS = {
+    "doctor": "Look at this machine: what is installed, which devices and engines there are, and what to do next.",
+    "demo": "Find the best pair of model and prompt template for checking facts, while workers are evicted.",
+    "batch": "Run a model, or your own function, over every row of a file.",
+    "jobs": "List the batches that were detached: how they stand, and how they ended.",
+    "logs": "Print what a detached batch says.",
+    "cancel": "End a detached batch: its driver, and all its workers.",
+    "top": "Follow a batch from another terminal, until it ends or you press Ctrl-C, which does nothing to the batch.",
+    "status": "Say once how a batch stands.",
+    "plan": "Say what to run where: for a site and a job, or for a placement problem.",
+    "report": "Say what happened in a run, in words, as data and in pictures.",
+    "factory": 'Acquire workers for all live runs of yours whose site says acquire = "factory".',
+    "worker-command": "Print the line that starts a worker for a run by hand.",
+    "topo": "Draw a machine's topology: this machine's, or that of a file.",
+    "preempt": "Decide who gives way to a preemptor, in a cluster given as data (docs/preemption.md has the form).",
+    "simulate": "Say what would come of a run, before burning a night of GPUs.",
+    "profile-scaling": 'Find the levels of `scaling = "closed-loop"`, in simulation.',
+    "reproduce": "Run a paper's experiments and print its figures beside ours.",
+    "train": "Train a policy's networks on the simulation, and write them. "
+    "Ctrl-C ends it early and keeps the best so far.",
+    "env": "Pack the environment for workers that see neither it nor a shared filesystem.",
+    "site": "Check a site file, and print all that it says.",
+}
+"""The verbs in the order of the help, each with the first sentence of its own."""
+
+_SHARED = {"logs": "jobs", "cancel": "jobs", "status": "top"}
+"""The modules of verbs that have none of their own."""
+
+
+def load_verb(verb: str) -> Any:
+    """Return a verb as typer runs it. Its module is imported now: they are heavy, and a call needs one of them.
+
+    >>> load_verb("topo").help.splitlines()[0] == VERBS["topo"]
+    True
+    """
+    name = verb.replace("-", "_")
+    found = getattr(importlib.import_module(f"ctxflow.cli.{_SHARED.get(verb, name)}"), name)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_group(found)
+    alone = typer.Typer(add_completion=False)
+    alone.command(verb)(found)
+    return typer.main.get_command(alone)
+
+
+class _Verbs(TyperGroup):
+    """The verbs: lines of a help text until one of them is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_verb(name) if name else None, rest
+
+
 app = typer.Typer(
     name="ctxflow",
+    cls=_Verbs,
     help="Throughput-oriented LLM inference on GPUs that nobody promised you.",
     epilog="New here? Run `ctxflow doctor`, then `ctxflow demo`.",
     no_args_is_help=True,
@@ -56,26 +94,12 @@ def _frame(
     pass
 
 
-app.command("doctor")(doctor)
-app.command("demo")(demo)
-app.command("batch")(batch)
-app.command("jobs")(jobs)
-app.command("logs")(logs)
-app.command("cancel")(cancel)
-app.command("top")(top)
-app.command("status")(status)
-app.command("plan")(plan)
-app.command("report")(report)
-app.command("factory")(factory)
-app.command("worker-command")(worker_command)
-app.command("topo")(topo)
-app.command("preempt")(preempt)
-app.command("simulate")(simulate)
-app.command("profile-scaling")(profile_scaling)
-app.command("reproduce")(reproduce)
-app.command("train")(train)
-app.add_typer(env)
-app.add_typer(site)
+def _in_help() -> None:
+    """Stand for a verb in the help."""
+
+
+for _verb, _sentence in VERBS.items():
+    app.command(_verb, help=_sentence)(_in_help)
 
 
 def main() -> None:
