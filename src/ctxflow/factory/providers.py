@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from ctxflow.factory.condor import CondorProvider
 from ctxflow.factory.local import LocalProvider
-from ctxflow.factory.parsl_jobs import ParslProvider
-from ctxflow.factory.parsl_tiers import PARSL, parsl_provider
 from ctxflow.factory.provider import Provider, ProviderError
 from ctxflow.sites.tier import Tier
 
@@ -46,6 +44,9 @@ def provider_of(tier: Tier, run: str) -> Provider:
         return CondorProvider(run=run, schedd=tier.schedd, pool=tier.pool)
     if tier.provider == "local":
         return LocalProvider()
+    from ctxflow.factory.parsl_jobs import ParslProvider  # A second, with Parsl behind it, that few sites need.
+    from ctxflow.factory.parsl_tiers import PARSL, parsl_provider
+
     if tier.provider in PARSL or ":" in tier.provider:
         return ParslProvider(parsl_provider(tier), run)
     names = ", ".join(["condor", "local", *PARSL])
