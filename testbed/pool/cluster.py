@@ -19,6 +19,7 @@ from .progress import step
 from .settings import (
     CHECKOUT,
     DOMAIN,
+    NAME,
     ROOT,
     STATE,
     SUBMIT,
@@ -34,13 +35,13 @@ from .settings import (
 PATH_INSIDE = "/opt/ctxflow/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def up(settings: Settings, with_torch: bool) -> None:
+def up(settings: Settings, source: Path) -> None:
     """Bring the pool up as asked: what runs as asked already is kept, what differs or is broken is replaced.
+
+    :param source: the root that its hosts run.
 
     :raises TestbedError: it could not be brought up; nothing is left running.
     """
-    machine.check()
-    source = root.prepare(with_torch)
     wanted = (settings, str(CHECKOUT), str(source))
     running, before = dict(machine.inits()), load()
     if running and (before != wanted or SWITCH not in running or SUBMIT not in running):
@@ -243,7 +244,7 @@ def _wait_until_ready(settings: Settings) -> None:
 
 
 def _kept_logs() -> Path:
-    return cache() / "failed"
+    return cache() / f"failed-{NAME}"
 
 
 def _keep_logs() -> None:

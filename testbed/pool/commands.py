@@ -51,12 +51,14 @@ def up(words: Sequence[str]) -> int:
     lacking = tools.missing(to_build=root.find() is None)
     if asked.check:
         return _check(lacking)
-    with machine.locked():
+    with machine.locked(machine.BUILDING):
         tools.install(lacking, root.log())
-        if asked.root_only:
-            root.prepare(asked.with_torch)
-            return 0
-        cluster.up(settings, asked.with_torch)
+        machine.check()
+        source = root.prepare(asked.with_torch)
+    if asked.root_only:
+        return 0
+    with machine.locked():
+        cluster.up(settings, source)
     sys.stderr.write("The testbed is up. Try: testbed/run condor_status\n")
     return 0
 

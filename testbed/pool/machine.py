@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import tools
-from .settings import STATE, CannotBuild, TestbedError
+from .settings import NAME, STATE, CannotBuild, TestbedError
 
-MARK = b"ctxflow-testbed:"
+MARK = f"{NAME}:".encode()
 SWITCH = "switch"
 LOCK = STATE.with_suffix(".lock")
+BUILDING = Path("/run/ctxflow-testbed.building")
+"""The lock of what all testbeds share: the root, and this machine's packages."""
 
 
 def check() -> None:
@@ -136,10 +138,10 @@ def enter(pid: int, *namespaces: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(limit: float = 1200) -> Iterator[None]:
-    """Hold the machine's one testbed: commands that change it take turns."""
-    LOCK.touch()
-    with LOCK.open("r+") as handle:
+def locked(lock: Path = LOCK, limit: float = 1200) -> Iterator[None]:
+    """Hold the testbed, or what all of them share: commands that change it take turns."""
+    lock.touch()
+    with lock.open("r+") as handle:
         deadline = time.monotonic() + limit
         told = False
         while True:

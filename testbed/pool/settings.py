@@ -9,7 +9,10 @@ from pathlib import Path
 
 TESTBED = Path(__file__).resolve().parent.parent
 CHECKOUT = TESTBED.parent
-STATE = Path("/run/ctxflow-testbed")
+NAME = "-".join(["ctxflow-testbed", *filter(None, [os.environ.get("CTXFLOW_TESTBED")])])
+"""The testbed that is meant: a machine holds several, each of a name of its own, which share nothing but the root."""
+
+STATE = Path("/run") / NAME
 ROOT = STATE / "root"
 DOMAIN = "testbed"
 SUBMIT = "submit"

@@ -7,6 +7,7 @@ it has to be built first, the steps are shown as they go.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,12 @@ from typing import Any
 import pytest
 
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
+# Processes of tests side by side have a testbed each.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["CTXFLOW_TESTBED"] = worker
+sys.path.insert(0, str(TESTBED))
+from pool.settings import NAME, STATE  # noqa: E402
+
 CLEAR_SECONDS = 60.0
 
 NO_TESTBED = pytest.StashKey[str]()
@@ -44,6 +51,9 @@ class Testbed:
     """The testbed's commands, as a test calls them."""
 
     __test__ = False
+    name = NAME
+    state = STATE
+    shared = STATE / "shared"
 
     def command(
         self, name: str, *words: str, check: bool = True, limit: float = 120, text: str = ""

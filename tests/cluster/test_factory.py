@@ -21,7 +21,6 @@ from driver import HOSTS, INSIDE, TESTBED, WORKERS, Driver, left, processes_left
 if TYPE_CHECKING:
     from conftest import Testbed
 
-SHARED = Path("/run/ctxflow-testbed/shared")
 SITE = """
 engine = "taskvine"
 environment = "/opt/ctxflow"
@@ -87,7 +86,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[[Testbed], Bench]]
     made: list[Bench] = []
 
     def bench(testbed: Testbed) -> Bench:
-        made.append(Bench(testbed, SHARED / f"factory-{time.time_ns()}"))
+        made.append(Bench(testbed, testbed.shared / f"factory-{time.time_ns()}"))
         return made[-1]
 
     yield bench

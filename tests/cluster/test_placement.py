@@ -21,7 +21,6 @@ from placement_run import Moment, moments, placed, stood_in_vain
 if TYPE_CHECKING:
     from conftest import Testbed
 
-SHARED = Path("/run/ctxflow-testbed/shared")
 PERIOD = 12.0
 SITE = """
 engine = "taskvine"
@@ -75,7 +74,7 @@ BEFORE, AFTER = 24.0, 34.0
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_a_plan_is_followed_and_follows_demand(testbed: Testbed, tmp_path: Path) -> None:
-    folder = SHARED / f"placement-{time.time_ns()}"
+    folder = testbed.shared / f"placement-{time.time_ns()}"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     (folder / "site.toml").write_text(SITE + TIERS)

@@ -9,7 +9,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +17,6 @@ from driver import INSIDE, ROOT, TESTBED, Driver, left
 if TYPE_CHECKING:
     from conftest import Testbed
 
-SHARED = Path("/run/ctxflow-testbed/shared")
 SITE = """
 engine = "taskvine"
 environment = "/opt/ctxflow"
@@ -53,7 +51,7 @@ class Bench:
 
     def __init__(self, testbed: Testbed, policy: str, patience: int, *options: str) -> None:
         self.testbed = testbed
-        self.folder = SHARED / f"preemption-{time.time_ns()}"
+        self.folder = testbed.shared / f"preemption-{time.time_ns()}"
         self.folder.mkdir(mode=0o777, parents=True)
         self.folder.chmod(0o777)
         (self.folder / "site.toml").write_text(SITE.format(policy=policy, patience=patience))
@@ -127,7 +125,7 @@ def nothing_lost(result: dict[str, Any]) -> None:
 
 def test_machine_ads_have_the_topology(host: Testbed) -> None:
     """As site-configs/htcondor-topology.conf publishes it."""
-    place = SHARED.parent / "hosts" / "host1" / "config.d" / "topology"
+    place = host.state / "hosts" / "host1" / "config.d" / "topology"
     shutil.copy(ROOT / "site-configs" / "htcondor-topology.conf", place)
     try:
         host.run("condor_reconfig", user="root", host="host1")

