@@ -6,12 +6,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-CLUSTER_TESTS := -m pytest tests/cluster --durations=10
-CLUSTER_LOG := build/cluster-tests.log
+# Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.
+PYTEST := -m pytest -q --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
+LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests src/ctxflow \
+	--ignore=tests/cluster --ignore=src/ctxflow/examples
+CLUSTER_TESTS := $(PYTEST) tests/cluster
+TESTBEDS ?= 3
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 
-.PHONY: demo test test-local test-cluster test-cluster-beside test-cluster-docker lint clean help
+.PHONY: demo test test-quick test-local test-cluster test-cluster-docker lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,22 +44,30 @@ lint: $(STAMP)test ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## Check, and run all tests that can run here
-	@echo "The tests that need the testbed run beside the others; what they print follows when they end ($(CLUSTER_LOG))."
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-local test-cluster-beside
+# Lint and the tests that need the testbed, which mostly wait, run beside the others. What they print follows.
+test: $(STAMP)test ## Check, and run all tests that can run here
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	$(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1 & cluster=$$!; \
+	echo "Lint and the cluster tests run beside these; what they print follows."; \
+	$(BIN)/python $(LOCAL_TESTS); local=$$?; \
+	wait $$lint; lint=$$?; cat build/lint.log; \
+	wait $$cluster; cluster=$$?; cat build/test-cluster.log; \
+	[ $$lint = 0 ] || echo "make lint failed: see above"; \
+	[ $$local = 0 ] || echo "make test-local failed: see the summary above that of the cluster tests"; \
+	[ $$cluster = 0 ]; [ $$lint$$local$$cluster = 000 ]
 
-# Most of their time is waiting, for batch systems and for workers; beside the others they cost next to nothing.
-test-cluster-beside:
-	@mkdir -p $(dir $(CLUSTER_LOG))
-	@$(MAKE) --no-print-directory test-cluster >$(CLUSTER_LOG) 2>&1; status=$$?; cat $(CLUSTER_LOG); exit $$status
+test-quick: $(STAMP)test ## Run the tests that need neither a model nor a cluster, in two minutes
+	$(BIN)/python $(LOCAL_TESTS) -m "not model"
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation
-	$(BIN)/python -m pytest tests --ignore=tests/cluster --durations=10
-	$(BIN)/python -m pytest --doctest-modules src/ctxflow --ignore=src/ctxflow/examples
+	$(BIN)/python $(LOCAL_TESTS)
 
 # Where neither this machine nor Docker can hold a testbed, pytest says in one line what is skipped and why.
 test-cluster: $(STAMP)test ## Run the tests that need the testbed: root on Linux, or Docker (see docs/testbed.md)
-	@if ! testbed/up --check 2>/dev/null && docker info >/dev/null 2>&1; then \
+	@if testbed/up --root-only --with-torch; then \
+		$(BIN)/python $(CLUSTER_TESTS) -n $(TESTBEDS) --dist worksteal; \
+	elif ! testbed/up --check 2>/dev/null && docker info >/dev/null 2>&1; then \
 		echo "The testbed cannot be built here: running the cluster tests in a container."; \
 		$(IN_CONTAINER); \
 	else \

