@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
 # Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.
-PYTEST := -m pytest -q --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
+PYTEST := -m pytest --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
 LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests src/ctxflow \
 	--ignore=tests/cluster --ignore=src/ctxflow/examples
 CLUSTER_TESTS := $(PYTEST) tests/cluster

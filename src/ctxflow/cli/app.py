@@ -17,7 +17,8 @@ from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.version import __version__
 
 VERBS = {
-    "doctor": "Look at this machine: what is installed, which devices and engines there are, and what to do next.",
+    "doctor": "Look at this machine: what is ready for which task, which devices and engines there are, "
+    "and what to install.",
     "demo": "Find the best pair of model and prompt template for checking facts, while workers are evicted.",
     "batch": "Run a model, or your own function, over every row of a file.",
     "jobs": "List the batches that were detached: how they stand, and how they ended.",
