@@ -58,7 +58,7 @@ def test_the_function_gets_real_lists(executor):
         right.clear()
         return found
 
-    assert list(kinds.map([3, 1], "ab")) == [("list", "list")] * 2
+    assert list(kinds.map([3, 1], ["a", "b"])) == [("list", "list")] * 2
     assert kinds(1, 2).result() == ("list", "list")
 
 

@@ -82,8 +82,8 @@ def test_several_parameters_stop_at_the_shortest_as_zip_does(executor):
     def join(left, right, *, mark="-"):
         return [f"{a}{mark}{b}" for a, b in zip(left, right, strict=True)]
 
-    assert list(join.map("abcd", itertools.count())) == ["a-0", "b-1", "c-2", "d-3"]
-    assert list(join.map("ab", range(9), mark="+")) == ["a+0", "b+1"]
+    assert list(join.map(list("abcd"), itertools.count())) == ["a-0", "b-1", "c-2", "d-3"]
+    assert list(join.map(["a", "b"], range(9), mark="+")) == ["a+0", "b+1"]
 
 
 def test_nothing_in_nothing_out(executor):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ctxflow.alternatives import Alternative
 from ctxflow.context import Context, ContextFunction
+from ctxflow.digest import digest
 from ctxflow.executors.run import Run
 from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.scheduler import events as ev
@@ -131,3 +132,19 @@ def check_context(context: Any) -> None:
         raise TypeError(
             f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}"
         )
+
+
+_SIMPLE = frozenset({str, int, bool, bytes, type(None)})
+
+
+def constants_key(constants: Mapping[str, Any]) -> object:
+    """What tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0, and objects
+    that change stay equal to themselves.
+    """
+    key = []
+    for name, value in sorted(constants.items()):
+        kind = type(value)
+        if kind not in _SIMPLE and kind is not float:
+            return digest(dict(constants))
+        key.append((name, kind, repr(value) if kind is float else value))
+    return tuple(key)

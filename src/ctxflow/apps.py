@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from ctxflow.alternatives import Alternative, check_alternatives
 from ctxflow.alternatives import names as names_of
-from ctxflow.app_options import Deadline, Options, check_context
+from ctxflow.app_options import Deadline, Options, check_context, constants_key
 from ctxflow.context import Context
 from ctxflow.digest import digest
 from ctxflow.executors.declarations import App
@@ -175,7 +175,8 @@ class BatchApp(_App, Generic[Result]):
         parameters = list(inspect.signature(function).parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.parameters = [p.name for p in positional[0 if context is None else 1 :]]
-        self._constants = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        self.constants = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        self._defaulted = {p.name for p in positional if p.default is not p.empty}
         self._open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self._variants: dict[Any, App] = {}
 
@@ -242,11 +243,11 @@ class BatchApp(_App, Generic[Result]):
         ...     list(double.map(range(5)))
         [0, 2, 4, 6, 8]
         """
-        from ctxflow.map_inputs import inputs_of
+        from ctxflow.map_inputs import inputs_of, unknown_option
         from ctxflow.mapping import Mapped
 
-        if unknown := sorted(set(constants) - self._constants):
-            raise TypeError(f"{self.__name__}.map has no option {unknown[0]!r}{self._constants_hint()}")
+        if unknown := sorted(set(constants) - self.constants):
+            raise unknown_option(self, unknown[0])
         through = inputs_of(self, inputs, columns, by_index=resume is not None)
         executor, kernel = active_executor(self.options.executor)
         app = self if kernel is None else self._retried(kernel.config.retries)
@@ -275,13 +276,13 @@ class BatchApp(_App, Generic[Result]):
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """One item's parameters in order, and the call's constants."""
-        constants = {name: kwargs.pop(name) for name in list(kwargs) if name in self._constants}
+        constants = {name: kwargs.pop(name) for name in list(kwargs) if name in self.constants}
         item = list(args)
         for name in self.parameters[len(args) :]:
             if name in kwargs:
                 item.append(kwargs.pop(name))
         if kwargs:
-            raise TypeError(f"{self.__name__} has no parameter {next(iter(kwargs))!r}{self._constants_hint()}")
+            raise TypeError(f"{self.__name__} has no parameter {next(iter(kwargs))!r}{self.constants_hint()}")
         self.check_width(len(item))
         return tuple(item), constants
 
@@ -293,14 +294,20 @@ class BatchApp(_App, Generic[Result]):
         fits = width == len(self.parameters) or (self._open and width > len(self.parameters))
         if not fits or not width:
             names = ", ".join(self.parameters) or "no parameters at all (it needs one list at least)"
-            raise TypeError(f"{self.__name__} takes {len(self.parameters)} values an item ({names}), but got {width}")
+            takes = f"{self.__name__} takes {len(self.parameters)} values an item ({names}), but got {width}"
+            if (missing := self.parameters[width:]) and self._defaulted.issuperset(missing):
+                takes += (
+                    f"; {missing[0]} has a default: make it a constant: def {self.__name__}(..., *, {missing[0]}=...)"
+                )
+            raise TypeError(takes)
 
-    def _constants_hint(self) -> str:
-        return f": its keyword-only parameters are {', '.join(sorted(self._constants)) or 'none'}"
+    def constants_hint(self) -> str:
+        """Which constants a call may have."""
+        return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
     def declare(self, run: Run, constants: Mapping[str, Any]) -> str:
         """Make this app with these constants known to a run; gives its id there."""
-        key = (run.id, _constants_key(constants))
+        key = (run.id, constants_key(constants))
         known = self._variants.get(key)
         if known is None:
             variants = self._variant(run, constants)
@@ -343,22 +350,6 @@ class BatchApp(_App, Generic[Result]):
             App(each, "batch", body, timeout=options.timeout, label=label)
             for each, label in zip(specs, labels, strict=True)
         ]
-
-
-_SIMPLE = frozenset({str, int, bool, bytes, type(None)})
-
-
-def _constants_key(constants: Mapping[str, Any]) -> object:
-    """What tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0, and objects
-    that change stay equal to themselves.
-    """
-    key = []
-    for name, value in sorted(constants.items()):
-        kind = type(value)
-        if kind not in _SIMPLE and kind is not float:
-            return digest(dict(constants))
-        key.append((name, kind, repr(value) if kind is float else value))
-    return tuple(key)
 
 
 @dataclasses.dataclass(frozen=True)

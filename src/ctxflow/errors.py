@@ -58,6 +58,14 @@ class RunEnded(CtxflowError):
     """The run was stopped before the call was answered."""
 
 
+class DependencyFailed(CtxflowError):
+    """An item of a map, or a part of one, was a future that failed; why is the cause of this error."""
+
+
+class TurnOver(CtxflowError, EOFError):
+    """A session's turn, or the session, is over, and no chunk is left of it."""
+
+
 class RemoteTraceback(Exception):
     """The cause of an exception that was raised on a worker: its traceback there, as text."""
 
@@ -67,3 +75,22 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"on the worker\n{self.text}"
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Have the traceback of an error say more, and `__notes__` hold it, without another type or message.
+
+    Before Python 3.11, whose tracebacks know no notes, it stands in the cause.
+    """
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+        return
+    vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), text]
+    if error.__cause__ is None or isinstance(error.__cause__, (RemoteTraceback, Note)):
+        note = Note(text)
+        note.__cause__ = error.__cause__
+        error.__cause__ = note
+
+
+class Note(Exception):
+    """The cause of an exception that says more about it, for Pythons without notes."""

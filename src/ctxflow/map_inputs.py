@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from ctxflow.app_options import Options
 from ctxflow.executors.futures import Failed
-from ctxflow.option_values import refuse, short
+from ctxflow.option_values import closest, refuse, short
 from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
 from ctxflow.rows.source import RowError, Table
 from ctxflow.rows.tables import open_table, values_of
@@ -134,3 +135,27 @@ def _table_items(table: Table, columns: Sequence[str]) -> Iterator[Any]:
                 yield make(row.values)
             except RowError as error:
                 yield Failed(RowError(f"{table.place(row.number)}: {error}"))
+
+
+def unknown_option(app: BatchApp, name: str) -> TypeError:
+    """The error for what is neither an option of a map nor a constant of the app: it says where to write it."""
+    called = app.__name__
+    if name in app.parameters:
+        return TypeError(
+            f"{name} is a parameter of which each item of {called} has a value of its own: give an iterable for it, or "
+            f"make it a constant: def {called}(..., *, {name}=...)"
+        )
+    if name in _OF_APPS:
+        return TypeError(f"{name} is an option of the app, not of map: write {called}.using({name}=...).map(...)")
+    if name in ("chunksize", "chunk_size"):
+        return TypeError(
+            f"map has no {name}, for batches are formed as workers come free: leave it out, or fix their size with "
+            f"{called}.using(batch_size=...).map(...)"
+        )
+    meant = closest(name, [*_OF_MAPS, *app.constants, *_OF_APPS])
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return TypeError(f"{called}.map has no option {name!r}{app.constants_hint()}{hint}")
+
+
+_OF_MAPS = ("columns", "resume", "on_error", "order", "window")
+_OF_APPS = tuple(field.name for field in dataclasses.fields(Options))

@@ -6,8 +6,6 @@ results (resume.py).
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import itertools
 import os
 import threading
@@ -18,10 +16,12 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic
 
 from ctxflow.apps import Result
-from ctxflow.errors import RunEnded
+from ctxflow.errors import RunEnded, add_note
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.identity import identity_of, reading
-from ctxflow.option_values import choice, refuse, whole
+from ctxflow.map_futures import Aside, may_hold_futures
+from ctxflow.map_spans import Spans
+from ctxflow.option_values import choice, refuse, short, whole
 from ctxflow.resume import ResultsFile
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Mapped(Generic[Result]):
         name = app.declare(run, constants)
         # Last of what may raise: a file that is open is locked.
         file = None if resume is None else ResultsFile(resume, app, constants, identity_of(app, constants, reading))
-        mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file)
+        mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file, app.__name__)
         self._mapping = mapping
         self.finished = mapping.finished
         mapping.forget = executor.add_map(mapping)
@@ -96,13 +96,8 @@ class Mapped(Generic[Result]):
             self._mapping.drop()
 
 
-@dataclasses.dataclass(slots=True)
-class _Span:
-    """Items that were submitted together."""
-
-    numbers: range
-    first: int  # The index of the first.
-    left: int  # How many are not answered.
+def _shown(item: tuple[Any, ...]) -> str:
+    return short(item[0]) if len(item) == 1 else ", ".join(map(short, item))
 
 
 class _Mapping:
@@ -116,7 +111,9 @@ class _Mapping:
         raises: bool,
         window: int,
         file: ResultsFile | None,
+        called: str,
     ) -> None:
+        self._called = called
         self._run = run
         self._app = app
         self._raises = raises
@@ -128,12 +125,13 @@ class _Mapping:
         self._waiting = 0  # Items submitted and not answered.
         self._buffered = 0  # Answered (or in the file), but not yet yielded.
         self._unusable: dict[int, Failed] = {}  # Rows that failed before they were items, not yet yielded.
+        self._aside = Aside(self._stream.wake)  # Items that wait for futures among their values.
         self._exhausted = False
+        self._input_error: Exception | None = None  # What the inputs ended with, if it was no end.
         self._slow = False  # Whether inputs came so slowly that the window was not filled.
         self._ended = False
-        self._spans: list[_Span] = []  # In the order of their numbers.
+        self._spans = Spans()
         self.answered: Counter[str] = Counter()  # Items by context, of an app with alternatives.
-        self._answered = 0  # Spans that are answered, but not yet forgotten.
         self._file = file
         self._held: list[tuple[int, Any]] = []  # Arrived while the executor ended, and not yet taken.
         self._reader: threading.Thread | None = None
@@ -156,12 +154,16 @@ class _Mapping:
         """Submit inputs until the window is full; where they come slowly, those that have come."""
         deadline = time.monotonic() + _FEED_SECONDS
         self._slow = False
-        while not self._exhausted and not self._slow and self._waiting + self._buffered < self._window:
-            inputs = self._pull(min(self._chunk, self._window - self._waiting - self._buffered), deadline)
+        while not self._exhausted and not self._slow and self._on_hand() < self._window:
+            inputs = self._pull(min(self._chunk, self._window - self._on_hand()), deadline)
             self._slow = time.monotonic() > deadline
             first = self._pulled
             self._pulled += len(inputs)
             self._submit_missing(inputs, first)
+
+    def _on_hand(self) -> int:
+        """How many items are pulled and not yielded."""
+        return self._waiting + self._buffered + len(self._aside)
 
     def _pull(self, count: int, deadline: float) -> list[Any]:
         """Up to so many inputs, fewer if time is up. The clock is looked at ever more seldom while they come fast."""
@@ -169,9 +171,12 @@ class _Mapping:
         step = 1
         while len(inputs) < count:
             wanted = min(step, count - len(inputs))
-            more = list(itertools.islice(self._items, wanted))
-            inputs += more
-            if len(more) < wanted:
+            before = len(inputs)
+            try:
+                inputs.extend(itertools.islice(self._items, wanted))  # What came before an error stays.
+            except Exception as error:
+                self._input_error = error
+            if len(inputs) < before + wanted:
                 self._exhausted = True
                 break
             if time.monotonic() > deadline:
@@ -182,24 +187,24 @@ class _Mapping:
     def _submit(self, inputs: Sequence[Any], first: int) -> None:
         if inputs:
             self._waiting += len(inputs)
-            self._run.submit(self._app, inputs, self._stream, lambda items: self._add_span(items, first))
-
-    def _add_span(self, items: range, first: int) -> None:
-        self._spans.append(_Span(items, first, len(items)))
+            self._run.submit(self._app, inputs, self._stream, lambda items: self._spans.add(items, first))
 
     def _submit_missing(self, inputs: Sequence[Any], first: int) -> None:
         """Submit what can be and is not in the file; runs of such items go together."""
-        if self._file is None and Failed not in map(type, inputs):
+        usable = Failed not in map(type, inputs)
+        waits = may_hold_futures(inputs if usable else [item for item in inputs if type(item) is not Failed])
+        if self._file is None and usable and not waits:
             self._submit(inputs, first)
             return
         missing: list[Any] = []
-        for index, item in enumerate(inputs, first):
-            if self._is_answered(index, item):
-                self._buffered += 1
-                self._submit(missing, index - len(missing))
-                missing = []
-            else:
+        for index, given in enumerate(inputs, first):
+            item = self._aside.put(index, given) if waits and type(given) is not Failed else given
+            if item is not None and not self._is_answered(index, item):
                 missing.append(item)
+                continue
+            self._buffered += item is not None
+            self._submit(missing, index - len(missing))
+            missing = []
         self._submit(missing, first + len(inputs) - len(missing))
 
     def _is_answered(self, index: int, item: Any) -> bool:
@@ -217,13 +222,32 @@ class _Mapping:
         if arrived:
             return arrived
         for items, results in self._take(timeout):
+            if not items:  # Somebody has woken this thread.
+                continue
             self._waiting -= len(items)
             if self._stream.contexts:
                 self.answered.update(filter(None, (self._stream.contexts.pop(item, None) for item in items)))
-            arrived += zip(self._indices(items), results, strict=True)
+            arrived += zip(self._spans.indices(items), results, strict=True)
         if self._file is not None:
             self._file.add(arrived)
         return arrived
+
+    def _come(self) -> list[tuple[int, Any]]:
+        """The answers that are there, and what need not be run of the items whose futures are done: the others are."""
+        arrived = self._arrived(0 if self._slow else None)
+        return arrived + self._ready() if self._aside else arrived
+
+    def _ready(self) -> list[tuple[int, Any]]:
+        """Submit the items whose futures are done; gives those that need not be."""
+        answered: list[tuple[int, Any]] = []
+        for index, item in self._aside.ready():
+            if isinstance(item, Failed):
+                answered.append((index, item))
+            elif self._file is not None and self._file.holds(index, item):
+                answered.append((index, self._file.read(index)))
+            else:
+                self._submit([item], index)
+        return answered
 
     def _take(self, timeout: float | None) -> list[tuple[Sequence[int], Sequence[Any]]]:
         self._reader, self._reading = threading.current_thread(), True
@@ -242,25 +266,10 @@ class _Mapping:
             return self._unusable.pop(index)
         return _NONE
 
-    def _indices(self, items: Sequence[int]) -> Sequence[int]:
-        """The indices of items: they were submitted in spans of consecutive numbers, in rising order."""
-        span = self._span(items[0])
-        if min(items) not in span.numbers or max(items) not in span.numbers:
-            return [self._indices((item,))[0] for item in items]
-        offset = span.first - span.numbers.start
-        span.left -= len(items)
-        if not span.left:
-            self._answered += 1
-            if 2 * self._answered > len(self._spans):  # Not at each, which would take time with their square.
-                self._spans = [span for span in self._spans if span.left]
-                self._answered = 0
-        return [item + offset for item in items]
-
-    def _span(self, item: int) -> _Span:
-        return self._spans[bisect.bisect_right(self._spans, item, key=lambda span: span.numbers.start) - 1]
-
     def _value(self, index: int, result: Any) -> Any:
         if type(result) is Failed:
+            if result.item:
+                add_note(result.error, f"item {index} of {self._called}.map: {_shown(result.item)}")
             if self._raises or isinstance(result.error, RunEnded):
                 raise result.error
             return result.error
@@ -272,7 +281,7 @@ class _Mapping:
             ready: dict[int, Any] = {}
             index = 0
             while True:
-                if self._slow or self._waiting + self._buffered <= self._window - self._chunk:
+                if self._slow or self._on_hand() <= self._window - self._chunk:
                     self._feed()
                 while index < self._pulled:
                     if index in ready:
@@ -286,11 +295,12 @@ class _Mapping:
                     index += 1
                 if index == self._pulled:
                     if self._exhausted:
+                        self._raise_input_error()
                         return
                     self._feed()
                     continue
                 before = len(ready)
-                ready.update(self._arrived(0 if self._slow else None))
+                ready.update(self._come())
                 self._buffered += len(ready) - before
         finally:
             self.end()
@@ -305,13 +315,20 @@ class _Mapping:
                     if (known := self._known(yielded)) is not _NONE:
                         yield yielded, self._value(yielded, known)
                     yielded += 1
-                if self._exhausted and not self._waiting:
+                if self._exhausted and not self._waiting and not self._aside:
+                    self._raise_input_error()
                     return
-                if self._waiting:
-                    for index, result in self._arrived(0 if self._slow else None):
+                if self._waiting or self._aside:
+                    for index, result in self._come():
                         yield index, self._value(index, result)
         finally:
             self.end()
+
+    def _raise_input_error(self) -> None:
+        """Raise what the inputs have raised, now that all that came before it is yielded."""
+        if self._input_error is not None:
+            add_note(self._input_error, f"raised by the inputs of {self._called}.map, after {self._pulled} items")
+            raise self._input_error
 
     def end(self) -> None:
         """Cancel what is left, and say that the map is over."""
@@ -342,7 +359,7 @@ class _Mapping:
         try:
             self.forget()
             if self._waiting:
-                self._run.cancel([item for span in self._spans for item in span.numbers])
+                self._run.cancel(self._spans.numbers())
         finally:
             self.release()
 
@@ -359,7 +376,7 @@ class _Mapping:
         """Cancel what is left. What has arrived can be read (and is in the file); then `RunEnded` is raised."""
         if self._file is not None and not self._ended:
             self._held += self._arrived(timeout=0)
-        gone = self._run.cancel([item for span in self._spans for item in span.numbers], stop=True)
+        gone = self._run.cancel(self._spans.numbers(), stop=True)
         if gone:
             self._stream.fail(
                 gone, RunEnded("the map was not read to its end before its executor ended: read it there")

@@ -20,7 +20,7 @@ from typing import Any, overload
 from ctxflow.app_options import check_context
 from ctxflow.context import Context, ContextFunction
 from ctxflow.digest import digest
-from ctxflow.errors import CtxflowError, RunEnded
+from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
@@ -213,7 +213,7 @@ class Session:
         """The next chunk.
 
         :param timeout: seconds to wait for it.
-        :raises StopIteration: if its turn, or the session, is over, and no chunk is left of it.
+        :raises TurnOver: if its turn, or the session, is over, and no chunk is left of it.
         :raises TimeoutError: if it does not come.
         :raises Exception: what the app raised, as for any call.
         """
@@ -227,7 +227,7 @@ class Session:
             if not inbox.chunks:
                 if inbox.error is not None:
                     raise inbox.error
-                raise StopIteration
+                raise TurnOver("the session's turn is over: give it another prompt for more chunks, or iterate over it")
             chunk = inbox.chunks.popleft()
         self._taken += 1
         if self._wanted - self._taken <= self._ahead // 2 and not inbox.is_over:
@@ -241,7 +241,7 @@ class Session:
         while True:
             try:
                 chunk = self.take()
-            except StopIteration:
+            except TurnOver:
                 return
             yield chunk
 

@@ -36,6 +36,11 @@ def error_of(failure: Failure, exception: BaseException | None, context: str | N
         return exception if failure.kind == "input" else _with_cause(exception, failure)
     cls = _KINDS.get(failure.kind, errors.RemoteError)
     message = failure.message if cls is not errors.RemoteError else f"{failure.error}: {failure.message}"
+    if cls is errors.RemoteError and failure.error in [each.__name__ for each in _ENDS]:
+        message = (
+            f"the app let {failure.error} out, which would silently end the loop that asks for its result: give next() "
+            "a default, or catch it there"
+        )
     return _with_cause(cls(message, failure.traceback, failure.output, failure.worker), failure)
 
 
@@ -47,8 +52,11 @@ def unpickled_error(pickled: bytes) -> BaseException | None:
         error = pickle.loads(pickled)
     except BaseException:  # It runs code of the user's.
         return None
-    # SystemExit and KeyboardInterrupt of the worker must not end the driver.
-    return error if isinstance(error, Exception) else None
+    # SystemExit and KeyboardInterrupt of the worker must not end the driver, and StopIteration no loop in it.
+    return error if isinstance(error, Exception) and not isinstance(error, _ENDS) else None
+
+
+_ENDS = (StopIteration, StopAsyncIteration)
 
 
 def _with_cause(error: BaseException, failure: Failure) -> BaseException:
@@ -66,8 +74,8 @@ class Sink(Protocol):
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
         """These items are answered."""
 
-    def fail(self, items: Sequence[int], error: BaseException) -> None:
-        """These items are dead."""
+    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
+        """These items are dead; what they were, where that is known."""
 
     def note(self, items: Sequence[int], context: str) -> None:
         """The context of this name answers these items: told before they are delivered, of apps with alternatives."""
@@ -97,7 +105,7 @@ class CallFuture(Future[Any]):
         if self.set_running_or_notify_cancel():
             self.set_result(results[0])
 
-    def fail(self, items: Sequence[int], error: BaseException) -> None:
+    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
         """There will be no answer."""
         if self.set_running_or_notify_cancel():
             self.set_exception(error)
@@ -125,9 +133,17 @@ class Stream:
             self._arrived.append((items, results))
             self._condition.notify()
 
-    def fail(self, items: Sequence[int], error: BaseException) -> None:
-        """Items that are dead: their answer is the failure."""
-        self.deliver(items, [Failed(error)] * len(items))
+    def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
+        """Items that are dead: their answer is the failure, for each one of its own."""
+        if inputs:
+            own = [error, *(own_copy(error) for _ in inputs[1:])]
+            self.deliver(items, [Failed(*each) for each in zip(own, inputs, strict=True)])
+        else:
+            self.deliver(items, [Failed(error)] * len(items))
+
+    def wake(self) -> None:
+        """Have who waits for answers look around, though there are none."""
+        self.deliver((), ())
 
     def note(self, items: Sequence[int], context: str) -> None:
         """Who answers them."""
@@ -143,18 +159,23 @@ class Stream:
 
 
 class Failed:
-    """Stands for the answer of a dead item in a stream."""
+    """Stands for the answer of a dead item in a stream.
 
-    __slots__ = ("error",)
+    :ivar item: what the item was, a tuple; empty where that is not known, or the error says it.
+    """
 
-    def __init__(self, error: BaseException) -> None:
+    __slots__ = ("error", "item")
+
+    def __init__(self, error: BaseException, item: tuple[Any, ...] = ()) -> None:
         self.error = error
+        self.item = item
 
 
 class Delivery:
     """Answers (or one error) on their way to whoever waits for them.
 
     :param context: the name of the context that answered, where there were several that could.
+    :param inputs: what the items were, where they are dead.
     """
 
     def __init__(
@@ -163,8 +184,10 @@ class Delivery:
         sinks: list[Sink],
         results: Sequence[Any] | BaseException,
         context: str | None = None,
+        inputs: Sequence[Any] = (),
     ) -> None:
         self._context = context
+        self._inputs = inputs
         self._items = items
         self._sinks = sinks
         self._results = results
@@ -173,17 +196,19 @@ class Delivery:
         """Tell them: together where one waits for all, else one by one."""
         first = self._sinks[0]
         if self._sinks.count(first) == len(self._sinks):
-            self._tell(first, self._items, self._results)
+            self._tell(first, self._items, self._results, self._inputs)
             return
         for n, sink in enumerate(self._sinks):
             results = own_copy(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]
-            self._tell(sink, self._items[n : n + 1], results)
+            self._tell(sink, self._items[n : n + 1], results, self._inputs[n : n + 1])
 
-    def _tell(self, sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException) -> None:
+    def _tell(
+        self, sink: Sink, items: Sequence[int], results: Sequence[Any] | BaseException, inputs: Sequence[Any]
+    ) -> None:
         if self._context is not None:
             sink.note(items, self._context)
         if isinstance(results, BaseException):
-            sink.fail(items, results)
+            sink.fail(items, results, inputs)
         else:
             sink.deliver(items, results)
 

@@ -78,9 +78,8 @@ class Waiting:
             return self._answered(command, event, context)
         if isinstance(command, cmd.Bury):
             error = self._error(command.failure, command.context, event)
-            for item in command.items:
-                del self._inputs[item]
-            return Delivery(command.items, self._take_sinks(command.items), error)
+            inputs = [self._inputs.pop(item) for item in command.items]
+            return Delivery(command.items, self._take_sinks(command.items), error, inputs=inputs)
         failed = None
         if isinstance(command, cmd.EndSession) and command.failure is not None:
             failed = self._error(command.failure, command.context, event)

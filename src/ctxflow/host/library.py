@@ -227,6 +227,8 @@ class _Library:
 
     def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
         self._output.mend()
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, (StopIteration, StopAsyncIteration)):
+            error = error.__cause__  # Python's name for one that leaves a generator, which says nothing to anybody.
         try:
             body = cloudpickle.dumps(error)
             pickle.loads(body)  # Some exceptions pickle but do not unpickle.

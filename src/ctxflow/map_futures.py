@@ -1,0 +1,101 @@
+"""Futures among a map's items: they are waited for, as Parsl does for a call's arguments, and hold up no other item.
+
+What does not live here: when inputs are pulled and items submitted (mapping.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from ctxflow.errors import DependencyFailed
+from ctxflow.executors.futures import Failed
+
+Item = tuple[Any, ...]
+
+
+def may_hold_futures(items: Iterable[Item]) -> bool:
+    """Whether there may be a future among the values of some items, told quickly.
+
+    >>> may_hold_futures([("a", 1), ("b", 2)]), may_hold_futures([(Future(),)])
+    (False, True)
+    """
+    kinds = set(map(type, itertools.chain.from_iterable(items)))
+    return any(kind is tuple or issubclass(kind, Future) for kind in kinds)
+
+
+class Aside:
+    """Items that wait for futures among their values, or in tuples among these; found by their index.
+
+    :param wake: called when one may be ready, by whichever thread.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._items: dict[int, Item] = {}
+        self._done: collections.deque[int] = collections.deque()  # Of these a future is done.
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, index: int, item: Item) -> Item | Failed | None:
+        """An item with what its futures gave, or what stands for it if one has failed; None if some are not done."""
+        waited = [future for future in _futures(item) if not future.done()]
+        if not waited:
+            return _resolved(item)
+        self._items[index] = item
+
+        def done(future: Future[Any]) -> None:
+            self._done.append(index)
+            self._wake()
+
+        for future in waited:
+            future.add_done_callback(done)
+        return None
+
+    def ready(self) -> Iterator[tuple[int, Item | Failed]]:
+        """Items that wait no more, as `put` gives them."""
+        while self._done:
+            index = self._done.popleft()
+            item = self._items.get(index)
+            if item is not None and all(future.done() for future in _futures(item)):
+                del self._items[index]
+                yield index, _resolved(item)
+
+
+def _futures(item: Item) -> list[Future[Any]]:
+    found = []
+    for value in item:
+        if isinstance(value, Future):
+            found.append(value)
+        elif type(value) is tuple:
+            found += [part for part in value if isinstance(part, Future)]
+    return found
+
+
+def _resolved(item: Item) -> Item | Failed:
+    """An item whose futures are all done, with their results."""
+    for future in _futures(item):
+        try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        if error is not None:
+            reason = (
+                "was cancelled" if isinstance(error, CancelledError) else f"failed: {type(error).__name__}: {error}"
+            )
+            failure = DependencyFailed(f"a future among the values of this item {reason}")
+            failure.__cause__ = error
+            return Failed(failure, item)
+    return tuple([_value(value) for value in item])
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Future):
+        return value.result()
+    if type(value) is tuple:
+        return tuple([part.result() if isinstance(part, Future) else part for part in value])
+    return value
