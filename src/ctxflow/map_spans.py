@@ -30,6 +30,9 @@ class Spans:
         self._spans: list[_Span] = []  # In the order of their numbers.
         self._answered = 0  # How many are answered, but not yet forgotten.
 
+    def __len__(self) -> int:
+        return len(self._spans)
+
     def add(self, numbers: range, first: int) -> None:
         """Items got these numbers, from this index on."""
         self._spans.append(_Span(numbers, first, len(numbers)))
