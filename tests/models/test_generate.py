@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ctxflow.models import OutOfMemoryError, TextGenerator
 from ctxflow.models.generate import _Sampler
-from ctxflow.models.prompts import Tokens
+from ctxflow.models.reading import Tokens
 from ctxflow.models.sampling import Sampling, uniforms
 
 PROMPTS = [
@@ -129,7 +129,7 @@ def test_nothing_for_nothing(causal_lm):
 
 def test_a_prompt_that_is_too_long_keeps_its_end(causal_lm):
     long = "Numbers such as 0, 1, 2 appear in claims about people. " * 100
-    (answer,) = TextGenerator(causal_lm).generate([long], max_new_tokens=12)
+    (answer,) = TextGenerator(causal_lm, too_long="cut-start").generate([long], max_new_tokens=12)
     ids = causal_lm.tokenizer(long)["input_ids"]
     kept = causal_lm.model.config.max_position_embeddings - 12
     assert len(ids) > kept
@@ -141,7 +141,7 @@ def test_a_prompt_that_is_too_long_keeps_its_end(causal_lm):
     )
     assert answer.text == causal_lm.tokenizer.decode(out[0, kept:], skip_special_tokens=True)
     assert (answer.prompt_tokens, answer.truncated) == (kept, True)
-    (short,) = TextGenerator(causal_lm, max_input_tokens=20).generate([long], max_new_tokens=1)
+    (short,) = TextGenerator(causal_lm, too_long="cut-start", max_input_tokens=20).generate([long], max_new_tokens=1)
     assert (short.prompt_tokens, short.truncated) == (20, True)
 
 
@@ -243,7 +243,7 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
         Sampling(max_new_tokens=1, temperature=1.0, seed=seed),
         Sampling(max_new_tokens=1),
     ]
-    prompts = [Tokens([number], False) for number in range(3)]
+    prompts = [Tokens([number]) for number in range(3)]
     sampler = _Sampler(rows, prompts, width=1, device=torch.device("cpu"))
     scores = sampler(torch.zeros(3, 1, dtype=torch.long), torch.from_numpy(logits))
     for number in (0, 1):
@@ -258,7 +258,7 @@ def test_the_draw_picks_the_token_that_the_definitions_give(seed, temperature, t
 
 def test_a_draw_of_zero_picks_no_token_that_was_ruled_out():
     row = Sampling(max_new_tokens=1, temperature=1.0, top_k=2, seed=0)
-    sampler = _Sampler([row], [Tokens([1], False)], width=1, device=torch.device("cpu"))
+    sampler = _Sampler([row], [Tokens([1])], width=1, device=torch.device("cpu"))
     sampler._draws.zero_()
     scores = sampler(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[-5.0, 2.0, 1.0]]))
     assert int(scores.argmax()) == 1

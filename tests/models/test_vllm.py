@@ -8,6 +8,7 @@ import types
 import pytest
 
 from ctxflow.models import Generation, MissingPackageError, VLLMGenerator, vllm_generator
+from ctxflow.models.errors import InputTooLong
 
 
 class RecordedLLM:
@@ -53,7 +54,9 @@ def test_a_model_is_spread_over_the_gpus_of_its_worker(vllm, causal_lm_folder, m
 
 
 def test_prompts_and_parameters_reach_vllm_row_by_row(vllm, causal_lm_folder):
-    generator = VLLMGenerator(causal_lm_folder, dtype="bfloat16", max_model_len=40, options={"enforce_eager": True})
+    generator = VLLMGenerator(
+        causal_lm_folder, dtype="bfloat16", max_model_len=40, too_long="cut-start", options={"enforce_eager": True}
+    )
     assert generator._llm.arguments == {
         "model": str(causal_lm_folder.resolve()),
         "dtype": "bfloat16",
@@ -76,8 +79,19 @@ def test_prompts_and_parameters_reach_vllm_row_by_row(vllm, causal_lm_folder):
     ]
     assert answers == [
         Generation("answer 0", len(paris), 2, "length"),
-        Generation("answer 1", 32, 3, "stop", truncated=True),
+        Generation("answer 1", 32, 3, "stop", truncated=True, original_prompt_tokens=len(numbers)),
     ]
+
+
+def test_what_is_too_long_is_refused_before_vllm_sees_anything(vllm, causal_lm_folder):
+    generator = VLLMGenerator(causal_lm_folder, max_model_len=40)
+    with pytest.raises(InputTooLong, match=r"prompts\[1\] has \d+ tokens, but 32 fit"):
+        generator.generate(["Paris", "many words " * 40], max_new_tokens=8)
+    assert generator._llm.calls == []
+    long = [[{"role": "user", "content": "many words " * 40}]]
+    answer, error = generator.chat([[{"role": "user", "content": "Hi"}], *long], max_new_tokens=8, on_error="return")
+    assert answer.text == "answer 0" and isinstance(error, InputTooLong)
+    assert generator.chat(long, max_new_tokens=8, on_error="return")[0].limit == 32
 
 
 def test_conversations_are_written_out_as_for_transformers(vllm, causal_lm_folder):

@@ -5,23 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ctxflow.models.memory import CPU_READING_TOKENS, Workload
-from ctxflow.models.prompts import (
-    Message,
-    Tokens,
-    check_texts,
-    context_length,
-    render_chat,
-    room,
-    tokenize,
-    truncate,
-)
+from ctxflow.models.prompts import Message, check_conversations, check_texts, context_length, tokenize
+from ctxflow.models.reading import Read, Reader, Room, Tokens, answered
 from ctxflow.models.results import Classification
 from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model, right_padded
 
@@ -41,7 +33,9 @@ class LabelClassifier:
     :param max_batch_tokens: tokens of an internal batch, padding included; by default what fits in free
         memory.
     :param max_batch_size: rows of an internal batch at most.
-    :param max_input_tokens: longer prompts lose their beginning; at most what the model reads.
+    :param max_input_tokens: prompts with more tokens are too long; by default those with more than the model reads
+        beside the longest label.
+    :param too_long: what becomes of those, as of `TextGenerator`.
     :param loading: `dtype`, `device`, `revision`, `options` of
         `ctxflow.models.transformers.load_language_model`.
     :raises ValueError: for labels that are empty or not distinct.
@@ -64,30 +58,38 @@ class LabelClassifier:
         max_batch_tokens: int | None = None,
         max_batch_size: int | None = None,
         max_input_tokens: int | None = None,
+        too_long: str = "error",
         **loading: Any,
     ) -> None:
         checked = None if labels is None else _check_labels(labels)
         self.loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
         self.labels = checked
         self.length_normalised = length_normalised
-        self.max_input_tokens = max_input_tokens
+        length = context_length(self.loaded.model.config)
+        self._reader = Reader(self.loaded.tokenizer, length, max_input_tokens, too_long)
         self._workload = Workload(
             self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_READING_TOKENS
         )
         self._accepted = set(inspect.signature(self.loaded.model.forward).parameters)
         self._shares_cache = _shares_cache(self.loaded.model, self._accepted)
 
-    def classify(self, prompts: Iterable[str], labels: Iterable[str] | None = None) -> list[Classification]:
+    def classify(
+        self, prompts: Iterable[str], labels: Iterable[str] | None = None, *, on_error: str = "raise"
+    ) -> list[Classification]:
         """Choose a label for each prompt.
 
         :param prompts: texts, taken as they are but for spaces at their ends.
         :param labels: the labels to choose among, in place of the classifier's own.
+        :param on_error: "return" puts the errors of prompts that are too long in the places of their answers.
         :returns: one answer for each prompt, in their order; none for none.
+        :raises InputTooLong: for a prompt that is too long, before anything is looked at.
         :raises TypeError, ValueError: for prompts or labels that make no sense, saying which.
         :raises OutOfMemoryError: if one prompt alone does not fit in the device's memory.
         """
         texts = [text.rstrip(" ") for text in check_texts(prompts)]
-        return self._run(texts, tokenize(self.loaded.tokenizer, texts), labels)
+        chosen = self._chosen(labels)
+        read = self._reader.texts(tokenize(self.loaded.tokenizer, texts), [chosen.room] * len(texts))
+        return self._run(read, chosen, on_error, "prompts", texts)
 
     def classify_chat(
         self,
@@ -95,41 +97,59 @@ class LabelClassifier:
         labels: Iterable[str] | None = None,
         *,
         template_options: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
     ) -> list[Classification]:
         """Choose a label as the answer to each conversation, written out by the model's chat template.
 
         :param conversations: as `TextGenerator.chat`; the others as `classify`.
         """
-        tokenizer = self.loaded.tokenizer
-        texts = [text.rstrip(" ") for text in render_chat(tokenizer, conversations, template_options)]
-        has_template = bool(getattr(tokenizer, "chat_template", None))
-        return self._run(texts, tokenize(tokenizer, texts, add_special_tokens=not has_template), labels)
+        those, chosen = check_conversations(conversations), self._chosen(labels)
+        read = self._reader.conversations(
+            those, [chosen.room] * len(those), template_options, lambda text: text.rstrip(" ")
+        )
+        return self._run(read, chosen, on_error, "conversations")
 
     def close(self) -> None:
         """Free the model's memory now; the classifier cannot be used afterwards."""
         self.loaded.close()
 
-    def _run(self, texts: list[str], encoded: list[list[int]], labels: Iterable[str] | None) -> list[Classification]:
+    def _chosen(self, labels: Iterable[str] | None) -> _Choice:
         chosen = self.labels if labels is None else _check_labels(labels)
         if chosen is None:
             raise ValueError("there are no labels to choose among: give labels=[...] here or to the classifier")
-        label_ids = {joint: self._label_ids(chosen, joint) for joint in (" ", "")}
-        longest = max(len(ids) for variant in label_ids.values() for ids in variant)
-        limit = room(context_length(self.loaded.model.config), longest, self.max_input_tokens)
-        special = self.loaded.tokenizer.all_special_ids
-        rows = [
-            _Row(truncate(ids, limit, special), label_ids["" if text.endswith("\n") or not text else " "])
-            for text, ids in zip(texts, encoded, strict=True)
-        ]
+        after_text, alone = self._label_ids(chosen, " "), self._label_ids(chosen, "")
+        longest = max(len(ids) for ids in after_text + alone)
+        return _Choice(chosen, after_text, alone, longest, self._reader.room(longest, "the longest label"))
 
+    def _run(
+        self, read: list[Read], choice: _Choice, on_error: str, what: str, texts: Sequence[str] | None = None
+    ) -> list[Classification]:
+        """:param texts: the prompts, where they are no conversations."""
+
+        def classified(numbers: list[int]) -> list[Classification]:
+            rows = []
+            for number in numbers:
+                tokens = read[number]
+                assert isinstance(tokens, Tokens)
+                if texts is None or tokens.truncated:
+                    apart = not self.loaded.tokenizer.decode(tokens.ids[-1:]).endswith("\n")
+                else:
+                    apart = bool(texts[number]) and not texts[number].endswith("\n")
+                rows.append(_Row(tokens, choice.after_text if apart else choice.alone))
+            return self._classified(rows, choice)
+
+        return cast(list[Classification], list(answered(read, classified, on_error, what)))  # And errors, if asked for.
+
+    def _classified(self, rows: list[_Row], choice: _Choice) -> list[Classification]:
         def score(numbers: list[int]) -> list[Classification]:
             batch = [rows[number] for number in numbers]
             scores = self._score_shared(batch) if self._shares_cache else self._score_whole(batch)
             return [
-                self._answer(row, chosen, row_scores) for row, row_scores in zip(batch, scores.tolist(), strict=True)
+                self._answer(row, choice.labels, row_scores)
+                for row, row_scores in zip(batch, scores.tolist(), strict=True)
             ]
 
-        return self._workload.run([len(row.prompt.ids) + longest for row in rows], score)
+        return self._workload.run([len(row.prompt.ids) + choice.longest for row in rows], score)
 
     def _label_ids(self, labels: Sequence[str], joint: str) -> list[list[int]]:
         """Each label's tokens as they follow other text: those of "text + label" beyond those of "text"."""
@@ -202,7 +222,18 @@ class LabelClassifier:
             log_probabilities=dict(zip(labels, logs, strict=True)),
             prompt_tokens=len(row.prompt.ids),
             truncated=row.prompt.truncated,
+            original_prompt_tokens=row.prompt.original,
         )
+
+
+class _Choice(NamedTuple):
+    """The labels, the tokens of each as they follow a text and a line's end, and the room that they leave."""
+
+    labels: list[str]
+    after_text: list[list[int]]
+    alone: list[list[int]]
+    longest: int
+    room: Room
 
 
 class _Row(NamedTuple):

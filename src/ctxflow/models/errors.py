@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 
 
 class ModelNotFoundError(CtxflowError, LookupError):
     """No model is reachable under the name that was given; the message says what to do."""
+
+
+class InputTooLong(CtxflowError, ValueError):
+    """An input has more tokens than fit, and was not to be cut.
+
+    :ivar what: the input, for messages.
+    :ivar tokens: how many it has; `limit`, how many fit; `why`, what sets the limit.
+
+    >>> print(str(InputTooLong("the prompt", 600, 256, "the model reads 256 at most")).partition(":")[0])
+    the prompt has 600 tokens, but 256 fit (the model reads 256 at most)
+    """
+
+    def __init__(self, what: str, tokens: int, limit: int, why: str) -> None:
+        self.what, self.tokens, self.limit, self.why = what, tokens, limit, why
+        if limit > 0:
+            remedy = 'shorten it, or have it cut, with too_long="cut-start" or "cut-end" (ctxflow batch: --too-long)'
+            super().__init__(f"{what} has {tokens} tokens, but {limit} fit ({why}): {remedy}")
+        else:
+            super().__init__(f"{what} has {tokens} tokens, but there is no room for any ({why}): give less")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.tokens, self.limit, self.why)
+
+    def named(self, what: str) -> InputTooLong:
+        """The same error about an input of another name."""
+        return type(self)(what, self.tokens, self.limit, self.why)
 
 
 class MissingPackageError(CtxflowError, ImportError):

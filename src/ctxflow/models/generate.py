@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
 
 from ctxflow.models.memory import CPU_WRITING_TOKENS, Workload
-from ctxflow.models.prompts import (
-    Message,
-    Tokens,
-    check_texts,
-    context_length,
-    encode_chat,
-    room,
-    tokenize,
-    truncate,
-)
+from ctxflow.models.prompts import Message, check_conversations, check_texts, context_length, tokenize
+from ctxflow.models.reading import Read, Reader, Tokens, answered
 from ctxflow.models.results import Generation
 from ctxflow.models.sampling import Sampling, per_row, uniforms
 from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model
@@ -38,7 +30,10 @@ class TextGenerator:
     :param max_batch_tokens: tokens of an internal batch, prompts, new tokens and padding together; by default
         what fits in free memory. Halved when the GPU's memory did not suffice after all.
     :param max_batch_size: rows of an internal batch at most.
-    :param max_input_tokens: longer prompts lose their beginning; at most what the model reads.
+    :param max_input_tokens: prompts with more tokens are too long; by default those with more than the model reads.
+    :param too_long: what becomes of those: "error" (an `InputTooLong` with both numbers), "cut-start" or "cut-end".
+        A prompt must leave room for its `max_new_tokens`. Conversations lose whole turns, but for
+        system messages and the last turn, whose longest message is cut if it has to be.
     :param loading: `dtype`, `device`, `revision`, `options` of
         `ctxflow.models.transformers.load_language_model`.
 
@@ -58,44 +53,45 @@ class TextGenerator:
         max_batch_tokens: int | None = None,
         max_batch_size: int | None = None,
         max_input_tokens: int | None = None,
+        too_long: str = "error",
         **loading: Any,
     ) -> None:
         self.loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
-        self.max_input_tokens = max_input_tokens
+        length = context_length(self.loaded.model.config)
+        self._reader = Reader(self.loaded.tokenizer, length, max_input_tokens, too_long)
         self._workload = Workload(
             self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_WRITING_TOKENS
         )
 
-    def generate(self, prompts: Iterable[str], **parameters: Any) -> list[Generation]:
+    def generate(self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any) -> list[Generation]:
         """Continue each prompt.
 
         :param prompts: texts, taken as they are; an empty one is begun with the start token.
+        :param on_error: "return" puts the errors of prompts that are too long in the places of their answers.
         :param parameters: `max_new_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop` of
             `ctxflow.models.sampling.Sampling`: each a value for all prompts, or a list with a value for each.
         :returns: one answer for each prompt, in their order; none for none.
+        :raises InputTooLong: for a prompt that is too long, before anything is written.
         :raises TypeError, ValueError: for prompts or parameters that make no sense, saying which.
         :raises OutOfMemoryError: if one prompt alone does not fit in the device's memory.
         """
-        texts = check_texts(prompts)
-        return self._workload.run(
-            *self._prepared(tokenize(self.loaded.tokenizer, texts), per_row(len(texts), **parameters))
-        )
+        return list(self._answers(*self._read(prompts, parameters), on_error, "prompts", self._workload.run))
 
-    def generate_each(self, prompts: Iterable[str], **parameters: Any) -> Iterator[Generation]:
+    def generate_each(
+        self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any
+    ) -> Iterator[Generation]:
         """As `generate`, but yields each answer as soon as it and all before it are there, from full internal batches.
 
         In a batch app, what was yielded is kept if the worker is taken away.
         """
-        texts = check_texts(prompts)
-        yield from self._workload.run_each(
-            *self._prepared(tokenize(self.loaded.tokenizer, texts), per_row(len(texts), **parameters))
-        )
+        yield from self._answers(*self._read(prompts, parameters), on_error, "prompts", self._workload.run_each)
 
     def chat(
         self,
         conversations: Iterable[Sequence[Message]],
         *,
         template_options: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
         **parameters: Any,
     ) -> list[Generation]:
         """Answer each conversation, written out by the model's chat template.
@@ -103,45 +99,55 @@ class TextGenerator:
         :param conversations: lists of messages like {"role": "user", "content": "..."}. If the tokenizer has
             no template, turns are written out as "User: ..." and the answer ends where the next would begin.
         :param template_options: further variables for the template, such as `tools`.
-        :param parameters: as `generate`.
+        :param on_error, parameters: as `generate`.
         """
-        return self._workload.run(*self._prepared(*self._encode_chat(conversations, template_options, parameters)))
+        read = self._read_chats(conversations, template_options, parameters)
+        return list(self._answers(*read, on_error, "conversations", self._workload.run))
 
     def chat_each(
         self,
         conversations: Iterable[Sequence[Message]],
         *,
         template_options: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
         **parameters: Any,
     ) -> Iterator[Generation]:
         """As `chat`, but yields each answer as `generate_each` does."""
-        encoded, sampling = self._encode_chat(conversations, template_options, parameters)
-        yield from self._workload.run_each(*self._prepared(encoded, sampling))
-
-    def _encode_chat(
-        self,
-        conversations: Iterable[Sequence[Message]],
-        template_options: Mapping[str, Any] | None,
-        parameters: Mapping[str, Any],
-    ) -> tuple[list[list[int]], list[Sampling]]:
-        encoded, stops = encode_chat(self.loaded.tokenizer, conversations, template_options)
-        return encoded, [row.stopping_at(stops) for row in per_row(len(encoded), **parameters)]
+        read = self._read_chats(conversations, template_options, parameters)
+        yield from self._answers(*read, on_error, "conversations", self._workload.run_each)
 
     def close(self) -> None:
         """Free the model's memory now; the generator cannot be used afterwards."""
         self.loaded.close()
 
-    def _prepared(
-        self, encoded: list[list[int]], sampling: list[Sampling]
-    ) -> tuple[list[int], Callable[[list[int]], list[Generation]]]:
-        """The rows' lengths, and what writes the answers of some of them."""
-        length, special = context_length(self.loaded.model.config), self.loaded.tokenizer.all_special_ids
-        prompts = [
-            truncate(ids, room(length, row.max_new_tokens, self.max_input_tokens), special)
-            for ids, row in zip(encoded, sampling, strict=True)
-        ]
-        lengths = [len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, sampling, strict=True)]
-        return lengths, lambda rows: self._generate([prompts[row] for row in rows], [sampling[row] for row in rows])
+    def _read(self, prompts: Iterable[str], parameters: Mapping[str, Any]) -> tuple[list[Read], list[Sampling]]:
+        texts = check_texts(prompts)
+        sampling = per_row(len(texts), **parameters)
+        return self._reader.texts(tokenize(self.loaded.tokenizer, texts), self._reader.rooms(sampling)), sampling
+
+    def _read_chats(
+        self,
+        conversations: Iterable[Sequence[Message]],
+        options: Mapping[str, Any] | None,
+        parameters: Mapping[str, Any],
+    ) -> tuple[list[Read], list[Sampling]]:
+        those = check_conversations(conversations)
+        sampling = [row.stopping_at(self._reader.chat_stops) for row in per_row(len(those), **parameters)]
+        return self._reader.conversations(those, self._reader.rooms(sampling), options), sampling
+
+    def _answers(
+        self, read: list[Read], sampling: list[Sampling], on_error: str, what: str, run: Callable[..., Any]
+    ) -> Iterator[Generation]:
+        def written(numbers: list[int]) -> Iterable[Generation]:
+            prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]
+            chosen = [sampling[number] for number in numbers]
+            lengths = [len(tokens.ids) + row.max_new_tokens for tokens, row in zip(prompts, chosen, strict=True)]
+            answers: Iterable[Generation] = run(
+                lengths, lambda rows: self._generate([prompts[row] for row in rows], [chosen[row] for row in rows])
+            )
+            return answers
+
+        return cast(Iterator[Generation], answered(read, written, on_error, what))  # Errors if they were asked for.
 
     def _generate(self, prompts: list[Tokens], sampling: list[Sampling]) -> list[Generation]:
         loaded = self.loaded
@@ -181,6 +187,7 @@ class TextGenerator:
             completion_tokens=len(ids),
             finish_reason="length" if end is None and cut is None and stopped_at is None else "stop",
             truncated=prompt.truncated,
+            original_prompt_tokens=prompt.original,
         )
 
 

@@ -1,20 +1,13 @@
-"""From prompts and conversations to tokens: checks, chat templates, truncation. Duck-typed, without torch."""
+"""From prompts and conversations to tokens: checks, chat templates. Duck-typed, without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ctxflow.models.errors import MissingPackageError
 
 Message = Mapping[str, Any]
-
-
-class Tokens(NamedTuple):
-    """A prompt as the model reads it: its token ids, and whether its beginning was left out."""
-
-    ids: list[int]
-    truncated: bool
 
 
 def check_texts(values: Iterable[Any], what: str = "prompts") -> list[str]:
@@ -75,43 +68,18 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool =
     return [list(ids) or [start] for ids in encoded]
 
 
-def truncate(ids: list[int], limit: int | None, special_ids: Sequence[int] = ()) -> Tokens:
-    """The last `limit` tokens: a prompt's end holds the question. A special token in front is kept.
-
-    >>> truncate([1, 10, 11, 12, 13], 3, special_ids=[1])
-    Tokens(ids=[1, 12, 13], truncated=True)
-    >>> truncate([10, 11], 3)
-    Tokens(ids=[10, 11], truncated=False)
-    """
-    if limit is None or len(ids) <= limit:
-        return Tokens(ids, False)
-    if limit > 1 and ids[0] in special_ids:
-        return Tokens([ids[0], *ids[len(ids) - limit + 1 :]], True)
-    return Tokens(ids[len(ids) - limit :], True)
-
-
-def room(length: int | None, max_new_tokens: int, max_input_tokens: int | None) -> int | None:
-    """How many prompt tokens fit before `max_new_tokens` new ones, None for any number.
-
-    :param length: tokens that the model reads and writes together, None if there is no limit.
-    :param max_input_tokens: what the user allows, None for what fits.
-    :raises ValueError: if nothing fits.
-
-    >>> room(512, 100, None), room(512, 100, 64)
-    (412, 64)
-    """
-    if length is None:
-        return max_input_tokens
-    if length <= max_new_tokens:
-        raise ValueError(
-            f"max_new_tokens={max_new_tokens} leaves no room for a prompt: this model reads and writes "
-            f"{length} tokens together, give at most {length - 1}"
-        )
-    return min(length - max_new_tokens, max_input_tokens or length)
-
-
 FALLBACK_STOP = "\n\nUser:"
 """Where an answer ends without a chat template: the model begins to write the user's next turn."""
+
+
+def check_conversations(conversations: Iterable[Sequence[Message]]) -> list[Sequence[Message]]:
+    """The conversations as a list.
+
+    :raises TypeError: for a single one.
+    """
+    if isinstance(conversations, (str, bytes, Mapping)):
+        raise TypeError("conversations is a single one: give a list of lists of messages")
+    return list(conversations)
 
 
 def render_chat(
@@ -128,11 +96,9 @@ def render_chat(
     :raises TypeError, ValueError: for what is no conversation, or one that the template refuses, saying
         where.
     """
-    if isinstance(conversations, (str, bytes, Mapping)):
-        raise TypeError("conversations is a single one: give a list of lists of messages")
     texts = []
-    for place, conversation in enumerate(conversations):
-        messages = _messages(conversation, f"conversations[{place}]")
+    for place, conversation in enumerate(check_conversations(conversations)):
+        messages = messages_of(conversation, f"conversations[{place}]")
         if not getattr(tokenizer, "chat_template", None):
             texts.append(_plain(messages))
             continue
@@ -151,20 +117,11 @@ def render_chat(
     return check_texts(texts, "conversations")
 
 
-def encode_chat(
-    tokenizer: Any, conversations: Iterable[Sequence[Message]], options: Mapping[str, Any] | None = None
-) -> tuple[list[list[int]], tuple[str, ...]]:
-    """Each conversation as token ids, and the strings at which an answer ends beside the model's own tokens.
+def messages_of(conversation: Any, place: str = "the conversation") -> list[dict[str, Any]]:
+    """A conversation's messages, each with its content as text.
 
-    Parameters and errors as `render_chat`. A template writes the special tokens itself, so none are added.
+    :raises TypeError: for what is no conversation, saying where.
     """
-    texts = render_chat(tokenizer, conversations, options)
-    if getattr(tokenizer, "chat_template", None):
-        return tokenize(tokenizer, texts, add_special_tokens=False), ()
-    return tokenize(tokenizer, texts), (FALLBACK_STOP,)
-
-
-def _messages(conversation: Any, place: str) -> list[dict[str, Any]]:
     if isinstance(conversation, (str, bytes, Mapping)) or not isinstance(conversation, Sequence) or not conversation:
         raise TypeError(
             f"{place} is no conversation: give a list of messages like {{'role': 'user', 'content': '...'}}"

@@ -15,7 +15,8 @@ class Generation:
     :ivar prompt_tokens: tokens that the model read.
     :ivar completion_tokens: tokens that the model wrote, the end-of-text token among them.
     :ivar finish_reason: "stop" (end-of-text token or stop string) or "length" (`max_new_tokens`).
-    :ivar truncated: whether the prompt was too long and its beginning was left out.
+    :ivar truncated: whether the prompt was too long and was cut, as `too_long` said.
+    :ivar original_prompt_tokens: the tokens that it had before; None where nothing was cut.
 
     >>> Generation("Paris", prompt_tokens=7, completion_tokens=2, finish_reason="stop").text
     'Paris'
@@ -26,6 +27,7 @@ class Generation:
     completion_tokens: int
     finish_reason: str
     truncated: bool = False
+    original_prompt_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Classification:
     :ivar log_probabilities: label -> natural log of the probability that exactly its tokens follow the
         prompt.
     :ivar prompt_tokens: tokens that the model read.
-    :ivar truncated: whether the prompt was too long and its beginning was left out.
+    :ivar truncated, original_prompt_tokens: as `Generation`.
     """
 
     label: str
@@ -45,6 +47,7 @@ class Classification:
     log_probabilities: Mapping[str, float]
     prompt_tokens: int
     truncated: bool = False
+    original_prompt_tokens: int | None = None
 
     @property
     def probabilities(self) -> dict[str, float]:

@@ -8,20 +8,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ctxflow.models.errors import MissingPackageError
 from ctxflow.models.locate import locate_model
 from ctxflow.models.parallel import parallelism
-from ctxflow.models.prompts import (
-    Message,
-    check_texts,
-    context_length,
-    encode_chat,
-    room,
-    tokenize,
-    truncate,
-)
+from ctxflow.models.prompts import Message, check_conversations, check_texts, context_length, tokenize
+from ctxflow.models.reading import Read, Reader, Tokens, answered
 from ctxflow.models.results import Generation
 from ctxflow.models.sampling import Sampling, per_row
 
@@ -36,7 +29,7 @@ class VLLMGenerator:
     :param gpu_memory_utilization: the share of each GPU's memory to take, in (0, 1]. vLLM takes it at once
         and keeps it: give less where several contexts share a GPU.
     :param max_model_len: tokens to read and write together at most; by default as the model says.
-    :param max_input_tokens: longer prompts lose their beginning.
+    :param max_input_tokens, too_long: as `TextGenerator`.
     :param options: further arguments of `vllm.LLM`.
     :raises MissingPackageError: where vLLM is not installed.
     :raises ModelNotFoundError: if the model is not reachable from here.
@@ -52,6 +45,7 @@ class VLLMGenerator:
         gpu_memory_utilization: float = 0.9,
         max_model_len: int | None = None,
         max_input_tokens: int | None = None,
+        too_long: str = "error",
         revision: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -66,7 +60,7 @@ class VLLMGenerator:
         length = context_length(AutoConfig.from_pretrained(folder, **trusted))
         self.max_model_len = max_model_len or length
         here = parallelism()
-        self.max_input_tokens = max_input_tokens
+        self._reader = Reader(self.tokenizer, self.max_model_len, max_input_tokens, too_long)
         self._llm: Any = vllm.LLM(
             model=str(folder),
             dtype=dtype,
@@ -77,38 +71,45 @@ class VLLMGenerator:
             **(options or {}),
         )
 
-    def generate(self, prompts: Iterable[str], **parameters: Any) -> list[Generation]:
+    def generate(self, prompts: Iterable[str], *, on_error: str = "raise", **parameters: Any) -> list[Generation]:
         """Continue each prompt; parameters, answers and errors as `TextGenerator.generate`.
 
         A seed gives the same text again on the same version of vLLM, not the text that `TextGenerator` gives.
         """
         texts = check_texts(prompts)
-        return self._run(tokenize(self.tokenizer, texts), per_row(len(texts), **parameters))
+        sampling = per_row(len(texts), **parameters)
+        read = self._reader.texts(tokenize(self.tokenizer, texts), self._reader.rooms(sampling))
+        return self._run(read, sampling, on_error, "prompts")
 
     def chat(
         self,
         conversations: Iterable[Sequence[Message]],
         *,
         template_options: Mapping[str, Any] | None = None,
+        on_error: str = "raise",
         **parameters: Any,
     ) -> list[Generation]:
         """Answer each conversation; parameters, answers and errors as `TextGenerator.chat`."""
-        encoded, stops = encode_chat(self.tokenizer, conversations, template_options)
-        return self._run(encoded, [row.stopping_at(stops) for row in per_row(len(encoded), **parameters)])
+        those = check_conversations(conversations)
+        sampling = [row.stopping_at(self._reader.chat_stops) for row in per_row(len(those), **parameters)]
+        read = self._reader.conversations(those, self._reader.rooms(sampling), template_options)
+        return self._run(read, sampling, on_error, "conversations")
 
     def close(self) -> None:
         """End vLLM's engine and free its memory; the generator cannot be used afterwards."""
         self._llm = None
         gc.collect()
 
-    def _run(self, encoded: list[list[int]], sampling: list[Sampling]) -> list[Generation]:
-        if not encoded:
+    def _run(self, read: list[Read], sampling: list[Sampling], on_error: str, what: str) -> list[Generation]:
+        def written(numbers: list[int]) -> list[Generation]:
+            prompts = [tokens for number in numbers if isinstance(tokens := read[number], Tokens)]
+            return self._written(prompts, [sampling[number] for number in numbers])
+
+        return cast(list[Generation], list(answered(read, written, on_error, what)))  # Errors if they were asked for.
+
+    def _written(self, prompts: list[Tokens], sampling: list[Sampling]) -> list[Generation]:
+        if not prompts:
             return []
-        special = self.tokenizer.all_special_ids
-        prompts = [
-            truncate(ids, room(self.max_model_len, row.max_new_tokens, self.max_input_tokens), special)
-            for ids, row in zip(encoded, sampling, strict=True)
-        ]
         answers = self._llm.generate(
             [{"prompt_token_ids": tokens.ids} for tokens in prompts],
             sampling_params=[_vllm_parameters(row) for row in sampling],
@@ -121,6 +122,7 @@ class VLLMGenerator:
                 completion_tokens=len(answer.outputs[0].token_ids),
                 finish_reason="length" if answer.outputs[0].finish_reason == "length" else "stop",
                 truncated=tokens.truncated,
+                original_prompt_tokens=tokens.original,
             )
             for answer, tokens in zip(answers, prompts, strict=True)
         ]
