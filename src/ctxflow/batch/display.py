@@ -165,6 +165,8 @@ def summary(outcome: Outcome, output: str) -> str:
     else:
         text = f"{count(outcome.done_now, 'row')} done in {duration(outcome.seconds)}"
         text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
+    if outcome.truncated_now:
+        text += f'\n{count(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
     if outcome.dead:
         text += f"\n{count(outcome.dead, 'row')} failed, see {output}.errors.jsonl; --retry-errors tries them again"
     return text

@@ -25,7 +25,7 @@ from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.publish import publish
 from ctxflow.batch.pump import Pump
-from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of
+from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.batch.requests import URLS, Make, family_of, maker
 from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
@@ -87,7 +87,8 @@ def run_job(
             display.note(f"{job.input} holds no rows: nothing to do")
         now = (ledger.done - before[0], ledger.dead - before[1])
         took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
-        return Outcome(ledger.done, ledger.dead, *now, took, summary=summary)
+        cut = begun.work.truncated
+        return Outcome(ledger.done, ledger.dead, *now, took, summary=summary, truncated_now=cut)
 
 
 def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> bool:
@@ -262,6 +263,8 @@ class _Work:
         self.directory: Path | None = None  # The run's, once there is one.
         self._executor: ContextExecutor | None = None
         self._counted: Callable[[Any], int] | None = None
+        self._cut: Callable[[Any], bool] | None = None
+        self.truncated = 0  # Rows of this run that were cut.
         self._site = site
         self._app: BatchApp
         self._constants: dict[str, Any]
@@ -270,10 +273,11 @@ class _Work:
             self._app, self._constants = app, dict(job.constants)
         else:
             family = family_of(job)
-            staged, count = site.engine == "taskvine", job.output_format == "openai"
-            self._app, self._constants = model_app(job, family, count, staged)
-            if family == "generate" or (family == "embed" and count):
+            self._app, self._constants = model_app(job, family, site.engine == "taskvine")
+            if family == "generate" or (family == "embed" and job.output_format == "openai"):
                 self._counted = tokens_of
+            if job.too_long != "error":
+                self._cut = truncated
         self._own = app
         self._make = self.maker(job)
         if job.output_format == "openai":
@@ -319,9 +323,10 @@ class _Work:
 
             pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
-                watch.dead, look, self._counted, Tolerance(job.max_errors),
+                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut,
             )  # fmt: skip
             try:
                 pump.run()
             finally:
+                self.truncated = pump.truncated
                 look(pump.rows, last=True)

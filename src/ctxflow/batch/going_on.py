@@ -46,11 +46,9 @@ def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_err
     :raises ValueError: if the output holds those of another, saying what differs.
     """
     known, settings = ledger.facts.get("settings", {}), facts["settings"]
-    changed = [
-        f"{name} was {known.get(name)!r} and is {settings[name]!r}"
-        for name in settings
-        if settings[name] != known.get(name)
-    ]
+    # An earlier ctxflow did not know all choices: what it did is their default.
+    before = {name: known.get(name, Job.model_fields[name].default) for name in settings}
+    changed = [f"{name} was {before[name]!r} and is {new!r}" for name, new in settings.items() if new != before[name]]
     if "made_of" in ledger.facts:
         changed += changes(Identity.from_json(ledger.facts["made_of"]), Identity.from_json(facts["made_of"]))
     else:

@@ -70,6 +70,7 @@ class Job(pydantic.BaseModel):
     device: str | None = None
     gpus: int | None = pydantic.Field(None, ge=0)
     max_input_tokens: int | None = pydantic.Field(None, ge=1)
+    too_long: Literal["error", "cut-start", "cut-end"] = "error"
     constants: dict[str, Any] = {}
     batch_size: int | None = pydantic.Field(None, ge=1)
     timeout: float | None = pydantic.Field(None, gt=0)
@@ -92,6 +93,8 @@ class Job(pydantic.BaseModel):
             raise ValueError("a job needs a model or a function, and not both: give --model or --function")
         if self.function is not None and (self.task or self.label or self.parameters or self.row_parameter):
             raise ValueError("a function decides itself what it does: leave tasks, labels and parameters to it")
+        if self.function is not None and self.too_long != "error":
+            raise ValueError("a function decides itself what is too long: leave --too-long out")
         if self.constants and self.function is None:
             raise ValueError("constants are a function's: give --function, or leave --set out")
         if self.task == "classify" and len(self.label) < 2:

@@ -17,6 +17,7 @@ class Outcome:
     :ivar done_now: those of this run; `dead_now` likewise.
     :ivar seconds: that this run took.
     :ivar already: whether there was nothing to do, since an earlier run had finished.
+    :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
     :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
 
     >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
@@ -30,6 +31,7 @@ class Outcome:
     seconds: float
     already: bool = False
     summary: dict[str, Any] | None = None
+    truncated_now: int = 0
 
     @property
     def exit_status(self) -> int:

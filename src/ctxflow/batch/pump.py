@@ -21,6 +21,7 @@ from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.models.errors import InputTooLong
 
 Submit = Callable[[Sequence[Any], Stream], range]
 """Submits items, whose answers go to the stream; gives their numbers."""
@@ -47,8 +48,9 @@ class Pump:
     :param show: called now and then with the number of rows on their way.
     :param counted: the tokens of an answer, where they are to be counted.
     :param tolerance: how many rows may fail.
+    :param cut: whether an answer is to an input that was cut, where there can be any.
     :ivar rows: how many are on their way.
-    :ivar tokens: the sum of what `counted` gave.
+    :ivar tokens: the sum of what `counted` gave; `truncated`, how many answers were to inputs that were cut.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Pump:
         show: Callable[[int], None],
         counted: Callable[[Any], int] | None = None,
         tolerance: Tolerance | None = None,
+        cut: Callable[[Any], bool] | None = None,
     ) -> None:
         self._chunks = chunks
         self._submit = submit
@@ -73,7 +76,8 @@ class Pump:
         self._show = show
         self._counted = counted
         self._tolerance = tolerance or Tolerance()
-        self.tokens = 0
+        self._cut = cut
+        self.tokens = self.truncated = 0
         self._stream = Stream()
         self._turns = _Turns() if in_order else None
         self._waiting: dict[int, Prepared] = {}
@@ -165,7 +169,7 @@ class Pump:
         for row, result in self._turns.next(answers) if self._turns is not None else answers:
             self.rows -= 1
             self._bytes -= row.size
-            error = result.error if type(result) is Failed else None
+            error = result.error if type(result) is Failed else result if type(result) is InputTooLong else None
             if isinstance(error, _FATAL):
                 self._fatal = error
                 if self._turns is not None:
@@ -178,6 +182,8 @@ class Pump:
                     digests.append(row_digest(row.item, row.kept))
                     if counted is not None:
                         self.tokens += counted(result)
+                    if self._cut is not None:
+                        self.truncated += self._cut(result)
                 except (ValueError, TypeError, RecursionError) as reason:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:

@@ -18,8 +18,10 @@ from ctxflow.rows.source import RowError
 Record = Callable[[Prepared, Any], dict[str, Any]]
 """Makes the object of a result's line from its row and its answer."""
 
-_OBJECTS = {"generate": {"text", "finish_reason", "prompt_tokens", "completion_tokens", "truncated"}}
-_OBJECTS |= {"chat": _OBJECTS["generate"], "embed": {"embedding"}, "classify": {"label", "scores"}}
+_GENERATION = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "truncated")
+_PARTS = {"generate": _GENERATION, "chat": _GENERATION, "embed": ("embedding",), "classify": ("label", "scores")}
+_CUT = ("prompt_tokens", "truncated", "original_prompt_tokens")
+"""What is told of every row where inputs may be cut."""
 
 
 def line(record: Mapping[str, Any]) -> bytes:
@@ -61,7 +63,10 @@ def plain_record(job: Job) -> Record:
 
     :raises ValueError: if a kept column and a part of the answer have one name.
     """
-    parts = _OBJECTS.get(str(job.task), {"result"})
+    parts = _PARTS.get(str(job.task), ("result",))
+    if job.task is not None and job.too_long != "error":
+        parts = tuple(dict.fromkeys((*parts, *_CUT)))
+    copied = [name for name in parts if name != "embedding"]
     ours = {"row", *parts}
     if clash := sorted(ours & {*job.keep, job.id_column or "custom_id"}):
         raise ValueError(f"the results have a column {clash[0]!r} of their own: rename yours")
@@ -74,11 +79,11 @@ def plain_record(job: Job) -> Record:
         record.update(row.kept)
         if job.task is None:
             record["result"] = answer
-        elif job.task == "embed":
+        if job.task == "embed":
             vectors = answer["embeddings"]
             record["embedding"] = vectors[0] if isinstance(row.item[0]["input"], str) else vectors
-        else:
-            record.update(answer)
+        if job.task is not None:
+            record.update((name, answer[name]) for name in copied)
         if row.context is not None:
             record.setdefault("context", row.context)
         return record
@@ -104,6 +109,8 @@ def openai_record(job: Job, created: int) -> Record:
         else:
             body = _embeddings(answer)
         body |= {"model": model} if "data" in body else {"created": created, "model": model}
+        if truncated(answer):  # Fields of our own: OpenAI's clients keep what they do not know.
+            body |= {"truncated": True, "original_prompt_tokens": answer["original_prompt_tokens"]}
         return {
             "id": f"batch_req_{name}",
             "custom_id": row.id,
@@ -132,6 +139,15 @@ def tokens_of(answer: Mapping[str, Any]) -> int:
     """
     count: int = answer["prompt_tokens"] + answer.get("completion_tokens", 0)
     return count
+
+
+def truncated(answer: Mapping[str, Any]) -> bool:
+    """Whether a model read less than it was given.
+
+    >>> truncated({"text": "Paris", "truncated": True, "original_prompt_tokens": 600})
+    True
+    """
+    return bool(answer.get("truncated"))
 
 
 def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:

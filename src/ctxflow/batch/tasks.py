@@ -6,28 +6,39 @@ an answer becomes a line (records.py).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.batch.job import GENERATION, Job
 from ctxflow.context import Context, ContextFunction, context
 from ctxflow.decorators import batch_app
 from ctxflow.models import encoder, generator, vllm_generator
+from ctxflow.models.errors import InputTooLong
 from ctxflow.rows.columns import closest
 from ctxflow.sessions import SessionApp
 
+if TYPE_CHECKING:
+    from ctxflow.models.reading import Tokens
+
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
+Answers = Sequence[Answer | InputTooLong]
+"""An answer for each request, or why it has none."""
 
 
-def generate(model: Any, requests: Sequence[Request], *, parameters: Mapping[str, Any]) -> Iterator[Answer]:
+def generate(
+    model: Any, requests: Sequence[Request], *, parameters: Mapping[str, Any]
+) -> Iterator[Answer | InputTooLong]:
     """Have a generator continue prompts and answer conversations; answers come as soon as the model gives them.
+
+    A request that is too long is answered by its error, so that those beside it need not run again without it.
 
     :param requests: with "prompt" or "messages", and generation parameters of their own.
     :param parameters: the generation parameters of requests that have none of their own.
@@ -40,16 +51,11 @@ def generate(model: Any, requests: Sequence[Request], *, parameters: Mapping[str
         write = getattr(model, f"{name}_each", None) or getattr(model, name)
         own = [name for name in GENERATION if any(name in request for request in chosen)]
         columns = {name: [request.get(name, _default(name, parameters)) for request in chosen] for name in own}
-        written[kind] = iter(write([request[kind] for request in chosen], **{**parameters, **columns}))
+        given = {**parameters, **columns}
+        written[kind] = iter(write([request[kind] for request in chosen], on_error="return", **given))
     for request in requests:
         answer = next(written["messages" if "messages" in request else "prompt"])
-        yield {
-            "text": answer.text,
-            "finish_reason": answer.finish_reason,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            "truncated": answer.truncated,
-        }
+        yield answer if isinstance(answer, InputTooLong) else dataclasses.asdict(answer)
 
 
 def _default(name: str, parameters: Mapping[str, Any]) -> Any:
@@ -58,23 +64,31 @@ def _default(name: str, parameters: Mapping[str, Any]) -> Any:
     return list(parameters.get(name, ())) if name == "stop" else parameters.get(name, getattr(Sampling(), name))
 
 
-def embed(model: Any, requests: Sequence[Request], *, count: bool) -> list[Answer]:
+def embed(model: Any, requests: Sequence[Request]) -> Answers:
     """Have an encoder turn texts into vectors.
 
     :param requests: each with "input", a text or a list of texts.
-    :param count: whether to count tokens.
     """
     lists = [[given] if isinstance(given := request["input"], str) else given for request in requests]
-    texts = [text for each in lists for text in each]
-    vectors = iter(model.encode(texts).tolist())
-    tokens = iter(model.count_tokens(texts) if count else [0] * len(texts))
+    each_read = iter(model.read([text for each in lists for text in each]))
+    read = [[next(each_read) for _ in each] for each in lists]
+    wrong = [next((each for each in row if isinstance(each, InputTooLong)), None) for row in read]
+    good = [tokens for row, error in zip(read, wrong, strict=True) if error is None for tokens in row]
+    vectors = iter(model.encode_tokens(good).tolist())
     return [
-        {"embeddings": [next(vectors) for _ in each], "prompt_tokens": sum(next(tokens) for _ in each)}
-        for each in lists
+        error if error is not None else {"embeddings": [next(vectors) for _ in row], **_read_of(row)}
+        for row, error in zip(read, wrong, strict=True)
     ]
 
 
-def classify(model: Any, requests: Sequence[Request]) -> list[Answer]:
+def _read_of(texts: Sequence[Tokens]) -> Answer:
+    """What a model read of the texts of a row, together."""
+    read, truncated = sum(len(tokens.ids) for tokens in texts), any(tokens.truncated for tokens in texts)
+    original = sum(tokens.original or len(tokens.ids) for tokens in texts)
+    return {"prompt_tokens": read, "truncated": truncated, "original_prompt_tokens": original if truncated else None}
+
+
+def classify(model: Any, requests: Sequence[Request]) -> Answers:
     """Have a classifier choose a label for each "prompt"."""
     return model.choose([request["prompt"] for request in requests])  # type: ignore[no-any-return]
 
@@ -96,9 +110,20 @@ class _Likeliest:
 
         self._model = LabelClassifier(model, labels=labels, **settings)
 
-    def choose(self, texts: Sequence[str]) -> list[Answer]:
+    def choose(self, texts: Sequence[str]) -> Answers:
         """The label that the model finds likeliest after each text."""
-        return [{"label": each.label, "scores": each.probabilities} for each in self._model.classify(texts)]
+        return [
+            each
+            if isinstance(each, InputTooLong)
+            else {
+                "label": each.label,
+                "scores": each.probabilities,
+                "prompt_tokens": each.prompt_tokens,
+                "truncated": each.truncated,
+                "original_prompt_tokens": each.original_prompt_tokens,
+            }
+            for each in self._model.classify(texts, on_error="return")
+        ]
 
 
 class _Nearest:
@@ -111,13 +136,18 @@ class _Nearest:
         self._labels = list(labels)
         self._vectors = _unit(self._model.encode(self._labels))
 
-    def choose(self, texts: Sequence[str]) -> list[Answer]:
+    def choose(self, texts: Sequence[str]) -> Answers:
         """The label whose vector is nearest to that of each text."""
-        scores = (_unit(self._model.encode(texts)) @ self._vectors.T).tolist()
+        read = self._model.read(texts)
+        good = [tokens for tokens in read if not isinstance(tokens, InputTooLong)]
+        scores = iter((_unit(self._model.encode_tokens(good)) @ self._vectors.T).tolist())
         return [
-            {"label": self._labels[row.index(max(row))], "scores": dict(zip(self._labels, row, strict=True))}
-            for row in scores
+            tokens if isinstance(tokens, InputTooLong) else {**self._nearest(next(scores)), **_read_of([tokens])}
+            for tokens in read
         ]
+
+    def _nearest(self, row: list[float]) -> Answer:
+        return {"label": self._labels[row.index(max(row))], "scores": dict(zip(self._labels, row, strict=True))}
 
 
 def _unit(vectors: Any) -> Any:
@@ -126,14 +156,13 @@ def _unit(vectors: Any) -> Any:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def model_app(job: Job, family: str, count: bool, staged: bool) -> tuple[BatchApp, dict[str, Any]]:
+def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, Any]]:
     """The app that does a job's task, and its constants.
 
     :param family: "generate" (which answers conversations too), "embed" or "classify".
-    :param count: whether an embedding's tokens are to be counted.
     :param staged: whether workers get a model's folder sent, since they do not share this machine's disk.
     """
-    names = ("dtype", "max_input_tokens") if job.backend == "vllm" else ("dtype", "device", "max_input_tokens")
+    names = ("dtype", "max_input_tokens", "too_long", *(() if job.backend == "vllm" else ("device",)))
     inputs: dict[str, Any] = {name: value for name in names if (value := getattr(job, name)) is not None}
     options: dict[str, Any] = {} if job.gpus is None else {"gpus": job.gpus}
     folder = Path(job.model or "").expanduser()
@@ -142,7 +171,7 @@ def model_app(job: Job, family: str, count: bool, staged: bool) -> tuple[BatchAp
     else:
         inputs["model"] = str(folder.absolute()) if folder.is_dir() else job.model
     if family == "embed":
-        return _app(job, embed, encoder.options(**options)(**inputs)), {"count": count}
+        return _app(job, embed, encoder.options(**options)(**inputs)), {}
     if family == "classify":
         return _app(job, classify, label_chooser.options(**options)(labels=tuple(job.label), **inputs)), {}
     recipe = (vllm_generator if job.backend == "vllm" else generator).options(**options)(**inputs)

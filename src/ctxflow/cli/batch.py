@@ -49,6 +49,7 @@ def batch(
     dtype: options.Dtype = None,
     device: options.Device = None,
     max_input_tokens: options.MaxInputTokens = None,
+    too_long: options.TooLongChoice = None,
     batch_size: options.BatchSize = None,
     timeout: options.Timeout = None,
     retries: options.Retries = None,
@@ -93,8 +94,8 @@ def batch(
         output_format=_value(output_format), order=_value(order), max_new_tokens=max_new_tokens,
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, row_parameter=row_parameter,
         site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
-        max_input_tokens=max_input_tokens, batch_size=batch_size, timeout=timeout, retries=retries,
-        max_errors=max_errors,
+        max_input_tokens=max_input_tokens, too_long=_value(too_long), batch_size=batch_size, timeout=timeout,
+        retries=retries, max_errors=max_errors,
     )  # fmt: skip
     if detach:
         from ctxflow.cli.jobs import submit_detached
@@ -110,7 +111,7 @@ def batch(
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "summary")
+        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "summary")
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
         print(f"ctxflow: {summary(outcome, str(chosen.output))}", file=sys.stderr)

@@ -50,6 +50,14 @@ class Order(str, enum.Enum):
     input = "input"
 
 
+class TooLong(str, enum.Enum):
+    """What becomes of inputs that are too long."""
+
+    error = "error"
+    cut_start = "cut-start"
+    cut_end = "cut-end"
+
+
 class Backend(str, enum.Enum):
     """Libraries that run language models."""
 
@@ -129,7 +137,16 @@ Gpus = Annotated[int | None, _option("GPUs that the model needs.", _WHERE)]
 BackendChoice = Annotated[Backend | None, _option("The library for language models.", _WHERE)]
 Dtype = Annotated[str | None, _option("Of the weights, such as float32 or bfloat16.", _WHERE)]
 Device = Annotated[str | None, _option("Such as cpu or cuda; by default what is there.", _WHERE)]
-MaxInputTokens = Annotated[int | None, _option("Cut longer inputs.", _WHERE)]
+MaxInputTokens = Annotated[int | None, _option("Longer inputs are too long, if not as the model says.", _WHERE)]
+TooLongChoice = Annotated[
+    TooLong | None,
+    _option(
+        "What becomes of inputs that are too long: a dead letter (error, the default), or a cut at their start or end, "
+        "which their results tell.",
+        _WHERE,
+        "--too-long",
+    ),
+]
 BatchSize = Annotated[int | None, _option("Rows that a worker gets at a time.", _WHERE)]
 Timeout = Annotated[float | None, _option("Seconds that such a batch may take.", _WHERE)]
 Retries = Annotated[int | None, _option("How often a row that raises is tried again.", _WHERE)]
