@@ -358,7 +358,7 @@ class _ItemCall:
     constants: tuple[tuple[str, Any], ...]
 
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
-        return calls.run.submit_call(self.app.declare(calls.run, dict(self.constants)), tuple(args))
+        return calls.item(self.app.declare(calls.run, dict(self.constants)), tuple(args))
 
     def __ctxflow_digest__(self) -> object:
         return self.app, self.constants

@@ -61,6 +61,23 @@ def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("where", ["local", "pool"])
+def test_files_travel_with_calls(testbed: Testbed, where: str) -> None:
+    argument = "local" if where == "local" else ""
+    found = json.loads(shell(testbed, f"python {INSIDE}/files_inside.py {argument} 2>/dev/null", 240))
+    assert found["elsewhere"]
+    assert found["last"] == "there and back and back"
+    assert (found["printed"], found["said"]) == ([0, "BashExitFailure"], "therethere")
+    assert (found["crashed"], found["there"], found["missing"]) == ("CallCrashed", False, "FileNotFoundError")
+    assert found["items"] == [10, 11, 12]
+    assert (found["big"], found["many"], found["came"]) == (50_000_000, 200, 200)
+    assert found.get("fetched", "there and back") == "there and back"
+    assert found["workers"] == 1, "none was given up"
+    assert found["beside"] == []
+    assert found["told"] == ["a call of copy left left-behind in its folder on a worker, which is removed after it"]
+
+
+@pytest.mark.timeout(300)
 def test_the_users_modules_travel(testbed: Testbed) -> None:
     out = shell(testbed, f"python {INSIDE}/modules_inside.py", 240)
     assert out.split() == f"{[n * 6 for n in range(10)]} 15".split()

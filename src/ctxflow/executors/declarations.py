@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 
 from ctxflow.context import Context
+from ctxflow.executors.call_files import CallFiles
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused
@@ -36,6 +37,7 @@ class ApplyCall:
 
     function: str
     body: bytes
+    files: CallFiles | None = None
 
 
 class Declared:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ctxflow.errors import CtxflowError
+from ctxflow.executors.call_files import CallFiles
 from ctxflow.scheduler.commands import Command, Run
 from ctxflow.scheduler.events import PERVASIVE, Event
 
@@ -48,6 +49,8 @@ class CallPayload:
     :ivar function: the name of the function, which `RunServices.function` gives; "" if it is in the body.
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar body: the pickled inputs.
+    :ivar files: those that are to be in the call's folder, and those that it makes there; only where workers have
+        folders for calls.
     """
 
     style: str
@@ -55,6 +58,7 @@ class CallPayload:
     insert: bool
     timeout: float | None
     body: bytes
+    files: CallFiles | None = None
 
 
 class RunServices(Protocol):

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from parsl.config import Config
 from parsl.data_provider.data_manager import default_staging
 from parsl.data_provider.file_noop import NoOpFileStaging
+from parsl.data_provider.staging import Staging
 from parsl.executors.base import ParslExecutor
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
@@ -26,6 +27,7 @@ from parsl.utils import RepresentationMixin
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.arguments import check_arguments, divided
+from ctxflow.executors.call_files import WorkerStaging
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.ending import (
     OpenMap,
@@ -63,6 +65,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
     :param limits: how much is borne before an item or a context is given up.
     :param log_events: whether to keep the event log in the run's directory.
+    :param storage_access: Parsl's staging providers, if not ctxflow's own; `[SharedDiskStaging()]` of
+        `ctxflow.executors.files` where TaskVine's workers see this machine's disk under the same paths.
     :param working_dir: where Parsl's staging brings files from the web, as with Parsl's other executors; calls do not
         run there (docs/where-your-code-runs.md).
     :raises ValueError: for a site or policy that makes no sense, saying what to write.
@@ -101,8 +105,6 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self.preemption, self.scaling, self.sessions, self.slowdowns = preemption, scaling, sessions, slowdowns
         self.level, self.limits, self.log_events, self.working_dir = level, limits, log_events, working_dir
         self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
-        own = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
-        self.storage_access = storage_access if storage_access is not None else [SharedDiskStaging(), *own]
         self.resolved_site = load_site(
             site,
             workers=workers,
@@ -114,6 +116,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             sessions=sessions,
             level=level,
         )
+        self.storage_access = _staging(self.resolved_site) if storage_access is None else storage_access
         self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
         self.engine = self._make_engine()
         self.run: Run | None = None
@@ -164,8 +167,9 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
             self.resolved_site.start_when,
             region_specs(self.resolved_site.regions, self.resolved_site.home),
         )
-        self._calls = Calls(self.run)
         self.run.each_second = functools.partial(self._while_parsl_waits, self.run)
+        brought = any(isinstance(provider, WorkerStaging) for provider in self.storage_access)
+        self._calls = Calls(self.run, files_travel=brought and self.engine.remote)
         self.run.start()
         _active.append(self)
         atexit.register(self._at_exit)
@@ -296,6 +300,14 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     def connected_workers(self) -> int:
         """Workers that take calls."""
         return self.status().workers
+
+
+def _staging(site: Site) -> list[Staging]:
+    """Parsl's staging providers: workers on other machines get copies, those on this one see its disk."""
+    if site.engine == "taskvine":
+        return [WorkerStaging()]
+    others = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
+    return [SharedDiskStaging(), *others]
 
 
 def active_executor(label: str | None = None) -> tuple[ContextExecutor, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ from typing import Any
 from ctxflow.context import Context
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
+from ctxflow.executors.call_files import CallFiles, inputs
 from ctxflow.executors.declarations import App, ApplyCall, Declared, check, context_id, payload_of, spec_of
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
@@ -77,6 +79,7 @@ class Run:
         self._lock = threading.Lock()
         self._origin = time.monotonic()
         self._said: set[str] = set()
+        self._with_files: set[str] = set()  # Batch apps, of whose items some have held files.
         self._declared = Declared()
         self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
         self._waiting = Waiting(self.sessions, self._declared.contexts)
@@ -115,10 +118,12 @@ class Run:
             return self.sessions.payload(command, self._scheduler.state.sessions, app.spec.id, app.timeout)
         if app.style == "apply":
             call: ApplyCall = self._waiting.inputs(command.items)[0]
-            return CallPayload("apply", call.function, app.insert, app.timeout, call.body)
+            return CallPayload("apply", call.function, app.insert, app.timeout, call.body, call.files)
         columns = list(zip(*self._waiting.inputs(command.items), strict=True))
+        taken = inputs(itertools.chain(*columns)) if app.spec.id in self._with_files else ()
+        files = CallFiles(taken) if taken else None
         body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
-        return CallPayload("batch", app.spec.id, False, app.timeout, body)
+        return CallPayload("batch", app.spec.id, False, app.timeout, body, files)
 
     # --- life
 
@@ -217,6 +222,10 @@ class Run:
         with self._lock:
             if self._declared.add_app(app):
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
+
+    def expect_files(self, app: str) -> None:
+        """Look for files among the values of a batch app's items, which have to be brought to workers."""
+        self._with_files.add(app)
 
     def declare_function(self, name: str, body: bytes) -> None:
         """Make a function known that many single calls use."""

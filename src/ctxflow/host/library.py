@@ -26,8 +26,9 @@ import cloudpickle
 
 from ctxflow.context import Context, _set_loaded
 from ctxflow.errors import BatchContractError
+from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
-from ctxflow.host.one_each import one_each
+from ctxflow.host.one_each import name_of, one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
@@ -36,6 +37,7 @@ from ctxflow.host.wire import BlockingChannel, Head, connect
 from ctxflow.host.yielding import EVERY_SECONDS, Yielding, dump_results
 
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.
+_MOST_NAMES = 20  # Of files that a call left.
 _FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
@@ -101,6 +103,8 @@ class _Library:
         self._notice = select.poll()
         self._notice.register(notice, select.POLLIN)
         self._states = States(self._leaving, self._end_fork)
+        self._app = ""  # What its user calls the function of the call in progress.
+        self._failed = False  # Whether that call has given back an error.
         self._yielding: Yielding | None = None  # The call in progress, if it answers its items one by one.
 
     def handle(self, head: Head, body: bytes) -> None:
@@ -154,19 +158,26 @@ class _Library:
         if watched:
             self.host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
         started = time.monotonic()
-        self._yielding = None
+        self._yielding, self._failed = None, False
+        files: FolderFiles | None = None
         try:
             self._place.enter()
+            if "files" in head:
+                files = FolderFiles(head["files"], self._place.folder)
+                files.bring()
             extent, result = self._run(head, body)
+            self._end_fork()
+            extent.update(self._remains(files))
         except BaseException as error:
             self._end_fork()
             report = {"is": "raised", "call": head["call"], "context": head["context"]}
+            if files is not None:
+                report["made"] = files.take(failed=True)
             if self._yielding is not None:
                 report["at"] = self._yielding.at
             kind = "contract" if isinstance(error, BatchContractError) else "exception"
             self._send_error({**report, "seconds": time.monotonic() - started}, kind, error)
         else:
-            self._end_fork()
             seconds = time.monotonic() - started
             if self._slowdown > 1 and self._yielding is None:
                 time.sleep(seconds * (self._slowdown - 1))
@@ -176,6 +187,16 @@ class _Library:
                 self.host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds, **extent}, result)
         self._place.leave()
+
+    def _remains(self, files: FolderFiles | None) -> Head:
+        """What is to be told of what a call wrote in its folder: its outputs' sizes, and what will be removed."""
+        remains: Head = {}
+        if files is not None:
+            remains["made"] = files.take(self._failed)
+        rest = self._place.rest({STAGED} if files is None else {STAGED, *files.known})
+        if rest:
+            remains["rest"] = {"app": self._app, "names": rest[:_MOST_NAMES]}
+        return remains
 
     def _run(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Run a call.
@@ -203,7 +224,10 @@ class _Library:
             function, args, kwargs = pickle.loads(body)
         if head["insert"]:
             args = (self._value, *args)
-        return {}, dump_results(function(*args, **kwargs))
+        self._app = name_of(function)
+        result = function(*args, **kwargs)
+        self._failed = type(result).__name__ == "RemoteExceptionWrapper"  # Parsl's apps return what they raise.
+        return {}, dump_results(result)
 
     def _take_one_by_one(
         self, head: Head, results: GeneratorType[Any, Any, Any], expected: int, function: Callable[..., Any]
@@ -223,6 +247,7 @@ class _Library:
         function = self._functions[head["function"]]
         if isinstance(function, bytes):
             self._functions[head["function"]] = function = pickle.loads(function)
+        self._app = name_of(function)
         return function
 
     def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
@@ -234,11 +259,12 @@ class _Library:
             pickle.loads(body)  # Some exceptions pickle but do not unpickle.
         except BaseException:
             body = b""
+        hint = self._place.hint(error)
         failure = {
             "kind": kind,
             "error": type(error).__name__,
-            "message": _message(error)[:_LONGEST],
-            "traceback": _user_traceback(error)[-_LONGEST:],
+            "message": "; ".join(filter(None, (_message(error)[:_LONGEST], hint))),
+            "traceback": _user_traceback(error)[-_LONGEST:] + hint,
         }
         self.host.send({**head, "failure": failure}, body)
 

@@ -23,11 +23,12 @@ class Call:
     :ivar rest: its instructions that are still to be carried out.
     :ivar reports: what its answer will hold, framed.
     :ivar context: of the instruction that it waits for, None if that is about none.
+    :ivar outputs: names in its sandbox of the files that it must leave there.
     :ivar parts: results of that instruction that came before its end, framed, as far as nobody has confirmed them;
         the first `told` of them are in the answer to the last `listen`.
     """
 
-    __slots__ = ("context", "parts", "reports", "request", "rest", "seal", "told")
+    __slots__ = ("context", "outputs", "parts", "reports", "request", "rest", "seal", "told")
 
     def __init__(self, request: Request, instructions: list[tuple[Head, bytes]], seal: bytes) -> None:
         self.request = request
@@ -35,6 +36,7 @@ class Call:
         self.rest = collections.deque(instructions)
         self.reports: list[bytes] = []
         self.context: str | None = None
+        self.outputs: list[str] = []
         self.parts: list[bytes] = []
         self.told = 0
 

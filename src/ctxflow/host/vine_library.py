@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 from ctxflow.host import vine_files
 from ctxflow.host.facts import facts
+from ctxflow.host.folder_files import complete
 from ctxflow.host.host import Host, on_signal
 from ctxflow.host.processes import adopt_orphans, kill_children
 from ctxflow.host.seal import SIZE, key_of, open_call, seal_answer
@@ -133,6 +134,7 @@ class VineLibrary:
         self._worker_ended = True
 
     def _answer(self, call: Call, status: int = 0) -> None:
+        complete(call.request.sandbox, call.outputs)
         answer = seal_answer(self._key, call.seal, b"".join(call.reports))
         self._worker.answer(call.request, base64.b64encode(answer), status)
 
@@ -171,6 +173,9 @@ class VineLibrary:
         do = head["do"]
         if do == "call":
             head["states"] = self._states
+            if "files" in head:
+                head["files"]["sandbox"] = call.request.sandbox
+                call.outputs = [target for _, target, _ in head["files"]["outputs"]]
             self._calls.wait_for_call(call, head["call"], head["context"])
         elif do == "load":
             self._calls.wait_for_load(call, head["context"], head.get("key", ""))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.executors.taskvine.attachments import Rests
 from ctxflow.executors.taskvine.calls import Calls, Reports
 from ctxflow.executors.taskvine.host_messages import HostMessages
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
@@ -58,6 +59,7 @@ class TaskVineEngine:
         self._noticed: list[Worker] = []  # That are to leave as soon as they run nothing.
         self._failed: EngineFailed | None = None
         self._refused: set[str] = set()
+        self._rests = Rests()
         self._started = self._stopped = False
 
     def tiers(self) -> list[ev.TierSpec]:
@@ -310,6 +312,8 @@ class TaskVineEngine:
         now, name = self._run.clock(), worker.name
         for head, body in reports:
             kind = head["is"]
+            if "rest" in head:
+                self._rests.tell(**head["rest"])
             if kind == "notice":
                 if not worker.noticed:
                     self._noticed.append(worker)
@@ -328,6 +332,7 @@ class TaskVineEngine:
         self._calls.lost(worker)
         self._stagings.lost(worker)
         self._states.lost(worker.name)
+        self._messages.lost(worker)
         if worker in self._noticed:
             self._noticed.remove(worker)
         if worker.joined:

@@ -6,9 +6,11 @@ files and states get to workers (stagings.py, states.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 from ctxflow.executors.engine import RunServices
+from ctxflow.executors.taskvine.attachments import Attached, Attachments
 from ctxflow.executors.taskvine.calls import Calls, Reports, Then
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
@@ -42,6 +44,7 @@ class HostMessages:
     ) -> None:
         self._run = run
         self._calls = calls
+        self._attachments = Attachments(calls.link.send, os.path.join(run.directory, "taskvine", "outputs"))
         self._stagings = stagings
         self._states = states
         self._workers = workers
@@ -80,6 +83,7 @@ class HostMessages:
     def _send_call(self, worker: Worker, command: cmd.Run, before: list[bytes]) -> None:
         try:
             payload = self._run.call_payload(command)
+            attached = None if payload.files is None else self._attachments.attach(worker.name, payload.files)
         except Exception as error:
             failure = ev.Failure("input", type(error).__name__, str(error))
             self._happened(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
@@ -103,10 +107,25 @@ class HostMessages:
             head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
-        before.append(frame(head, payload.body))
         worker.running += 1
-        self._calls.make(worker, b"".join(before), then)
+        if attached is None:
+            before.append(frame(head, payload.body))
+            self._calls.make(worker, b"".join(before), then)
+        else:
+            before.append(frame({**head, "files": attached.head}, payload.body))
+            then = self._with_files(attached, then)
+            self._calls.make(worker, b"".join(before), then, attached.inputs, attached.outputs)
         before.clear()
+
+    def _with_files(self, attached: Attached, then: Then) -> Then:
+        def answered(worker: Worker, reports: Reports) -> None:
+            then(worker, self._attachments.answered(worker.name, attached, reports))
+
+        return answered
+
+    def lost(self, worker: Worker) -> None:
+        """No call of a worker is answered any more."""
+        self._attachments.lost(worker.name)
 
     def _with_function(self, name: str) -> Then:
         def answered(worker: Worker, reports: Reports) -> None:

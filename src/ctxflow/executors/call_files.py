@@ -1,0 +1,196 @@
+"""The files of calls on workers that do not see this machine's disk: which a call takes and makes, by its arguments.
+
+They are Parsl's `File` objects among the arguments, in `inputs=` and `outputs=`, and where bash apps redirect their
+output to. What a program names by a relative path has that path in the call's folder too; all else gets one there. What
+does not live here: how they get to workers (taskvine/attachments.py), and what is done there (host/folder_files.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from parsl.app.errors import BadStdStreamFile
+from parsl.data_provider.data_manager import DataManager
+from parsl.data_provider.files import File
+from parsl.data_provider.staging import Staging
+
+from ctxflow.host.folder_files import STAGED
+
+_TAKEN = ("file", "http", "https")
+
+
+class WorkerStaging(Staging):  # type: ignore[misc]
+    """Has `file:` inputs and outputs travel with the calls, and inputs of the web fetched by the workers.
+
+    It only says where each will be in the call's folder, and where it is here, which is meant relative to the driver's
+    current directory of now: the calls find it in their arguments.
+    """
+
+    def can_stage_in(self, file: File) -> bool:
+        """Whether it is a local path or a web address."""
+        return file.scheme in _TAKEN
+
+    def can_stage_out(self, file: File) -> bool:
+        """Whether it is a local path."""
+        return bool(file.scheme == "file")
+
+    def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
+        """Say where it is, here and there."""
+        locate(file)
+
+    def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
+        """Say where it is, here and there."""
+        locate(file)
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """A file that a call takes: its path in the call's folder, and its path here or its web address."""
+
+    name: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A file that a call makes.
+
+    :ivar name: its path in the call's folder.
+    :ivar target: its path here.
+    :ivar append: whether it is added to what is there.
+    :ivar required: whether the call has to make it; else it is what a call prints, which comes also where it fails.
+    """
+
+    name: str
+    target: str
+    append: bool = False
+    required: bool = True
+
+
+@dataclasses.dataclass
+class CallFiles:
+    """All files of a call.
+
+    :ivar settled: whether its outputs are here: of several runs of one call only the first that ends counts.
+    """
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...] = ()
+    settled: bool = False
+
+
+def locate(file: File) -> File:
+    """Say in a `File` where it is in a call's folder, and make its path here absolute.
+
+    >>> locate(File("data/in.txt")).local_path
+    'data/in.txt'
+    >>> locate(File("https://example.org/pages/one.html")).local_path
+    '.staged/36942ba2/one.html'
+    """
+    if file.local_path is None and file.scheme == "file":
+        file.local_path = _name(file.path)
+        file.path = os.path.abspath(file.path)
+    elif file.local_path is None:
+        file.local_path = _apart(file.url, file.filename or "index")
+    return file
+
+
+def located(value: Any) -> Any:
+    """Return a value, or if it is a `File` that Parsl has not staged, a copy that says where it is."""
+    if isinstance(value, File) and value.local_path is None and value.scheme in _TAKEN:
+        return locate(value.cleancopy())
+    return value
+
+
+def call_files(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallFiles | None]:
+    """Find the files of a call in its arguments, as Parsl does: among them, and in `inputs` and `outputs`.
+
+    :raises ValueError: for an output that is no file here.
+    :raises BadStdStreamFile: where what a bash app prints cannot be kept.
+    :returns: the arguments with the files' places in the call's folder (`kwargs` is changed), and the files, if any.
+
+    >>> kwargs = {"outputs": [File("sum.txt")], "stdout": "/dev/null"}
+    >>> args, files = call_files((File("in.txt"), 7), kwargs)
+    >>> str(args[0]), str(kwargs["outputs"][0]), kwargs["stdout"]
+    ('in.txt', 'sum.txt', '.staged/92f99794/null')
+    >>> [(each.target.split("/")[-1], each.required, each.append) for each in files.outputs]
+    [('sum.txt', True, False), ('null', False, True)]
+    """
+    outputs = list(_redirects(kwargs))
+    args = tuple(map(located, args))
+    for name, value in kwargs.items():
+        in_lists = name in ("inputs", "outputs") and isinstance(value, (list, tuple))
+        kwargs[name] = type(value)(map(located, value)) if in_lists and type(value) in (list, tuple) else located(value)
+    outputs = [_output(file) for file in _listed(kwargs.get("outputs")) if _is_ours(file)] + outputs
+    others = (value for name, value in kwargs.items() if name not in ("outputs", "stdout", "stderr"))
+    taken = inputs((*args, *others, *_listed(kwargs.get("inputs"))))
+    return args, CallFiles(taken, tuple(outputs)) if taken or outputs else None
+
+
+def inputs(values: Iterable[Any]) -> tuple[Input, ...]:
+    """Return the inputs among values, each once."""
+    files = filter(_is_ours, values)
+    return tuple(dict.fromkeys(Input(each.local_path, _source(each)) for each in files))
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is a file that is to be in the call's folder; another staging provider may have put it elsewhere."""
+    return isinstance(value, File) and value.scheme in _TAKEN and not os.path.isabs(value.local_path or os.sep)
+
+
+def _source(file: File) -> str:
+    return str(file.path if file.scheme == "file" else file.url)
+
+
+def _output(file: File, required: bool = True) -> Output:
+    if file.scheme != "file":
+        raise ValueError(f"an output cannot be sent to {file.url}: give the path of a file here")
+    return Output(str(file.local_path), file.path, required=required)
+
+
+def _redirects(kwargs: dict[str, Any]) -> Iterator[Output]:
+    """Have a bash app write its output in its folder, and say where that belongs."""
+    for name in ("stdout", "stderr"):
+        given = kwargs.get(name)
+        if isinstance(given, File):
+            file = kwargs[name] = located(given)
+            _check_writable(file.path)
+            yield _output(file, required=False)
+            continue
+        path, *mode = given if isinstance(given, tuple) and given else (given,)
+        if isinstance(path, (str, os.PathLike)):
+            place = _name(os.fspath(path))
+            _check_writable(path)
+            kwargs[name] = (place, *mode) if isinstance(given, tuple) else place
+            append = str(mode[0] if mode else "a").startswith("a")  # Parsl's own default.
+            yield Output(place, os.path.abspath(path), append, required=False)
+
+
+def _check_writable(path: str | os.PathLike[str]) -> None:
+    """See that a bash app's output can be kept, before it runs; Parsl does so on workers that see this disk."""
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise BadStdStreamFile(str(path)) from error
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _name(path: str) -> str:
+    """Where a file of this machine is in a call's folder: under the same relative path, if it has one within."""
+    normal = os.path.normpath(path)
+    if os.path.isabs(normal) or normal.split(os.sep)[0] == os.pardir:
+        return _apart(os.path.abspath(path), os.path.basename(normal))
+    return normal
+
+
+def _apart(identity: str, name: str) -> str:
+    return os.path.join(STAGED, hashlib.blake2b(identity.encode(), digest_size=4).hexdigest(), name)

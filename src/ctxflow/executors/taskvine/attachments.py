@@ -1,0 +1,206 @@
+"""Files of calls: the manager sends the inputs along with a call, and brings the outputs back with its answer.
+
+TaskVine moves them from disk to disk, so that their size is no matter to the driver's memory. Inputs that several calls
+share stay on a worker for the next. Outputs come to the run's directory, and go to their places when their call's
+answer has come, whose seal covers their sizes: never from a call that failed, or that was run once more. What does not
+live here: which files a call has (executors/call_files.py), and its folder (host/folder_files.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import pickle
+import re
+import shutil
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ctxflow.executors.call_files import CallFiles, Output
+from ctxflow.executors.taskvine.calls import Reports
+from ctxflow.host.wire import Head
+
+logger = logging.getLogger("ctxflow")
+_KEPT = 100  # Inputs that workers keep for calls to come.
+
+
+class Attached:
+    """What goes with one call.
+
+    :ivar inputs: name in the call's sandbox -> key of a file that the manager knows. :ivar outputs: likewise.
+    :ivar head: what the worker is told of them.
+    """
+
+    def __init__(self, files: CallFiles) -> None:
+        self.files = files
+        self.inputs: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
+        self.places: dict[str, tuple[str, Output]] = {}  # Name in the sandbox -> where it comes to, and what it is.
+        self.head: Head = {"inputs": [], "outputs": []}
+
+
+class Attachments:
+    """Files of calls on their way. Its owner locks.
+
+    :param send: says something to the manager's process.
+    :param folder: where outputs come to at first.
+    """
+
+    def __init__(self, send: Callable[[Head], None], folder: str) -> None:
+        self._send = send
+        self._folder = folder
+        self._numbers = itertools.count(1)
+        self._declared: dict[tuple[str, int, int], str] = {}  # Path, time of change and size -> key, the oldest first.
+        self._users: dict[str, int] = {}  # Key -> calls under way that take it.
+        self._open: dict[str, list[Attached]] = {}  # By worker.
+
+    def attach(self, worker: str, files: CallFiles) -> Attached:
+        """Make the files of a call known to the manager.
+
+        :raises OSError: if an input is no file here, with what to do.
+        """
+        attached = Attached(files)
+        sources = [(each, _identity(each.source)) for each in files.inputs]  # First of all: this may raise.
+        for number, (each, identity) in enumerate(sources):
+            if identity is None:
+                attached.head["inputs"].append((each.name, each.source))
+                continue
+            name = f"input-{number}"
+            attached.inputs[name] = key = self._declare(identity)
+            self._users[key] += 1
+            attached.head["inputs"].append((each.name, name))
+        for number, output in enumerate(files.outputs):
+            name, key = f"output-{number}", f"output {next(self._numbers)}"
+            path = os.path.join(self._folder, key.replace(" ", "-"))
+            os.makedirs(self._folder, exist_ok=True)
+            self._send({"do": "file", "key": key, "path": path, "cache": False})
+            attached.outputs[name], attached.places[name] = key, (path, output)
+            attached.head["outputs"].append((output.name, name, output.required))
+        self._open.setdefault(worker, []).append(attached)
+        return attached
+
+    def _declare(self, identity: tuple[str, int, int]) -> str:
+        key = self._declared.pop(identity, None)
+        if key is None:
+            key = f"input {next(self._numbers)}"
+            self._users[key] = 0
+            self._send({"do": "file", "key": key, "path": identity[0], "cache": True})
+        self._declared[identity] = key
+        return key
+
+    def answered(self, worker: str, attached: Attached, reports: Reports) -> Reports:
+        """A call has ended: put its outputs in their places.
+
+        :returns: its reports; of a failure where an output cannot be put there.
+        """
+        ended = []
+        for head, body in reports:
+            try:
+                if not attached.files.settled:
+                    self._deliver(attached, head.get("made", {}))
+                attached.files.settled |= head["is"] == "finished"
+            except OSError as error:
+                ended.append((_failed(head, error), pickle.dumps(error)))
+            else:
+                ended.append((head, body))
+        self._close(worker, attached)
+        return ended
+
+    @staticmethod
+    def _deliver(attached: Attached, made: Mapping[str, int]) -> None:
+        for name, size in made.items():
+            path, output = attached.places[name]
+            try:
+                _put(path, output, size)
+            except OSError as error:
+                reason = error.strerror or error
+                raise OSError(error.errno, f"the call's output {output.target} cannot be put there: {reason}") from None
+
+    def lost(self, worker: str) -> None:
+        """No call of a worker is answered any more."""
+        for attached in list(self._open.get(worker, [])):
+            self._close(worker, attached)
+
+    def _close(self, worker: str, attached: Attached) -> None:
+        self._open[worker].remove(attached)
+        if not self._open[worker]:
+            del self._open[worker]
+        for key in attached.outputs.values():
+            self._send({"do": "undeclare", "key": key})
+        for path, _ in attached.places.values():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        for key in attached.inputs.values():
+            self._users[key] -= 1
+        for identity, key in list(self._declared.items())[: max(0, len(self._declared) - _KEPT)]:
+            if not self._users[key]:
+                del self._declared[identity], self._users[key]
+                self._send({"do": "undeclare", "key": key})
+
+
+class Rests:
+    """Tells of what calls leave in their folders: once for each app and kind of name, in which digits do not count."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, app: str, names: Sequence[str]) -> None:
+        """Warn of what a call has left there.
+
+        :param names: of files, and of folders with a slash behind.
+        """
+        new = {re.sub(r"\d+", "*", name): name for name in reversed(names)}
+        news = [name for kind, name in new.items() if (app, kind) not in self._told]
+        self._told |= {(app, kind) for kind in new}
+        if news:
+            logger.warning(
+                "a call of %s left %s in its folder on a worker, which is removed after it: what is to be kept it "
+                "returns, or names in outputs=[File(...)] (docs/where-your-code-runs.md; told once for each app and "
+                "kind of name)",
+                app,
+                ", ".join(sorted(news)),
+            )
+
+
+def _identity(source: str) -> tuple[str, int, int] | None:
+    """What tells an input from others, and from itself after a change; None if it is in the web."""
+    if "://" in source:
+        return None
+    try:
+        status = os.stat(source)
+    except OSError as error:
+        raise OSError(error.errno, f"the input {source} cannot be sent to a worker: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(
+            errno.EINVAL, f"the input {source} is no file: send a folder as an archive, or in files= of a context"
+        )
+    return source, status.st_mtime_ns, status.st_size
+
+
+def _put(path: str, output: Output, size: int) -> None:
+    """Put an output in its place, whole at once, also on another disk."""
+    if (found := os.path.getsize(path)) != size:
+        raise OSError(errno.EIO, f"{found} of its {size} bytes have come; is there room on this disk?")
+    place = os.path.realpath(output.target)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    if output.append or (os.path.exists(place) and not os.path.isfile(place)):  # A device, say, is not replaced.
+        with open(path, "rb") as source, open(place, "ab") as target:
+            shutil.copyfileobj(source, target)
+        return
+    try:
+        os.replace(path, place)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copy(path, place + ".part")
+        os.replace(place + ".part", place)
+
+
+def _failed(head: Head, error: OSError) -> Head:
+    failure = {"kind": "exception", "error": type(error).__name__, "message": str(error)}
+    kept: dict[str, Any] = {name: head[name] for name in ("call", "context", "key") if name in head}
+    return {**kept, "is": "raised", "seconds": head.get("seconds", 0.0), "failure": failure}

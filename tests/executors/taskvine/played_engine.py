@@ -1,0 +1,144 @@
+"""An executor whose one worker is a real context host, to which calls come as with TaskVine: only that is played.
+
+TaskVine's part is to bring a call and its inputs into a sandbox, and its answer and outputs back: where an output is
+missing it makes no answer, which costs the worker.
+"""
+
+import base64
+import os
+import select
+import shutil
+import threading
+from types import SimpleNamespace
+
+from vine_player import Player
+
+from ctxflow import ContextExecutor
+from ctxflow.executors.call_files import WorkerStaging
+from ctxflow.executors.taskvine.attachments import Rests
+from ctxflow.executors.taskvine.calls import Calls
+from ctxflow.executors.taskvine.host_messages import HostMessages
+from ctxflow.executors.taskvine.reports import events_of
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.host.wire import frame
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+
+class Manager:
+    """What the manager's process does with what it is told."""
+
+    def __init__(self, player):
+        self.player = player
+        self.files = {}  # Key -> path.
+        self.sent = []  # The paths of inputs that had to go to the worker.
+        self._cached = set()
+        self._calls = {}  # TaskVine's number -> the engine's, sandbox, outputs.
+
+    def send(self, head, body=b""):
+        if head["do"] == "file":
+            self.files[head["key"]] = head["path"]
+        elif head["do"] == "undeclare":
+            del self.files[head["key"]]
+            self._cached.discard(head["key"])
+        elif head["do"] == "call":
+            inputs = {name: self._read(key) for name, key in head.get("inputs", {}).items()}
+            name = "=" + base64.b64encode(body).decode()
+            if len(body) > 1500:
+                name, inputs = "@", {**inputs, "call": body}
+            task = self.player.send(name=name, files=inputs)
+            self._calls[task] = head["id"], self.player.sandbox(task), head.get("outputs", {})
+
+    def _read(self, key):
+        if key not in self._cached:
+            self._cached.add(key)
+            self.sent.append(self.files[key])
+        with open(self.files[key], "rb") as file:
+            return file.read()
+
+    def answers(self):
+        """What the worker has answered: the engine's number and the answer, once."""
+        while select.select([self.player._in], [], [], 0)[0]:
+            task, _ = map(int, self.player.message().split())
+            number, sandbox, outputs = self._calls.pop(task)
+            for name, key in outputs.items():
+                shutil.move(os.path.join(sandbox, name), self.files[key])  # TaskVine wants them all.
+            with open(os.path.join(sandbox, ".taskvine.stdout"), "rb") as file:
+                answer = base64.b64decode(file.read())
+            shutil.rmtree(sandbox)
+            yield number, answer
+
+
+class PlayedEngine:
+    """One such worker, with the engine's own calls, messages and files."""
+
+    remote = True
+
+    def __init__(self, directory):
+        self.directory = str(directory)
+        self.events = []
+        self._lock = threading.RLock()
+
+    def tiers(self):
+        return [ev.TierSpec("played", 1, 1)]
+
+    def start(self, run):
+        self.run, self.rests = run, Rests()
+        self.player = Player(self.directory)
+        self.player.message()
+        self.manager = Manager(self.player)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK)
+        self.worker = Worker("", "played", "", 0.0, "played", joined=True)
+        calls = Calls(self.manager, self.player.key, lambda worker: None)
+        no_files = SimpleNamespace(places=lambda worker, context: {}, forget=lambda worker, context: [])
+        workers = {"": self.worker}
+        self.messages = HostMessages(run, calls, no_files, None, workers, self._heard, self.events.append)
+        self._calls = calls
+        calls.make(self.worker, frame({"do": "listen"}), self._overheard)
+        self.events.append(ev.WorkerJoined(run.clock(), ev.WorkerSpec("", tier="played")))
+
+    def _overheard(self, worker, reports):
+        self._heard(worker, reports)
+        self._calls.make(worker, frame({"do": "listen"}), self._overheard)
+
+    def _heard(self, worker, reports):
+        for head, body in reports:
+            if "rest" in head:
+                self.rests.tell(**head["rest"])
+            self.events += events_of(self.run.clock(), worker, head, body)
+
+    def execute(self, commands):
+        with self._lock:
+            before = []
+            for command in commands:
+                if not isinstance(command, cmd.Acquire):
+                    self.messages.tell(self.worker, command, before)
+            self.messages.send(self.worker, before)
+
+    def poll(self, timeout):
+        if not self.events:
+            select.select([self.player._in, self._wake_read], [], [], timeout)
+        with self._lock:
+            for number, answer in self.manager.answers():
+                self._calls.answered(number, answer)
+            happened, self.events[:] = list(self.events), []
+        return happened
+
+    def wake(self):
+        os.write(self._wake_write, b".")
+
+    def stop(self):
+        self.player.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+class PlayedExecutor(ContextExecutor):
+    """An executor on it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        super().__init__(storage_access=[WorkerStaging()])
+
+    def _make_engine(self):
+        return PlayedEngine(self.directory)
