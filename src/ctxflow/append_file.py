@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ctxflow.forks import belongs_here, lead_nowhere
+
 
 class AppendFile:
     """A file opened to be read, and written at its end; made where it is missing.
@@ -43,6 +45,7 @@ class AppendFile:
                 f"{path} belongs to another user, and reading its results could run that user's code: "
                 "name another file, or copy it if you trust it"
             )
+        belongs_here(self)
 
     def lock(self, output: Path) -> None:
         """Keep other drivers out, until the file is closed or this process ends.
@@ -103,6 +106,11 @@ class AppendFile:
     def sync(self) -> None:
         """Have all that was added reach the disk."""
         os.fsync(self._file.fileno())
+
+    def forked(self) -> None:
+        """Leave the file and its lock to the process that opened it."""
+        if not self._file.closed:
+            lead_nowhere(self._file.fileno())
 
     def close(self) -> None:
         """Close it, which lets another driver write."""

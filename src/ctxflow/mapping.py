@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic
 
 from ctxflow.apps import Result
-from ctxflow.errors import RunEnded, add_note
+from ctxflow.errors import CtxflowError, RunEnded, add_note
 from ctxflow.executors.futures import Failed, Stream
+from ctxflow.forks import foreign_text
 from ctxflow.identity import identity_of, reading
 from ctxflow.map_futures import Aside, may_hold_futures
 from ctxflow.map_spans import Spans
@@ -250,6 +251,8 @@ class _Mapping:
         return answered
 
     def _take(self, timeout: float | None) -> list[tuple[Sequence[int], Sequence[Any]]]:
+        if self._run.is_copy:
+            raise CtxflowError(foreign_text("this map's executor"))
         self._reader, self._reading = threading.current_thread(), True
         try:
             return self._stream.take(timeout)
@@ -349,13 +352,15 @@ class _Mapping:
     def _finish(self) -> None:
         """Keep what has arrived and close the file, for another map may want it at once."""
         self._ended = True
-        if self._file is not None:
+        if self._file is not None and not self._run.is_copy:
             try:
                 self._arrived(timeout=0)
             finally:
                 self._file.close()
 
     def _cancel(self) -> None:
+        if self._run.is_copy:
+            return
         try:
             self.forget()
             if self._waiting:

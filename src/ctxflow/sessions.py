@@ -261,6 +261,8 @@ class Session:
 
 
 def _close(run: Run, number: int) -> None:
+    if run.is_copy:
+        return
     with contextlib.suppress(RunEnded):
         run.tell(lambda: ev.SessionClosed(run.clock(), number))
 

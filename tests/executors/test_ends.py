@@ -239,3 +239,89 @@ def test_a_driver_that_is_killed_leaves_nothing(driver, load, number):
     running.process.wait(timeout=30)
     assert eventually(lambda: not list(running.directory.glob("ctxflow-*")), 5)
     assert running.end()[0] == -number
+
+
+# --- forks
+
+FORKS = """
+import gc, multiprocessing, subprocess
+from ctxflow import CtxflowError, session_app
+
+@session_app
+def count(states, prompts):
+    for state in states:
+        yield (state or 0) + 1, (state or 0) + 1
+
+def is_refused(use):
+    try:
+        use()
+    except CtxflowError as error:
+        return "which alone can use it" in str(error)
+    except Exception as error:
+        return type(error).__name__ == "NoDataFlowKernelError" or repr(error)  # What Parsl says.
+    return "it may"
+
+def child(executor, results, session, pending):
+    uses = [
+        lambda: item(1).result(5), lambda: list(item.map([1])), lambda: list(results), count.open,
+        lambda: session.prompt(1), lambda: @call@.result(5),
+    ]
+    if isinstance(executor, ContextExecutor):
+        uses += [pending.result, executor.status, lambda: executor.submit(slow, {}, 1).result(5)]
+    found = [is_refused(use) for use in uses]
+    pending.cancel()
+    if found != [True] * len(found):
+        print("child", found, flush=True)
+    results.close()
+    session.close()
+    del results
+    gc.collect()
+
+n, main, children = 5, os.getpid(), []
+with @load@ as executor:
+    results = item.map(range(40), resume="kept.jsonl", window=8)
+    first = next(results)
+    session = count.open()
+    session.take()
+    for end in ("", "sys.exit(0)", "os._exit(0)"):
+        pending = @call@
+        pid = os.fork()
+        if not pid:
+            child(executor, results, session, pending)
+            exec(end)
+            break
+        children.append(pid)
+    if os.getpid() == main:
+        process = multiprocessing.get_context("fork").Process(target=gc.collect)
+        process.start()
+        process.join()
+        status = subprocess.run(["true"], preexec_fn=gc.collect).returncode
+        print(*[os.waitpid(pid, 0)[1] for pid in children], process.exitcode, status)
+        print(session.take(), sum([first, *results]), pending.result())
+if os.getpid() == main:
+    print(len(open("kept.jsonl").readlines()))
+"""
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_forked_child_owns_nothing(driver, load):
+    """Whatever a child does, the parent's calls, map, files and processes are as if it had never been."""
+    running = driver(FORKS, load)
+    status, out, err = running.end()
+    err = "".join(line for line in err.splitlines() if "waiting for" not in line)
+    assert (status, out, err) == (0, ["0"] * 5 + ["2", "780", "5", "41"], "")
+    (log,) = [path.read_text() for path in running.directory.rglob("events.jsonl")]
+    assert log.count('{"run":') == 1, "the event log is written by one process"
+
+
+def test_a_forked_child_may_have_an_executor_of_its_own(driver):
+    program = """
+        with @load@ as executor:
+            pid = os.fork()
+            if not pid:
+                with ContextExecutor(workers=1) as own:
+                    print(item(6).result(), own.submit(slow, {}, 7).result(), flush=True)
+                os._exit(0)
+            print(os.waitpid(pid, 0)[1], item(5).result())
+    """
+    assert driver(program).end()[:2] == (0, ["6", "7", "0", "5"])

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ctxflow.forks import belongs_here, lead_nowhere
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.log import line
@@ -35,6 +36,12 @@ class EventLog:
         self._file = open(path, "w", _BUFFER)  # noqa: SIM115 - closed in `close`
         self._file.write(first + "\n")
         self._unwritten: list[tuple[ev.Event, Sequence[Command]]] = []
+        belongs_here(self)
+
+    def forked(self) -> None:
+        """Leave the file to the process that opened it: what is buffered is that one's to write."""
+        if not self._file.closed:
+            lead_nowhere(self._file.fileno())
 
     def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
         """Note an event."""

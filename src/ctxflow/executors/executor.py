@@ -20,6 +20,7 @@ from parsl.config import Config
 from parsl.data_provider.data_manager import default_staging
 from parsl.data_provider.file_noop import NoOpFileStaging
 from parsl.data_provider.staging import Staging
+from parsl.dataflow.dflow import DataFlowKernelLoader
 from parsl.executors.base import ParslExecutor
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
@@ -43,6 +44,7 @@ from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
 from ctxflow.executors.taskvine.engine import TaskVineEngine
+from ctxflow.forks import belongs_here, foreign_text
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
@@ -124,6 +126,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         self._maps: dict[object, weakref.ref[OpenMap]] = {}
         self._lock = threading.Lock()
         self._parsl_wait = ParslWait()
+        belongs_here(self)
 
     def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
         site = self.resolved_site
@@ -187,6 +190,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End the run: workers are ended, unanswered calls fail, which is told on stderr."""
+        if self._is_copy:
+            return
         if self.run is not None:
             cancelled = len(self.run.open_calls())
             self.run.stop()
@@ -202,8 +207,21 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
 
     def _at_exit(self) -> None:
         """The program ends without having left its executor: say what that costs."""
-        if self.run is not None and (calls := len(self.run.open_calls())):
+        if self.run is not None and not self._is_copy and (calls := len(self.run.open_calls())):
             tell(cancelled_text(calls, "the program ended; take their results, or leave the executor, before that"))
+
+    @property
+    def _is_copy(self) -> bool:
+        return self.run is not None and self.run.is_copy
+
+    def forked(self) -> None:
+        """Be of no use, in a child, where Parsl's kernel is none either: leaving its block does nothing there."""
+        self._lock = threading.Lock()
+        self._calls = None
+        kernel = DataFlowKernelLoader._dfk
+        if kernel is not None and self in kernel.executors.values():
+            kernel.config.exit_mode = "skip"
+            DataFlowKernelLoader._dfk = None
 
     def monitor_resources(self) -> bool:
         """A call shares its library process with others: Parsl cannot tell what is whose."""
@@ -224,7 +242,7 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         two seconds it is said on stderr what is waited for.
         """
         try:
-            if error is None and self.run is not None:
+            if error is None and self.run is not None and not self._is_copy:
                 self._finish(self.run)
         finally:
             self.shutdown()
@@ -263,6 +281,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
 
         :raises CtxflowError: if the executor is not running.
         """
+        if self._is_copy:
+            raise CtxflowError(foreign_text(f"the executor {self.label!r}"))
         if self._calls is None:
             raise CtxflowError("the executor is not running: load it with parsl.load, or use it in a with statement")
         return self._calls
@@ -316,13 +336,13 @@ def active_executor(label: str | None = None) -> tuple[ContextExecutor, Any]:
     :param label: which, where several are running; by default the one that was started last.
     :raises CtxflowError: if none is running.
     """
-    from parsl.dataflow.dflow import DataFlowKernelLoader
-
     running = [executor for executor in _active if label is None or executor.label == label]
     if not running:
         which = f"no executor labelled {label!r} is running" if label else "no ContextExecutor is running"
         raise CtxflowError(f"{which}: load one with parsl.load(ContextExecutor.config()), or `with ContextExecutor():`")
     executor = running[-1]
+    if executor._is_copy:
+        raise CtxflowError(foreign_text(f"the executor {executor.label!r}"))
     kernel = DataFlowKernelLoader._dfk
     loaded = kernel is not None and executor in kernel.executors.values()
     return executor, kernel if loaded else None

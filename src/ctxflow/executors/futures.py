@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ctxflow import errors
+from ctxflow.forks import Process, foreign_text
 from ctxflow.scheduler.events import Failure
 
 _KINDS: dict[str, type[errors.CallError]] = {
@@ -92,6 +93,24 @@ class CallFuture(Future[Any]):
         self._cancel = cancel
         self.item = -1
         self.context: str | None = None
+        self._generation = Process.generation
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the answer and return it; see `concurrent.futures.Future`.
+
+        :raises CtxflowError: in a forked child of the process that made the call, if it was not answered before.
+        """
+        self._check_owner()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the answer and return the exception that it is, None if it is a result; raises as `result` does."""
+        self._check_owner()
+        return super().exception(timeout)
+
+    def _check_owner(self) -> None:
+        if self._generation != Process.generation and not self.done():
+            raise errors.CtxflowError(foreign_text("the executor of this call"))
 
     def cancel(self) -> bool:
         """Cancel the call; a running one goes on, and its answer is dropped."""

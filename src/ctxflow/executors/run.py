@@ -34,6 +34,7 @@ from ctxflow.executors.sessions import News, SessionStore
 from ctxflow.executors.status import SessionStatus, Status, status_of
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.executors.waiting import Telling, Waiting
+from ctxflow.forks import belongs_here, foreign_text
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
@@ -54,6 +55,7 @@ class Run:
     :param level: how much of a context workers keep from call to call, where an app does not say.
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
     :param regions: the site's, if it has any.
+    :ivar is_copy: whether this is a forked child of the process that runs it: here nothing can be done with it.
     :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
     :ivar each_second: called on the run's thread, for what depends on time alone.
     """
@@ -96,6 +98,8 @@ class Run:
         self.each_second: Callable[[], None] | None = None
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
+        self.is_copy = False
+        belongs_here(self)
 
     # --- what the engine asks (RunServices)
 
@@ -154,6 +158,14 @@ class Run:
         self._status_file = RunStatusFile(self.directory)
         self._write_status()
         self._thread.start()
+
+    def forked(self) -> None:
+        """Be over, in a child, which never calls the engine, and whose locks may be held by threads that it lacks."""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._ended.set()
+        self._failed = EngineFailed(foreign_text("the executor"))
+        self.is_copy = True
 
     def stop(self) -> None:
         """End all workers. Calls that are not answered fail with `RunEnded`."""
@@ -301,8 +313,9 @@ class Run:
 
     def soon(self, action: Callable[[], None]) -> None:
         """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
-        self._actions.append(action)
-        self.engine.wake()
+        if not self.is_copy:
+            self._actions.append(action)
+            self.engine.wake()
 
     def _cancel_one(self, item: int) -> None:
         self.cancel([item])
