@@ -269,7 +269,8 @@ def child(executor, results, session, pending):
     if isinstance(executor, ContextExecutor):
         uses += [pending.result, executor.status, lambda: executor.submit(slow, {}, 1).result(5)]
     found = [is_refused(use) for use in uses]
-    pending.cancel()
+    if isinstance(executor, ContextExecutor):
+        pending.cancel()
     if found != [True] * len(found):
         print("child", found, flush=True)
     results.close()
