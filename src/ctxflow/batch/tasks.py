@@ -174,6 +174,8 @@ def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, 
         return _app(job, embed, encoder.options(**options)(**inputs)), {}
     if family == "classify":
         return _app(job, classify, label_chooser.options(**options)(labels=tuple(job.label), **inputs)), {}
+    if job.task == "chat":
+        inputs["task"] = "chat"
     recipe = (vllm_generator if job.backend == "vllm" else generator).options(**options)(**inputs)
     return _app(job, generate, recipe), {"parameters": job.parameters}
 

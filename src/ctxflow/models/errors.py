@@ -12,6 +12,10 @@ class ModelNotFoundError(CtxflowError, LookupError):
     """No model is reachable under the name that was given; the message says what to do."""
 
 
+class WrongModelError(CtxflowError, ValueError):
+    """A model cannot do what it is to do; the message says what it is, and what it can do."""
+
+
 class InputTooLong(CtxflowError, ValueError):
     """An input has more tokens than fit, and was not to be cut.
 

@@ -34,7 +34,7 @@ class TextGenerator:
     :param too_long: what becomes of those: "error" (an `InputTooLong` with both numbers), "cut-start" or "cut-end".
         A prompt must leave room for its `max_new_tokens`. Conversations lose whole turns, but for
         system messages and the last turn, whose longest message is cut if it has to be.
-    :param loading: `dtype`, `device`, `revision`, `options` of
+    :param loading: `dtype`, `device`, `revision`, `options`, `task` of
         `ctxflow.models.transformers.load_language_model`.
 
     >>> import tempfile

@@ -67,20 +67,40 @@ a model's config.json, package:NAME or a hub id
     return _from_hub(name, revision)
 
 
+def folder_here(model: str) -> Path | None:
+    """Return the folder of a model's files if it is on this machine; nothing is downloaded.
+
+    >>> folder_here("/no/such/folder") is None
+    True
+    """
+    folder = Path(model).expanduser()
+    package = model.removeprefix("package:") if model.startswith("package:") else carrier_of(model)
+    try:
+        if folder.is_dir():
+            return _checked(folder)
+        return _cached_here(model) if package is None else _in_package(package)
+    except ModelNotFoundError:
+        return None
+
+
 def revision_of(name: str) -> str | None:
     """Which revision of a hub's model this machine's cache has; None for what is not there, or no hub id.
 
     >>> revision_of("/no/such/folder") is None
     True
     """
+    cached = _cached_here(name)
+    return None if cached is None else cached.name
+
+
+def _cached_here(name: str) -> Path | None:
     if not _HUB_ID.fullmatch(name):
         return None
     try:
         import huggingface_hub as hub
     except ImportError:
         return None
-    cached = _cached(hub, name, None)
-    return None if cached is None else cached.name
+    return _cached(hub, name, None)
 
 
 def carrier_of(name: str) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 
+from ctxflow.models.ability import check_ability
 from ctxflow.models.locate import locate_model
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
@@ -62,6 +63,7 @@ def load_language_model(
     device: str = "auto",
     revision: str | None = None,
     options: Mapping[str, Any] | None = None,
+    task: str = "generate",
 ) -> LoadedModel:
     """Load a causal language model with its head.
 
@@ -71,10 +73,12 @@ def load_language_model(
         it.
     :param device: "cuda", "cuda:1", "cpu", "mps", or "auto": the first GPU if there is one, else the CPU.
     :param options: further arguments of transformers' `from_pretrained`, such as `attn_implementation`.
+    :param task: what it is for: "chat" takes a chat template.
+    :raises WrongModelError: if it cannot do that, before its weights are read.
     :raises ModelNotFoundError: if the model is not reachable from here.
     :raises ValueError: for an unknown dtype or device, or a folder that holds no such model.
     """
-    return _load(transformers.AutoModelForCausalLM, model, dtype, device, revision, options)
+    return _load(transformers.AutoModelForCausalLM, task, model, dtype, device, revision, options)
 
 
 def load_encoder_model(
@@ -86,11 +90,12 @@ def load_encoder_model(
     options: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load a model without a head, for its hidden states; parameters and errors as `load_language_model`."""
-    return _load(transformers.AutoModel, model, dtype, device, revision, options)
+    return _load(transformers.AutoModel, "embed", model, dtype, device, revision, options)
 
 
 def _load(
     kind: Any,
+    task: str,
     model: str | os.PathLike[str],
     dtype: str,
     device: str,
@@ -101,6 +106,7 @@ def _load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown: give one of {', '.join(DTYPES)}")
     folder = locate_model(model, revision=revision)
+    check_ability(os.fspath(model), folder, task)
     options = dict(options or {})
     trusted = {key: options[key] for key in ("trust_remote_code",) if key in options}
     try:

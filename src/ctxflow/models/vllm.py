@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from ctxflow.models.ability import check_ability
 from ctxflow.models.errors import MissingPackageError
 from ctxflow.models.locate import locate_model
 from ctxflow.models.parallel import parallelism
@@ -30,8 +31,10 @@ class VLLMGenerator:
         and keeps it: give less where several contexts share a GPU.
     :param max_model_len: tokens to read and write together at most; by default as the model says.
     :param max_input_tokens, too_long: as `TextGenerator`.
+    :param task: what it is for: "chat" takes a chat template.
     :param options: further arguments of `vllm.LLM`.
     :raises MissingPackageError: where vLLM is not installed.
+    :raises WrongModelError: if the model cannot do that.
     :raises ModelNotFoundError: if the model is not reachable from here.
     """
 
@@ -46,6 +49,7 @@ class VLLMGenerator:
         max_model_len: int | None = None,
         max_input_tokens: int | None = None,
         too_long: str = "error",
+        task: str = "generate",
         revision: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -55,6 +59,7 @@ class VLLMGenerator:
         except ImportError as error:
             raise MissingPackageError.about("vllm", extra="vllm", why=error) from error
         folder = locate_model(model, revision=revision)
+        check_ability(os.fspath(model), folder, task)
         trusted = {key: value for key, value in (options or {}).items() if key == "trust_remote_code"}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
         length = context_length(AutoConfig.from_pretrained(folder, **trusted))
