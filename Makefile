@@ -2,9 +2,14 @@
 # Python 3.10 or newer with venv.
 
 PYTHON ?= python3
-VENV := .venv
+# What is installed: `locked`, which requirements/ says to the byte, or the `newest` or `lowest` that setup.cfg allows.
+DEPS := locked
+# Where PyTorch comes from; https://download.pytorch.org/whl/cpu has the build for CPUs, 2.2 GB in place of 5.9 in all.
+TORCH_INDEX :=
+VENV := .venv$(patsubst %,-%,$(filter-out locked,$(DEPS)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
+INSTALL := $(BIN)/python requirements/install.py
 
 # Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.
 PYTEST := -m pytest --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
@@ -15,7 +20,7 @@ TESTBEDS ?= 3
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 
-.PHONY: demo test test-quick test-local test-cluster test-cluster-docker lint clean help
+.PHONY: demo lock test test-quick test-local test-cluster test-cluster-docker lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,20 +30,33 @@ $(BIN)/python:
 		{ echo "ctxflow needs Python 3.10 or newer: set PYTHON=python3.X"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "install venv first (Debian: apt-get install python3-venv)"; exit 1; }
 
-$(STAMP)example: $(BIN)/python setup.cfg pyproject.toml constraints.txt
-	@echo "Installing ctxflow with the example's needs into $(VENV) (once, about a minute) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[example]'
+# All but PyTorch, which the tests without models do without.
+$(STAMP)example-packages: $(BIN)/python setup.cfg pyproject.toml requirements/torch.txt
+	@$(INSTALL) example $(DEPS)
 	@touch $@
 
-$(STAMP)test: $(STAMP)example
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[example,policies,test]'
+$(STAMP)quick: $(STAMP)example-packages
+	@$(INSTALL) tests $(DEPS)
 	@touch $@
+
+$(STAMP)torch: $(STAMP)example-packages
+	@$(INSTALL) torch $(DEPS) $(TORCH_INDEX)
+	@touch $@
+
+$(STAMP)example: $(STAMP)example-packages $(STAMP)torch
+	@touch $@
+
+$(STAMP)test: $(STAMP)quick $(STAMP)torch
+	@touch $@
+
+lock: ## Write anew what is installed on each Python (after a change of setup.cfg's requirements)
+	@$(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet --disable-pip-version-check uv
+	@build/uv/bin/python requirements/lock.py
 
 demo: $(STAMP)example ## Run the main example on this machine, with evictions
 	@$(BIN)/ctxflow demo
 
-lint: $(STAMP)test ## Check style, types and the direction of imports
+lint: $(STAMP)quick ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,7 +75,7 @@ test: $(STAMP)test ## Check, and run all tests that can run here
 	[ $$local = 0 ] || echo "make test-local failed: see the summary above that of the cluster tests"; \
 	[ $$cluster = 0 ]; [ $$lint$$local$$cluster = 000 ]
 
-test-quick: $(STAMP)test ## Run the tests that need neither a model nor a cluster, in two minutes
+test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, in two minutes
 	$(BIN)/python $(LOCAL_TESTS) -m "not model"
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation
@@ -78,4 +96,4 @@ test-cluster-docker: ## Run the cluster tests in a container
 	$(IN_CONTAINER)
 
 clean: ## Remove what was installed and made
-	rm -rf $(VENV) build dist runs runinfo .demo
+	rm -rf .venv .venv-newest .venv-lowest build dist runs runinfo .demo

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Write what `make demo` and `make test` install, on each Python, to the byte: `make lock`. Needs the package uv.
+
+  lock.py                                      the newest versions that setup.cfg allows, for all Pythons
+  lock.py --check                              exit with 1 if setup.cfg has changed since
+  lock.py FOLDER PYTHON highest|lowest-direct  those that setup.cfg allows today, for one Python, elsewhere
+
+PyTorch is not among them, nor are CUDA's libraries: its builds differ, by machine and by index. torch.txt has its
+version, without a digest; a build with CUDA brings the libraries that it needs.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SETUP = HERE.parent / "setup.cfg"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
+EXTRAS = ("example", "policies", "test")
+_DIGEST = "# For setup.cfg's requirements of digest "
+BESIDES = "# Besides, for the tests:"
+# What every build of PyTorch needs; without CUDA's libraries, which only some do.
+_CONFIGURATION = """\
+[[dependency-metadata]]
+name = "torch"
+requires-dist = [
+    "filelock", "typing-extensions>=4.10", "setuptools>=77.0.3", "sympy>=1.13.3", "networkx>=2.5.1", "jinja2",
+    "fsspec>=0.8.5", "numpy",
+]
+"""
+
+
+def main(words: list[str]) -> int:
+    """Do what the command line says."""
+    if not words:
+        for python in PYTHONS:
+            write(HERE, python, ["--constraint", str(HERE / "torch.txt")])
+    elif words == ["--check"]:
+        wrong = stale()
+        print("\n".join(f"{path} is older than setup.cfg's requirements: run make lock" for path in wrong), end="")
+        return 1 if wrong else 0
+    elif len(words) == 3:
+        write(Path(words[0]), words[1], ["--resolution", words[2]])
+    else:
+        print(__doc__)
+        return 2
+    return 0
+
+
+def requirements(extras: Iterable[str]) -> list[str]:
+    """What setup.cfg asks for: for ctxflow itself and for extras, which may name other extras."""
+    config = configparser.ConfigParser()
+    config.read(SETUP)
+    lines = config["options"]["install_requires"].split("\n")
+    for extra in extras:
+        for line in config["options.extras_require"][extra].split("\n"):
+            own = re.fullmatch(r"parsl-ctxflow\[(.*)]", line.strip())
+            lines += requirements(own[1].split(",")) if own else [line]
+    return sorted({line.strip() for line in lines} - {""})
+
+
+def digest() -> str:
+    """What tells one state of what is asked for from another."""
+    asked = [*requirements(EXTRAS), (HERE / "torch.txt").read_text()]
+    return hashlib.sha256("\0".join(asked).encode()).hexdigest()[:16]
+
+
+def stale() -> list[str]:
+    """The lock files that are missing, or were made for another state of setup.cfg."""
+    found = []
+    for path in (HERE / f"{python}.txt" for python in PYTHONS):
+        first = path.read_text().partition("\n")[0] if path.is_file() else ""
+        if first != _DIGEST + digest():
+            found.append(os.path.relpath(path))
+    return found
+
+
+def write(folder: Path, python: str, options: list[str]) -> None:
+    """Write one Python's file: what the example needs, and then what the tests need besides."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [resolved(python, machine, EXTRAS, options) for machine in MACHINES]
+    torch, _ = (each.pop("torch").split()[0] for each in found)
+    example = {package for machine in MACHINES for package in resolved(python, machine, ("example",), options)}
+    entries = {
+        package: different(package, found) for package in sorted({package for each in found for package in each})
+    }
+    parts = [
+        "\n".join(entry for package in entries if (package in example) is first for entry in entries[package])
+        for first in (True, False)
+    ]
+    path = folder / f"{python}.txt"
+    path.write_text(f"{_DIGEST}{digest()}\n{parts[0]}\n{BESIDES}\n{parts[1]}\n")
+    print(f"{path}: {len(entries)} packages", flush=True)
+    if folder != HERE:
+        (folder / "torch.txt").write_text(f"{torch}\n")
+
+
+def different(package: str, found: list[dict[str, str]]) -> list[str]:
+    """A package's entry; or its entries for each kind of machine, if they are not the same."""
+    entries = {machine: each[package] for machine, each in zip(MACHINES, found, strict=True) if package in each}
+    if len(entries) == len(MACHINES) and len(set(entries.values())) == 1:
+        return [entries[MACHINES[0]]]
+    return [marked(entry, machine) for machine, entry in entries.items()]
+
+
+def marked(entry: str, machine: str) -> str:
+    """An entry for one kind of machine alone."""
+    version, _, rest = entry.partition(" ")
+    return f"{version} ; platform_machine == '{machine}' {rest}"
+
+
+def resolved(python: str, machine: str, extras: tuple[str, ...], options: list[str]) -> dict[str, str]:
+    """Package -> its line, with the digests of its files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        configuration = Path(scratch) / "uv.toml"
+        configuration.write_text(_CONFIGURATION)
+        asked = Path(scratch) / "requirements.in"
+        asked.write_text("\n".join(requirements(extras)) + "\n")
+        command = [
+            sys.executable, "-m", "uv", "pip", "compile", str(asked), "--quiet",
+            "--config-file", str(configuration), "--python-version", python,
+            "--python-platform", f"{machine}-manylinux_2_36", "--only-binary", ":all:", "--generate-hashes",
+            "--no-header", "--no-annotate", "--no-python-downloads", *options,
+        ]  # fmt: skip
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    entries = re.split(r"\n(?=\S)", text.strip())
+    return {entry.partition("==")[0]: entry for entry in entries}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
