@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,8 +47,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import test modules that need a model where none is wanted."""
-    if "not model" not in config.option.markexpr or _HERE / "tests" not in collection_path.parents:
+    """Do not even import modules that need a model where none is wanted, nor PyTorch be installed."""
+    if "not model" not in config.option.markexpr:
+        return None
+    if _HERE / "src" in collection_path.parents and collection_path.suffix == ".py":
+        return True if _module_needs_model(collection_path) else None
+    if _HERE / "tests" not in collection_path.parents:
         return None
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return True if collection_path in _MODEL_ROOMS else None
@@ -72,3 +77,37 @@ def _module_needs_model(path: Path) -> bool:
         return True
     lines = path.read_text(encoding="utf-8").splitlines()
     return bool(_MODEL.search("\n".join(line for line in lines if line[:1].strip())))
+
+
+@pytest.fixture(scope="session")
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from what git knows."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=_HERE,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        source, target = _HERE / name, tree / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            target.symlink_to(source.readlink())
+        elif source.is_file():
+            target.write_bytes(source.read_bytes())
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder),
+        ".",
+    ]
+    subprocess.run(build, cwd=tree, check=True, timeout=110, capture_output=True)
+    return next(folder.glob("*.whl"))

@@ -1,4 +1,4 @@
-"""What `make demo` and `make test` install is written down for each Python, and told when setup.cfg asks for other things."""
+"""What the README's two commands install is written down for each Python, and told when setup.cfg asks for more."""
 
 import importlib.util
 import re
