@@ -29,6 +29,8 @@ def as_of_an_earlier_ctxflow(journal_path):
             facts = json.loads(body)
             facts.pop("made_of", None)
             facts.get("settings", {}).pop("too_long", None)
+            for name in ("max_errors", "too_long", "delimiter", "encoding"):  # Which it did not know.
+                facts.get("settings", {}).pop(name, None)
             if "input" in facts:
                 facts["input"] = facts["input"]["digest"]
             body = json.dumps(facts).encode()

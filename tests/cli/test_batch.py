@@ -86,7 +86,9 @@ def test_exit_statuses_and_what_is_said(folder):
     status, out, said = run(folder, "--quiet", "--json")
     assert (status, said) == (3, "")
     assert json.loads(out) | {"seconds": 0} == {
-        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "summary": None,
+        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "nulled": {},
+        "truncated_now": 0,
+        "summary": None,
     }  # fmt: skip
     status, _, said = run(folder, "--site", "nowhere.toml")
     assert status == 2 and said.startswith("ctxflow: there is no site") and said.count("\n") == 1

@@ -167,6 +167,9 @@ def summary(outcome: Outcome, output: str) -> str:
         text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
     if outcome.truncated_now:
         text += f'\n{count(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
+    for column, many in outcome.nulled.items():
+        values = count(many, "value")
+        text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"
     if outcome.dead:
         text += f"\n{count(outcome.dead, 'row')} failed, see {output}.errors.jsonl; --retry-errors tries them again"
     return text

@@ -18,12 +18,13 @@ from ctxflow.batch.check import Subject, check, head_of
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.files import Files, check_files, files_of, form_of
 from ctxflow.batch.going_on import check_rows, check_same, facts_of, input_changed, maker_then
+from ctxflow.batch.held import Held
 from ctxflow.batch.intake import Intake
 from ctxflow.batch.job import Job
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
-from ctxflow.batch.publish import publish
+from ctxflow.batch.publish import PUBLISHED, publish
 from ctxflow.batch.pump import Pump
 from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.batch.requests import URLS, Make, family_of, maker
@@ -90,7 +91,8 @@ def run_job(
         now = (ledger.done - before[0], ledger.dead - before[1])
         took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
         cut = begun.work.truncated
-        return Outcome(ledger.done, ledger.dead, *now, took, summary=summary, truncated_now=cut)
+        nulled = begun.work.nulled
+        return Outcome(ledger.done, ledger.dead, *now, took, nulled=nulled, summary=summary, truncated_now=cut)
 
 
 def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> bool:
@@ -282,11 +284,17 @@ class _Work:
             if job.too_long != "error":
                 self._cut = truncated
         self._own = app
+        self._held = Held(job.keep, job.output_format in PUBLISHED, display.note)
         self._make = self.maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
+
+    @property
+    def nulled(self) -> dict[str, int]:
+        """Values that the output's form could not hold, by column."""
+        return self._held.nulled
 
     def maker(self, job: Job) -> Make:
         """What makes items of rows, by that job's settings.
@@ -326,7 +334,7 @@ class _Work:
 
             pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
-                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut,
+                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self._held,
             )  # fmt: skip
             try:
                 pump.run()

@@ -14,7 +14,7 @@ import numpy as np
 from ctxflow.batch.display import Display
 from ctxflow.batch.files import Files
 from ctxflow.batch.intake import Intake, Prepared
-from ctxflow.batch.job import Job
+from ctxflow.batch.job import Job, defaults
 from ctxflow.batch.keys import as_keys, contained, row_digest
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.requests import Make
@@ -45,7 +45,8 @@ def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_err
     :param retry_errors: whether they may be mixed.
     :raises ValueError: if the output holds those of another, saying what differs.
     """
-    known, settings = ledger.facts.get("settings", {}), facts["settings"]
+    # What an earlier ctxflow did not know was as it is by default.
+    known, settings = {**defaults(), **ledger.facts.get("settings", {})}, facts["settings"]
     # An earlier ctxflow did not know all choices: what it did is their default.
     before = {name: known.get(name, Job.model_fields[name].default) for name in settings}
     changed = [f"{name} was {before[name]!r} and is {new!r}" for name, new in settings.items() if new != before[name]]

@@ -140,6 +140,15 @@ class Job(pydantic.BaseModel):
         return chosen
 
 
+def defaults() -> dict[str, Any]:
+    """The settings of `Job.identity` as they are where nothing is said.
+
+    >>> defaults()["keep"], defaults()["backend"]
+    ([], 'transformers')
+    """
+    return load_job(None, input="in", output="out", model="any").identity() | {"model": None}
+
+
 def load_job(file: Path | None, **flags: Any) -> Job:
     """A job from a TOML (or JSON) file and from flags, which come first; None and empty flags say nothing.
 

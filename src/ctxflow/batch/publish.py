@@ -53,6 +53,8 @@ def publish_csv(rows: Path, output: Path) -> None:
                 cells = [_cell(record.get(name)) for name in names]
                 # The csv module quotes no carriage return on its own, at which readers end a line.
                 (quoted if any("\r" in each for each in cells) else plain).writerow(cells)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(part, output)
 
 
@@ -71,39 +73,78 @@ def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: M
     """
     try:
         import pyarrow
-        import pyarrow.parquet
-
-        from ctxflow.batch.arrow_values import restored
     except ImportError as error:
         raise CtxflowError(f"Parquet needs pyarrow ({error}): {how_to_install('pyarrow', extra='batch')}") from None
+    found, known = _types(rows, types or {})
+    if embeddings and "embedding" in found:
+        found["embedding"] = pyarrow.list_(pyarrow.float32())
+    part = output.with_name(output.name + ".part")
+    while (unfit := _write(rows, part, found, known)) is not None:
+        found[unfit] = _MIXED
+    with open(part, "rb") as file:
+        os.fsync(file.fileno())  # Else, after a power cut, the journal may say that an empty file is the output.
+    os.replace(part, output)
+
+
+def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The type of each column by all of its values, and those given types that fit them."""
     found: dict[str, Any] = {}
-    known = dict(types or {})
+    known = dict(given)
     for records in _records(rows):
         for name in dict.fromkeys(itertools.chain.from_iterable(records)):
             values = [record.get(name) for record in records]
             found[name] = _common(found.get(name), values)
             if name in known and not _fits(values, known[name]):
                 del known[name]
-    known = {name: kind for name, kind in known.items() if name in found}
-    if embeddings and "embedding" in found:
-        found["embedding"] = pyarrow.list_(pyarrow.float32())
-    mixed = {name for name, kind in found.items() if kind is _MIXED}
+    return found, {name: kind for name, kind in known.items() if name in found}
+
+
+def _write(rows: Path, part: Path, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+    """Write the rows; gives the column whose values are not of its type after all, None if all are."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from ctxflow.batch.arrow_values import restored
+
+    mixed = {name for name, kind in found.items() if kind is _MIXED and name not in known}
     schema = pyarrow.schema(
         [(name, known.get(name, pyarrow.string() if name in mixed else kind)) for name, kind in found.items()]
     )
-    part = output.with_name(output.name + ".part")
     with pyarrow.parquet.ParquetWriter(part, schema) as writer:
         for records in _records(rows):
             columns = []
+            name: str
             for name, kind in zip(schema.names, schema.types, strict=True):
                 values = [record.get(name) for record in records]
                 if name in known:
                     columns.append(restored(values, kind))
-                else:
-                    texts = [None if each is None else json.dumps(each) for each in values] if name in mixed else values
-                    columns.append(pyarrow.array(texts, kind))
+                    continue
+                if name in mixed:
+                    values = [None if each is None else json.dumps(each) for each in values]
+                try:
+                    columns.append(_array(values, kind))
+                except (pyarrow.ArrowException, OverflowError):
+                    return name
             writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-    os.replace(part, output)
+    return None
+
+
+def _array(values: list[Any], kind: Any = None) -> Any:
+    """An Arrow array of values; half of a surrogate pair, which is no text there, becomes U+FFFD."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values, kind)
+    except UnicodeEncodeError:
+        return pyarrow.array(_whole(values), kind)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return {_whole(key): _whole(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 _MIXED = object()
@@ -129,15 +170,24 @@ def _common(known: Any, values: list[Any]) -> Any:
     if known is _MIXED:
         return known
     try:
-        found = pyarrow.array(values).type
-        if pyarrow.types.is_struct(found) and not found.num_fields:
-            return _MIXED  # Parquet has no empty objects.
+        found = _array(values).type
         if known is None:
-            return found
-        fields = [pyarrow.schema([("", kind)]) for kind in (known, found)]
-        return pyarrow.unify_schemas(fields, promote_options="permissive").field(0).type
+            common = found
+        else:
+            fields = [pyarrow.schema([("", kind)]) for kind in (known, found)]
+            common = pyarrow.unify_schemas(fields, promote_options="permissive").field(0).type
     except (pyarrow.ArrowException, OverflowError):
         return _MIXED
+    return common if _storable(common) else _MIXED
+
+
+def _storable(kind: Any) -> bool:
+    """Whether Parquet can hold a type: it has no objects without fields."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(kind):
+        return kind.num_fields > 0 and all(_storable(kind.field(n).type) for n in range(kind.num_fields))
+    return not pyarrow.types.is_list(kind) or _storable(kind.value_type)
 
 
 def _records(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ctxflow.batch.held import Held
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.keys import row_digest
 from ctxflow.batch.ledger import Ledger, Pair
@@ -49,6 +50,7 @@ class Pump:
     :param counted: the tokens of an answer, where they are to be counted.
     :param tolerance: how many rows may fail.
     :param cut: whether an answer is to an input that was cut, where there can be any.
+    :param held: makes lines of records.
     :ivar rows: how many are on their way.
     :ivar tokens: the sum of what `counted` gave; `truncated`, how many answers were to inputs that were cut.
     """
@@ -66,6 +68,7 @@ class Pump:
         counted: Callable[[Any], int] | None = None,
         tolerance: Tolerance | None = None,
         cut: Callable[[Any], bool] | None = None,
+        held: Held | None = None,
     ) -> None:
         self._chunks = chunks
         self._submit = submit
@@ -77,6 +80,7 @@ class Pump:
         self._counted = counted
         self._tolerance = tolerance or Tolerance()
         self._cut = cut
+        self._held = held or Held()
         self.tokens = self.truncated = 0
         self._stream = Stream()
         self._turns = _Turns() if in_order else None
@@ -177,7 +181,7 @@ class Pump:
                 continue
             if error is None:
                 try:
-                    results.append(line(self._record(row, result)))
+                    results.append(self._held.line(self._record(row, result)))
                     done.append((row.key, row.number))
                     digests.append(row_digest(row.item, row.kept))
                     if counted is not None:

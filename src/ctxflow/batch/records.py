@@ -24,26 +24,30 @@ _CUT = ("prompt_tokens", "truncated", "original_prompt_tokens")
 """What is told of every row where inputs may be cut."""
 
 
-def line(record: Mapping[str, Any]) -> bytes:
+def line(record: Mapping[str, Any], nan: bool = False) -> bytes:
     """A record as a line of JSON.
 
-    :raises ValueError: if it holds NaN, which JSON lacks, or itself.
+    :param nan: whether NaN and infinities may be written, as Python reads them; JSON lacks them.
+    :raises ValueError: if it holds such a number and may not, or itself.
     :raises TypeError: if it holds what JSON cannot.
     """
     try:
-        return _ENCODE(record).encode() + b"\n"
+        return (_ENCODE_NAN if nan else _ENCODE)(record).encode() + b"\n"
     except UnicodeEncodeError:
-        return _ENCODE_ASCII(record).encode() + b"\n"
+        return (_ENCODE_ASCII_NAN if nan else _ENCODE_ASCII)(record).encode() + b"\n"
 
 
-def _plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """What JSON lacks, as what it has: numpy's numbers and arrays, dataclasses, dates, decimals, bytes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (set, frozenset)):
-        return sorted(value)
+        try:
+            return sorted(value)
+        except TypeError:  # Of several types.
+            return sorted(value, key=repr)
     if isinstance(value, (bytes, bytearray)):
         return value.decode("latin-1")
     module = type(value).__module__
@@ -54,8 +58,10 @@ def _plain_value(value: Any) -> Any:
     raise TypeError(f"the result holds a {type(value).__name__}, which JSON cannot: return plain data")
 
 
-_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain_value).encode
-_ENCODE_ASCII = json.JSONEncoder(allow_nan=False, default=_plain_value).encode
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=plain_value).encode
+_ENCODE_ASCII = json.JSONEncoder(allow_nan=False, default=plain_value).encode
+_ENCODE_NAN = json.JSONEncoder(ensure_ascii=False, default=plain_value).encode
+_ENCODE_ASCII_NAN = json.JSONEncoder(default=plain_value).encode
 
 
 def plain_record(job: Job) -> Record:

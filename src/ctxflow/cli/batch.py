@@ -111,7 +111,7 @@ def batch(
         print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "summary")
+        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "summary")
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
         print(f"ctxflow: {summary(outcome, str(chosen.output))}", file=sys.stderr)
