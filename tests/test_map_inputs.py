@@ -49,6 +49,7 @@ def folder(tmp_path, monkeypatch):
     pathlib.Path("objects.json").write_text('{"x": 1}\n')
     pathlib.Path("list.json").write_text(json.dumps(["a", "b"]))
     pathlib.Path("claims.csv.gz").write_bytes(gzip.compress(b"values\na\n"))
+    pathlib.Path("claims.zip").write_bytes(b"PK\3\4...")
     pathlib.Path("notes").write_text("hello\n")
     pathlib.Path("empty").mkdir()
     pathlib.Path("closed.csv").symlink_to("nowhere.csv")
@@ -98,6 +99,7 @@ GOOD = {
     "numpy's text": (numpy.str_("claims.txt"), ["'a b'", "' c '", "'üü'"], None),
     "Parsl's file": (parsl.File("claims.txt"), ["'a b'", "' c '", "'üü'"], None),
     "csv": ("claims.csv", ["'a'", "'b'"], None),
+    "compressed csv": ("claims.csv.gz", ["'a'"], None),
     "csv from here": ("./claims.csv", ["'a'", "'b'"], None),
     "tsv": ("claims.tsv", ["'a'"], None),
     "jsonl": ("claims.jsonl", ["{'x': 1}", "{'x': 2}"], None),
@@ -121,11 +123,11 @@ BAD = {
     "link to nothing": ("closed.csv", ValueError, "there is no file or folder 'closed.csv'"),
     "letters": ("AB", ValueError, "there is no file or folder 'AB': .*, or a list of texts if this is one itself"),
     "a letter": ("A", ValueError, "there is no file or folder 'A'"),
-    "no letter": ("", ValueError, "is a folder|there is no file or folder|no dataset"),
+    "no letter": ("", ValueError, "there is no file or folder ''"),
     "prompt": ("Is Paris in France? " * 1000, ValueError, r"there is no file or folder 'Is Paris.*\.\.\..*': give"),
     "null byte": ("a\0b", ValueError, "there is no file or folder"),
     "lines": ("one\ntwo", ValueError, "there is no file or folder"),
-    "compressed": ("claims.csv.gz", ValueError, "claims.csv.gz is compressed: decompress it first"),
+    "compressed": ("claims.zip", ValueError, "claims.zip is compressed, and not by gzip: decompress it first"),
     "json array": ("list.json", ValueError, "list.json is a JSON array, not an object a line: jq -c"),
     "unknown": ("notes", ValueError, "the format of the input notes cannot be told: have its name end in .jsonl,"),
     "empty folder": ("empty", ValueError, "empty is no dataset"),

@@ -108,16 +108,17 @@ def _own_imports() -> Iterator[None]:
 @pytest.fixture
 def command(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Gives a command's exit status and what it said to standard error, as if it were run in the folder."""
+) -> Iterator[Callable[..., tuple[int | str, ...]]]:
+    """Gives a command's exit status and what it said to standard error (and its output), as if run in the folder."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def run(*words: str) -> tuple[int, str]:
+    def run(*words: str, output: bool = False) -> tuple[int | str, ...]:
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", ["ctxflow", *words])
         with pytest.raises(SystemExit) as ended, _own_imports():
             main()
-        return int(ended.value.code or 0), capfd.readouterr().err
+        out, said = capfd.readouterr()
+        return (int(ended.value.code or 0), said, *([out] if output else []))
 
     yield run
     for number, handler in handlers.items():

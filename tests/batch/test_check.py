@@ -264,3 +264,74 @@ def test_a_model_that_cannot_do_the_task_is_refused_before_a_worker_starts(folde
         run_job(load_job(None, **{"input": "in.csv", "output": "out.jsonl", "model": ENCODER, **choices}))
     assert said in str(caught.value)
     assert not list(folder.glob("out*")) and not (folder / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_single_parameter_gets_what_can_be_meant_and_else_is_refused(folder, refused, name):
+    said = refused(name, "--function", "judging:lengths") if name != "in.jsonl" else ""
+    if said:
+        assert "no column 'texts', which judging:lengths takes: it has 'id', 'claim', 'source'; give --column" in said
+        assert "--column '*' for whole rows" in said
+
+
+@pytest.mark.parametrize(
+    ("header", "function", "column", "result"),
+    [
+        ("text", "texts", (), ["one"]),  # A file of one column is its values.
+        ("text", "rows", (), ["one"]),
+        ("text", "texts", ("--column", "*"), [{"text": "one"}]),
+        ("id,text", "text", (), ["one"]),
+        ("id,text", "rows", (), [{"id": "7", "text": "one"}]),
+        ("id,text", "texts", ("--column", "*"), [{"id": "7", "text": "one"}]),
+        ("id,text", "texts", ("--column", "text"), ["one"]),
+        ("id,text", "rows", ("--column", "id"), ["7"]),
+        ("rows,text", "rows", (), ["7"]),
+        ('"id, or so"', "texts", (), ["one"]),
+    ],
+)
+def test_what_a_function_of_one_parameter_gets(folder, command, header, function, column, result):
+    (folder / "in.csv").write_text(f"{header}\n{'7,one' if ',' in header.replace(', ', ' ') else 'one'}\n")
+    (folder / "giving.py").write_text(f"def give({function}):\n    return {function}\n")
+    words = ("in.csv", "-o", "out.jsonl", "--function", "giving:give", "--workers", "1", *column)
+    status, said = command("batch", *words)
+    assert status == 0, said
+    assert [each["result"] for each in read_lines(folder / "out.jsonl")] == result
+
+
+PLANNED = [
+    (("-m", "org/model", "--template", "Is {{ claim }} true?"), ["Is one true?", "Is two true?", "task generate"]),
+    (("-m", "org/model", "-t", "chat", "--column", "claim", "--system", "Trust {{ source }}."),
+     ["system: Trust x.", "user: one", "user: two"]),
+    (("-m", "org/model", "-t", "embed", "--column", "claim", "--keep", "id"), ["one", "two", "task embed"]),
+    (("--function", "judging:judge", "--set", "unit=lines"), ["'one'", "'y'", "unit lines"]),
+    (("--function", "judging:needy", "--set", "wanted=1"), ["{'id': 'a', 'claim': 'one', 'source': 'x'}"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("words", "shown"), PLANNED)
+def test_a_dry_run_shows_the_first_prompts_and_starts_and_writes_nothing(folder, capfd, command, name, words, shown):
+    before = sorted(folder.rglob("*"))
+    words = ("batch", name, "-o", "out.parquet", *words, "--workers", "2")
+    status, said, out = command(*words, "--dry-run", output=True)
+    assert (status, said) == (0, "")
+    for text in (*shown, "2 rows", "out.parquet.rows.jsonl", "Nothing was started, and nothing written."):
+        assert text in out
+    status, said, out = command(*words, "--dry-run", "--json", output=True)
+    found = json.loads(out)
+    assert (found["rows"], found["columns"], found["goes_on"]) == (2, ["id", "claim", "source"], False)
+    assert [row["row"] for row in found["first"]] == [0, 1]
+    after = [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)]
+    assert after == [path for path in before if "__pycache__" not in str(path)]
+
+
+def test_a_dry_run_says_which_rows_would_be_dead_letters_and_refuses_as_a_run_does(folder, command, refused):
+    write_lines(folder / "in.jsonl", ["broken", {"claim": 3, "source": "x"}, {"claim": "one"}])
+    status, said, out = command(
+        "batch", "in.jsonl", "-o", "out.jsonl", *MODEL, "--column", "claim", "--dry-run", output=True
+    )
+    assert (status, said) == (0, "")
+    assert "would be a dead letter: the line is not JSON" in out
+    assert "would be a dead letter: claim is 3, not text" in out
+    assert "--- in.jsonl, line 3\none" in out
+    assert "no one" not in refused("in.jsonl", *MODEL, "--column", "clam", "--dry-run")

@@ -16,7 +16,7 @@ from ctxflow.batch import driver, load_job, pump, watch
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.tolerance import TooManyErrors
-from ctxflow.errors import ContextError, RunEnded
+from ctxflow.errors import ContextError, RunEnded, UsageError
 
 
 class Notes(LineDisplay):
@@ -422,6 +422,58 @@ def test_the_most_errors_are_a_number_or_a_share(folder, monkeypatch, most, ende
 def test_a_job_that_has_tried_all_its_rows_ends_as_always(folder):
     write_lines(folder / "in.jsonl", [{"t": "bad"}])
     assert run("in.jsonl", "upper", column=["t"], max_errors="0").exit_status == 3
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.parquet", "shards"])
+def test_a_limit_takes_the_first_rows_and_a_larger_one_goes_on(folder, name):
+    rows = [{"t": f"t{n}"} for n in range(40)]
+    (folder / "shards").mkdir()
+    write_lines(folder / "shards" / "a.jsonl", rows[:7])
+    write_lines(folder / "shards" / "b.jsonl", rows[7:])
+    write_lines(folder / "in.jsonl", rows)
+    (folder / "in.csv").write_text("t\n" + "".join(f"t{n}\n" for n in range(40)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "in.parquet")
+    choices = {"column": ["t"], "order": "input", "output": "out.csv"}
+
+    def done(**more):
+        outcome = run(name, "upper", **choices, **more)
+        results = list(csv.DictReader(io.StringIO((folder / "out.csv").read_text())))
+        assert [each["result"] for each in results] == [f"T{n}" for n in range(outcome.done)]
+        return outcome.done_now, outcome.done, outcome.already
+
+    assert done(limit=10) == (10, 10, False)
+    assert done(limit=10) == (0, 10, True)
+    assert done(limit=25) == (15, 25, False)
+    assert done(limit=3) == (0, 25, False)
+    assert done() == (15, 40, False)
+    assert done() == (0, 40, True)
+    assert done(limit=1000) == (0, 40, False)
+
+
+def test_progress_of_the_first_rows_is_of_these(folder):
+    write_lines(folder / "in.jsonl", [{"n": n} for n in range(3000)])
+    notes = Notes()
+    run("in.jsonl", "slow", column=["n"], limit=50, display=notes)
+    assert notes.shown[-1].total == 50 and not notes.shown[-1].guessed
+
+
+def test_inputs_of_other_delimiters_and_encodings(folder):
+    (folder / "in.csv").write_bytes("first;second\nä;b\n".encode("cp1252"))
+    with pytest.raises(UsageError, match="give --delimiter ';'"):
+        run("in.csv", "joined")
+    outcome = run("in.csv", "joined", delimiter=";", encoding="cp1252")
+    assert (outcome.done, read_lines(folder / "out.jsonl")) == (1, [{"row": 0, "result": "ä b"}])
+    (folder / "more.csv").write_bytes("first,second\nä,b\n".encode("utf-16"))
+    run("more.csv", "joined", output="more.jsonl")
+    assert read_lines(folder / "more.jsonl") == [{"row": 0, "result": "ä b"}]
+    with pytest.raises(ValueError, match=r"another job \(delimiter was ';' and is None|encoding was"):
+        run("in.csv", "joined", encoding="latin-1", input_format="csv", delimiter=";")
+
+
+def test_lines_of_text(folder):
+    (folder / "in.txt").write_text("one\n\ntwo\n")
+    run("in.txt", "upper", order="input")
+    assert read_lines(folder / "out.jsonl") == [{"row": 0, "result": "ONE"}, {"row": 2, "result": "TWO"}]
 
 
 def test_progress_counts_what_is_done_and_left(folder):

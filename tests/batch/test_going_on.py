@@ -16,7 +16,7 @@ from ctxflow import ContextExecutor
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import begin_job, run_job
-from ctxflow.rows.readers import file_identity
+from ctxflow.rows.files import file_identity
 
 
 class Notes(LineDisplay):

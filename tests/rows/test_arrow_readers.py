@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ctxflow.rows.readers import open_source
+from ctxflow.rows.readers import Reading, open_source
 from ctxflow.rows.source import RowError
 
 
@@ -86,8 +86,8 @@ def test_splits_of_a_saved_dataset(tmp_path):
     with pytest.raises(ValueError, match="several splits: give --split with one of train, test"):
         open_source(tmp_path)
     with pytest.raises(ValueError, match="no split 'dev'"):
-        open_source(tmp_path, split="dev")
-    assert [row.values["text"] for row in rows_of(open_source(tmp_path, split="test")[1])] == ["text 7"]
+        open_source(tmp_path, Reading(split="dev"))
+    assert [row.values["text"] for row in rows_of(open_source(tmp_path, Reading(split="test"))[1])] == ["text 7"]
 
 
 def test_a_dataset_as_on_the_hub(tmp_path):
@@ -95,7 +95,7 @@ def test_a_dataset_as_on_the_hub(tmp_path):
     for n in range(2):
         pyarrow.parquet.write_table(table(3 * n, 3), tmp_path / "data" / f"train-{n:05}-of-00002.parquet")
     pyarrow.parquet.write_table(table(9, 1), tmp_path / "data" / "test-00000-of-00001.parquet")
-    source = open_source(tmp_path, split="train")[1]
+    source = open_source(tmp_path, Reading(split="train"))[1]
     assert source.total == 6
     assert [row.values["text"] for row in rows_of(source)] == [f"text {n}" for n in range(6)]
     with pytest.raises(ValueError, match="several splits"):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.rows import readers
-from ctxflow.rows.readers import CsvSource, JsonLinesSource, detect, file_identity, open_source
+from ctxflow.rows import files
+from ctxflow.rows.files import file_identity
+from ctxflow.rows.readers import CsvSource, JsonLinesSource, Reading, detect, open_source
 from ctxflow.rows.source import RowError
 
 GOOD = '{"a": 1}'
@@ -59,6 +60,7 @@ def test_a_bad_line_costs_itself_alone(tmp_path, bad):
 )
 def test_any_bytes_are_rows_or_errors_and_good_lines_are_read(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("fuzz") / "in.jsonl"
+    lines.insert(0, GOOD.encode())  # The beginning of a file may say that it is of another encoding, or compressed.
     path.write_bytes(b"\n".join(lines))
     found = outcomes(rows_of(JsonLinesSource(path)))
     assert all(found[number] == {"a": 1} for number, line in enumerate(lines) if line == GOOD.encode())
@@ -67,7 +69,7 @@ def test_any_bytes_are_rows_or_errors_and_good_lines_are_read(tmp_path_factory, 
 
 
 def test_a_giant_line_is_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "in.jsonl"
     longest = json.dumps({"a": "x" * 990})
     path.write_text("\n".join([GOOD, json.dumps({"a": "x" * 5000}), longest, GOOD, "y" * 3000]))
@@ -103,7 +105,7 @@ def test_csv(tmp_path):
 
 
 def test_csv_goes_on_behind_a_giant_field(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "in.csv"
     path.write_text("a\n" + "x" * 5000 + "\n1\n")
     found = outcomes(rows_of(CsvSource(path)))
@@ -168,7 +170,8 @@ def test_forms_are_told_by_name_and_beginning(tmp_path, name, content, form):
     ("name", "content", "sentence"),
     [
         ("in.dat", b"hello", "cannot be told: have its name end in .* or name it with --input-format"),
-        ("in.jsonl.gz", b"\x1f\x8b\x08", "is compressed"),
+        ("in.jsonl.gz", b"\x1f\x8b\x08", "its compressed data are broken"),
+        ("in.jsonl.zip", b"PK\x03\x04", "is compressed, and not by gzip"),
         ("in.json", b" [\n{}]", "is a JSON array"),
     ],
 )
@@ -182,16 +185,16 @@ def test_what_is_not_read_is_told(tmp_path, name, content, sentence):
 def test_what_is_no_file_is_told(tmp_path):
     with pytest.raises(ValueError, match="No such file"):
         open_source(tmp_path / "missing.jsonl")
-    with pytest.raises(ValueError, match="a folder, not a file"):
-        open_source(tmp_path, "jsonl")
+    with pytest.raises(ValueError, match=r"no dataset: it has neither .* nor files of jsonl"):
+        open_source(tmp_path, Reading(form="jsonl"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="a pipe or a device"):
         open_source(tmp_path / "pipe")
     (tmp_path / "in.jsonl").write_text(GOOD)
     with pytest.raises(ValueError, match="has no splits"):
-        open_source(tmp_path / "in.jsonl", split="train")
+        open_source(tmp_path / "in.jsonl", Reading(split="train"))
     with pytest.raises(ValueError, match="not a dataset's folder"):
-        open_source(tmp_path / "in.jsonl", "dataset")
+        open_source(tmp_path / "in.jsonl", Reading("dataset"))
 
 
 def test_an_identity_is_that_of_the_content(tmp_path):

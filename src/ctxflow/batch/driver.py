@@ -14,7 +14,7 @@ from typing import Any
 
 from ctxflow.apps import BatchApp
 from ctxflow.batch.aftermath import kept_summary, note_job
-from ctxflow.batch.check import Subject, check, head_of
+from ctxflow.batch.check import Head, Subject, check, head_of
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.files import Files, check_files, files_of, form_of
 from ctxflow.batch.going_on import check_rows, check_same, facts_of, input_changed, maker_then
@@ -40,7 +40,7 @@ from ctxflow.models.ability import ability_of
 from ctxflow.models.locate import folder_here
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
-from ctxflow.rows.source import Source
+from ctxflow.rows.source import Limited, Source
 from ctxflow.sites import Site, load_site
 
 
@@ -116,7 +116,7 @@ class _Begun:
     """
 
     job: Job
-    work: _Work
+    work: Work
     ledger: Ledger
     files: Files
     ended: bool = False
@@ -139,7 +139,8 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
         if ledger.done:
             check_same(ledger, facts, files, retry_errors, display)
             if input_changed(ledger, facts):
-                missing = check_rows(source, maker_then(ledger, job, work.maker), ledger, job, files, display)
+                whole = source.whole if isinstance(source, Limited) else source
+                missing = check_rows(whole, maker_then(ledger, job, work.maker), ledger, job, files, display)
         if ledger.forgotten:
             display.note(f"{files.rows} is shorter than it was: the {ledger.forgotten:,} rows that it lost run again")
         # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
@@ -152,14 +153,16 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
         yield _Begun(job, work, ledger, files, ended)
 
 
-def prepared(job: Job, display: Display) -> _Work:
+def prepared(job: Job, display: Display) -> Work:
     """Open a job's input, and find all that is wrong with the job before anything is written or started.
 
     :raises UsageError: for what a person is to mend.
     :raises CtxflowError: if something is not installed that it takes.
     """
     try:
-        form, source = open_source(job.input, job.input_format, job.split)
+        form, source = open_source(job.input, job.reading)
+        if job.limit is not None:
+            source = Limited(source, job.limit)
         head = head_of(source)
         job = resolved(job, form, source)
     except ValueError as error:
@@ -177,7 +180,7 @@ def prepared(job: Job, display: Display) -> _Work:
     check(Subject(job, head, app, ability_of(here) if here is not None else None), wrong)
     assert site is not None
     try:
-        return _Work(job, source, files, site, app, display)
+        return Work(job, source, head, files, site, app, display)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -191,7 +194,7 @@ def _noted(wrong: list[str]) -> Iterator[None]:
         wrong.append(str(error))
 
 
-def _finish(work: _Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
+def _finish(work: Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
     """Run what is missing, and make the output of it, while others can see how it stands."""
     with StatusFile(files.output) as file, serving(lambda: file.progress, metrics) as port:
         if metrics is not None:
@@ -225,6 +228,8 @@ def resolved(job: Job, form: str, source: Source) -> Job:
         changes["task"] = job.task or _task_of(source)
     elif job.function is None:
         changes["task"] = job.task or "generate"
+        if form == "text" and job.template is None:
+            changes["column"] = job.column or tuple(source.columns() or ())
     if form == "openai":
         changes["id_column"] = job.id_column or "custom_id"
     output = str(job.output_format or "")
@@ -252,17 +257,20 @@ def _task_of(source: Source) -> str:
     return "chat"
 
 
-class _Work:
+class Work:
     """What a job needs to run.
 
+    :ivar job: with what its input decides; `source`, its input, and `head`, how that begins.
+    :ivar make: makes items of rows.
     :raises ValueError: if the job makes no sense.
     """
 
     def __init__(
-        self, job: Job, source: Source, files: Files, site: Site, app: BatchApp | None, display: Display
+        self, job: Job, source: Source, head: Head, files: Files, site: Site, app: BatchApp | None, display: Display
     ) -> None:
         self.job = job
         self.source = source
+        self.head = head
         self.files = files
         self.display = display
         self.directory: Path | None = None  # The run's, once there is one.
@@ -270,7 +278,7 @@ class _Work:
         self._counted: Callable[[Any], int] | None = None
         self._cut: Callable[[Any], bool] | None = None
         self.truncated = 0  # Rows of this run that were cut.
-        self._site = site
+        self.site = site
         self._app: BatchApp
         self._constants: dict[str, Any]
         self._record: Record
@@ -285,7 +293,7 @@ class _Work:
                 self._cut = truncated
         self._own = app
         self._held = Held(job.keep, job.output_format in PUBLISHED, display.note)
-        self._make = self.maker(job)
+        self.make = self.maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
@@ -315,7 +323,7 @@ class _Work:
     def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
         """Run what is missing."""
         job = self.job
-        intake = Intake(self.source, self._make, job.id_column, job.keep, ledger)
+        intake = Intake(self.source, self.make, job.id_column, job.keep, ledger)
         watch = Watch(self.source, ledger, self.display, file, began)
 
         def look(running: int, last: bool = False) -> None:
@@ -325,10 +333,10 @@ class _Work:
 
             def submit(items: Sequence[Any], stream: Stream) -> range:
                 if self._executor is None:
-                    self._executor = stack.enter_context(ContextExecutor(self._site))
+                    self._executor = stack.enter_context(ContextExecutor(self.site))
                     file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
-                    note_job(self.directory, job, self.files.output, self.files.errors, self._site, self.display)
+                    note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)
                 run = self._executor.calls.run
                 return run.submit(self._app.declare(run, self._constants), items, stream)
 

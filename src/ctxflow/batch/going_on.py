@@ -32,11 +32,12 @@ def facts_of(job: Job, source: Source, identity: Identity, known: Mapping[str, A
     """
     stats = [path.stat() for path in source.files]
     earlier = Identity.from_json(known.get("made_of", {}))
-    return {
+    facts = {
         "input": {"digest": source.identity(), "files": [[each.st_size, each.st_mtime_ns] for each in stats]},
         "settings": job.identity(),
         "made_of": identity.knowing(earlier).as_json(),
     }
+    return facts if job.limit is None and "limit" not in known else {**facts, "limit": job.limit}
 
 
 def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_errors: bool, display: Display) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from ctxflow.batch.templates import template_text
 from ctxflow.batch.tolerance import parsed
 from ctxflow.errors import UsageError
 from ctxflow.models.sampling import Sampling
+from ctxflow.rows.files import check_encoding
+from ctxflow.rows.readers import Reading
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,7 +30,8 @@ TASKS = ("generate", "chat", "embed", "classify")
 GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 # What another run of the same job may change: the results do not depend on it.
 _FREE = {"input", "output", "site", "workers", "batch_size", "timeout", "retries", "order", "device", "gpus"}
-_FREE |= {"max_errors"}
+_FREE |= {"max_errors", "limit"}
+_URL = re.compile(r"[A-Za-z][\w+.-]*://")
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
 
 
@@ -52,6 +56,9 @@ class Job(pydantic.BaseModel):
     input_format: Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None = None
     output_format: Literal["openai", "jsonl", "csv", "parquet"] | None = None
     split: str | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    limit: int | None = pydantic.Field(None, ge=1)
     column: tuple[str, ...] = ()
     template: str | None = None
     system: str | None = None
@@ -79,6 +86,27 @@ class Job(pydantic.BaseModel):
     max_errors: str | None = None
     _file: Path | None = pydantic.PrivateAttr(None)
 
+    @pydantic.field_validator("input", "output", mode="before")
+    @classmethod
+    def _path(cls, given: Any, info: pydantic.ValidationInfo) -> Any:
+        if isinstance(given, str) and _URL.match(given):
+            how = f"fetch it first, as with curl -LO {given}, and name" if info.field_name == "input" else "name"
+            raise ValueError(f"the {info.field_name} {given} is a URL, not a file: {how} the file")
+        return given
+
+    @pydantic.field_validator("delimiter", mode="before")
+    @classmethod
+    def _separates(cls, given: Any) -> Any:
+        text = {"\\t": "\t", "tab": "\t"}.get(given, given) if isinstance(given, str) else given
+        if isinstance(text, str) and (len(text) != 1 or text in '"\r\n'):
+            raise ValueError(f"the delimiter cannot be {text!r}: give one character, such as ';', or tab")
+        return text
+
+    @pydantic.field_validator("encoding")
+    @classmethod
+    def _encodes(cls, given: str | None) -> str | None:
+        return None if given is None else check_encoding(given)
+
     @pydantic.field_validator("max_errors", mode="before")
     @classmethod
     def _most(cls, given: Any) -> Any:
@@ -91,6 +119,10 @@ class Job(pydantic.BaseModel):
     def _fits(self) -> Job:
         if (self.model is None) == (self.function is None):
             raise ValueError("a job needs a model or a function, and not both: give --model or --function")
+        if self.model is not None and _URL.match(self.model):
+            hub = re.fullmatch(r"https://(?:www\.)?huggingface\.co/([^/]+/[^/?#]+)/?", self.model)
+            what = f"name it as the hub does: {hub[1]}" if hub else "fetch it into a folder, and name that"
+            raise ValueError(f"the model {self.model} is a URL: {what}")
         if self.function is not None and (self.task or self.label or self.parameters or self.row_parameter):
             raise ValueError("a function decides itself what it does: leave tasks, labels and parameters to it")
         if self.function is not None and self.too_long != "error":
@@ -131,9 +163,14 @@ class Job(pydantic.BaseModel):
             return self.column
         return (_COLUMNS[self.task],)
 
+    @property
+    def reading(self) -> Reading:
+        """How the input is to be read."""
+        return Reading(self.input_format, self.split, self.delimiter, self.encoding)
+
     def identity(self) -> dict[str, Any]:
         """What the results depend on, as JSON: a job that differs here is another job."""
-        chosen = {name: value for name, value in self.model_dump(mode="json").items() if name not in _FREE}
+        chosen = self.model_dump(mode="json", exclude=_FREE)
         for name in ("template", "system"):
             if chosen[name] is not None:
                 chosen[name] = template_text(chosen[name])

@@ -32,6 +32,9 @@ def batch(
     id_column: options.IdColumn = None,
     keep: options.Keep = None,
     split: options.Split = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    limit: options.Limit = None,
     input_format: options.InputFormatChoice = None,
     output_format: options.OutputFormatChoice = None,
     order: options.OrderChoice = None,
@@ -56,6 +59,7 @@ def batch(
     max_errors: options.MaxErrors = None,
     retry_errors: options.RetryErrors = False,
     fresh: options.Fresh = False,
+    dry_run: options.DryRun = False,
     quiet: options.Quiet = False,
     metrics: options.Metrics = None,
     as_json: options.AsJson = False,
@@ -90,13 +94,20 @@ def batch(
     chosen = load_job(
         job, input=source, output=output, model=model, task=_value(task), function=function,
         constants=_constants(constant or ()), label=label, template=template, system=system, column=column,
-        id_column=id_column, keep=keep, split=split, input_format=_value(input_format),
+        id_column=id_column, keep=keep, split=split, delimiter=delimiter, encoding=encoding, limit=limit,
+        input_format=_value(input_format),
         output_format=_value(output_format), order=_value(order), max_new_tokens=max_new_tokens,
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, row_parameter=row_parameter,
         site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
         max_input_tokens=max_input_tokens, too_long=_value(too_long), batch_size=batch_size, timeout=timeout,
         retries=retries, max_errors=max_errors,
     )  # fmt: skip
+    if dry_run:
+        from ctxflow.batch.preview import preview, preview_text
+
+        found = preview(chosen)
+        print(json.dumps(found) if as_json else preview_text(found))
+        return
     if detach:
         from ctxflow.cli.jobs import submit_detached
 

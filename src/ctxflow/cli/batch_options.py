@@ -30,6 +30,7 @@ class InputFormat(str, enum.Enum):
     openai = "openai"
     jsonl = "jsonl"
     csv = "csv"
+    text = "text"
     parquet = "parquet"
     dataset = "dataset"
 
@@ -70,11 +71,11 @@ def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
 
 
 Source = Annotated[
-    Path | None,
+    str | None,
     typer.Argument(
         metavar="INPUT",
         show_default=False,
-        help="OpenAI batch requests, JSON Lines, CSV, Parquet, or a Hugging Face dataset's folder.",
+        help="OpenAI batch requests, JSON Lines, CSV, text lines, Parquet, or a folder of such files or a dataset's.",
     ),
 ]
 Model = Annotated[str | None, _option("A folder, package:NAME, or a hub id.", _WHAT, "-m", "--model")]
@@ -98,7 +99,7 @@ Template = Annotated[
 System = Annotated[str | None, _option("To chat: the system message, a template likewise.", _WHAT, metavar="TEXT")]
 Job = Annotated[Path | None, _option("A TOML file with any of these options; flags come first.", _WHAT, metavar="FILE")]
 Output = Annotated[
-    Path | None,
+    str | None,
     _option("Results: .jsonl, .csv, .tsv or .parquet; JSON Lines where there is no ending.", _ROWS, "-o", "--output"),
 ]
 Column = Annotated[
@@ -115,6 +116,16 @@ IdColumn = Annotated[
 ]
 Keep = Annotated[list[str] | None, _option("A column to copy to the results; may be given again.", _ROWS)]
 Split = Annotated[str | None, _option("Which part of a dataset.", _ROWS)]
+Delimiter = Annotated[
+    str | None, _option("What separates the values of CSV: ';', tab; by default a comma.", _ROWS, metavar="CHARACTER")
+]
+Encoding = Annotated[
+    str | None,
+    _option("Of text, such as cp1252; by default UTF-8, or as a byte order mark tells.", _ROWS, metavar="NAME"),
+]
+Limit = Annotated[
+    int | None, _option("The first rows alone; a larger limit goes on from there.", _ROWS, "--limit", metavar="N")
+]
 InputFormatChoice = Annotated[InputFormat | None, _option("By default as the name and the beginning tell.", _ROWS)]
 OutputFormatChoice = Annotated[OutputFormat | None, _option("By default as the output's name ends.", _ROWS)]
 OrderChoice = Annotated[
@@ -160,6 +171,9 @@ MaxErrors = Annotated[
     ),
 ]
 RetryErrors = Annotated[bool, _option("Try rows again that failed.", _RUN, "--retry-errors")]
+DryRun = Annotated[
+    bool, _option("Check all, show the first prompts and what would be done, and start nothing.", _RUN, "--dry-run")
+]
 Fresh = Annotated[bool, _option("Begin anew, and overwrite what is there.", _RUN, "--fresh")]
 Quiet = Annotated[bool, _option("Print errors alone.", _RUN, "-q", "--quiet")]
 AsJson = Annotated[bool, _option("Print the end's figures as JSON.", _RUN, "--json")]

@@ -5,15 +5,15 @@ What does not live here: files of lines, and which reader an input needs (reader
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
-from ctxflow.rows.readers import file_identity
-from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, Source, left_out
+from ctxflow.rows.columns import other_columns
+from ctxflow.rows.files import file_identity
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, left_out
 
 try:
     import pyarrow
@@ -109,14 +109,18 @@ def _row(batch: Any, number: int, size: int) -> Row:
 class ParquetSource(_ArrowSource):
     """Parquet files.
 
-    :raises ValueError: for a file that is not Parquet.
+    :raises ValueError: for a file that is not Parquet, or has other columns than the first.
     """
 
     def _count(self) -> int:
-        total = 0
+        total, columns = 0, None
         for path in self.files:
             with _parquet(path) as file:
                 total += file.metadata.num_rows
+                found = file.schema_arrow.names
+            columns = found if columns is None else columns
+            if set(found) != set(columns):
+                raise ValueError(other_columns(self.files[0], columns, path, found))
         return total
 
     def _schema(self, file: Path) -> Any:
@@ -197,51 +201,3 @@ class ArrowTable:
             return (batch.select(list(columns)) if columns else batch for batch in given)
         chosen = given.select(list(columns)) if columns else given
         return [chosen] if isinstance(chosen, pyarrow.RecordBatch) else chosen.to_batches()
-
-
-def open_dataset(folder: Path, split: str | None = None) -> Source:
-    """A dataset's folder: one made by `save_to_disk`, or one of Parquet files, as on the hub.
-
-    :param split: which of its parts, such as "train".
-    :raises ValueError: if it is none, or has several splits and none is named.
-    """
-    if (folder / "dataset_dict.json").is_file():
-        splits = _json(folder / "dataset_dict.json").get("splits", [])
-        return open_dataset(folder / _chosen(folder, splits, split))
-    if (folder / "state.json").is_file():
-        if split is not None:
-            raise ValueError(f"the dataset {folder} has no splits: leave --split out")
-        files = [folder / str(file["filename"]) for file in _json(folder / "state.json").get("_data_files", [])]
-        return ArrowSource(files, str(folder))
-    files = sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
-    if not files:
-        raise ValueError(f"{folder} is no dataset: it has neither state.json (save_to_disk) nor Parquet files")
-    names = sorted({_split_of(file) for file in files})
-    if split is not None or len(names) > 1:
-        chosen = _chosen(folder, names, split)
-        files = [file for file in files if _split_of(file) == chosen]
-    return ParquetSource(files, str(folder))
-
-
-def _split_of(file: Path) -> str:
-    """train-00000-of-00002.parquet is a part of train."""
-    return file.stem.split("-")[0]
-
-
-def _chosen(folder: Path, splits: Sequence[str], split: str | None) -> str:
-    if split is None and len(splits) == 1:
-        return splits[0]
-    if split is None or split not in splits:
-        what = "has several splits" if split is None else f"has no split {split!r}"
-        raise ValueError(f"the dataset {folder} {what}: give --split with one of {', '.join(splits)}")
-    return split
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not the JSON that a dataset has there")
-    return found

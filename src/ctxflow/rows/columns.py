@@ -161,3 +161,11 @@ def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     names = list(names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(map(repr, names[:10])) + more or "nothing"
+
+
+def other_columns(first: object, columns: Sequence[str], other: object, found: Sequence[str]) -> str:
+    """Return what is to be said of files that are to be one table, but have not the same columns."""
+    return (
+        f"{first} has the columns {listed(columns)}, but {other} has {listed(found)}: put files of other columns into "
+        "a folder of their own"
+    )

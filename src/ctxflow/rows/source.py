@@ -76,3 +76,49 @@ class Source(Table, Protocol):
 
     def identity(self) -> str:
         """A digest that changes with the input: of its size and of samples of it, not of its name or times."""
+
+
+class Limited:
+    """The first rows of an input: those of the first numbers.
+
+    :param limit: how many.
+    :ivar whole: the input.
+    """
+
+    def __init__(self, source: Source, limit: int) -> None:
+        self.whole = source
+        self.name, self.files = source.name, source.files
+        self.total = None if source.total is None else min(source.total, limit)
+        self._limit = limit
+        self._read = 0
+
+    def columns(self) -> Sequence[str] | None:
+        """The input's."""
+        return self.whole.columns()
+
+    def types(self) -> Mapping[str, Any]:
+        """The input's."""
+        return self.whole.types()
+
+    def identity(self) -> str:
+        """The input's: with a larger limit, the same rows are those that are done."""
+        return self.whole.identity()
+
+    def place(self, number: int) -> str:
+        """Where the input has it."""
+        return self.whole.place(number)
+
+    def fraction(self) -> float:
+        """How much of the first rows is read."""
+        return max(self.whole.fraction(), min(1.0, self._read / self._limit))
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
+        """Those of the input, up to the last."""
+        for chunk in self.whole.chunks(skip, columns):
+            first = [row for row in chunk if row.number < self._limit]
+            if first:
+                self._read = first[-1].number + 1
+                yield first
+            if len(first) < len(chunk) or self._read == self._limit:
+                self._read = self._limit
+                return

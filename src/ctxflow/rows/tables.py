@@ -71,7 +71,7 @@ def _is(given: Any, module: str, name: str) -> bool:
 def _of_path(given: str | os.PathLike[str]) -> Table:
     path = Path(os.fsdecode(given))
     try:
-        there = path.exists()
+        there = given != "" and path.exists()
     except PermissionError:  # Of a folder on the way to it.
         there = True
     except (OSError, ValueError):  # Too long for a name, or with a byte that no name has.
