@@ -364,7 +364,7 @@ class _Mapping:
         try:
             self.forget()
             if self._waiting:
-                self._run.cancel(self._spans.numbers())
+                self._run.cancel(self._spans.numbers(), stop=True)
         finally:
             self.release()
 

@@ -3,7 +3,11 @@
 import ctypes
 import os
 import pickle
+import random
+import select
 import selectors
+import subprocess
+import threading
 import time
 
 import cloudpickle
@@ -200,15 +204,60 @@ def test_timeouts(driven):
     assert (head["calls"], head["failure"]["kind"]) == ([number], "timeout")
 
 
-def test_an_abandoned_call_ends_and_one_that_has_ended_costs_nothing(driven):
+def test_interrupts_hit_the_call_that_they_are_for_and_its_context_stays(driven):
+    """In any order with the calls, again and again; the process goes on as it was."""
     driven.load()
     driven.next("ready")
-    done = driven.call(lambda state, items: items, [1])
-    driven.next("finished")
-    driven.tell("abandon", context="c", call=done)
-    number = driven.call(lambda state, items: time.sleep(60), [1])
-    driven.tell("abandon", context="c", call=number)
-    driven.next("unloaded")
+    times = random.Random(3)
+    for _ in range(25):
+        done = driven.call(lambda state, items: items, [1])
+        driven.next("finished")
+        driven.tell("interrupt", context="c", call=done)
+        number = driven.call(lambda state, items: time.sleep(60), [1])
+        waiting = driven.call(lambda state, items: time.sleep(60), [1])
+        for call in times.sample([number, waiting], 2):
+            driven.tell("interrupt", context="c", call=call)
+            time.sleep(times.choice([0, 0.01]))
+        ends = []
+        while len(ends) < 2:
+            ends += [head for head, _ in driven.reports()]
+        assert [(end["call"], end["failure"]["kind"]) for end in ends] == [
+            (number, "cancelled"),
+            (waiting, "cancelled"),
+        ]
+    driven.tell("interrupt", context="nowhere", call=7)
+    driven.call(lambda state, items: [os.getpid()], [1])
+    assert pickle.loads(driven.next("finished")[1]) == [driven.host._libraries["c"].process.pid]
+
+
+def test_what_an_interrupted_call_waits_for_is_given_up(driven):
+    """Python's own waits, a subprocess, and code that turns the exception into another."""
+
+    def waits(state, items):
+        kind = items[0]
+        if kind == "subprocess":
+            subprocess.run(["sleep", "60"], check=True)
+        elif kind == "lock":
+            threading.Lock().acquire() and threading.Event().wait(60)
+        elif kind == "select":
+            select.select([], [], [], 60)
+        elif kind == "computing":
+            while True:
+                pass
+        try:
+            time.sleep(60)
+        except BaseException as error:
+            raise ValueError("another") from error
+
+    driven.load()
+    driven.next("ready")
+    for kind in ("subprocess", "lock", "select", "computing", "other"):
+        number = driven.call(waits, [kind])
+        time.sleep(0.2)
+        driven.tell("interrupt", context="c", call=number)
+        head, _ = driven.next("raised")
+        assert head["call"] == number
+        assert head["failure"]["kind"] == ("exception" if kind == "other" else "cancelled")
 
 
 def test_a_machine_without_room_is_no_reason_to_die(driven, monkeypatch):

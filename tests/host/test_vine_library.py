@@ -125,13 +125,18 @@ def test_a_load_anew_answers_what_is_open_with_nothing(loaded):
     assert loaded.answer(slow) == (0, [])
 
 
-def test_an_abandoned_call_costs_its_context_and_one_that_has_ended_costs_nothing(loaded):
+def test_an_interrupted_call_is_answered_and_its_context_stays(loaded):
     loaded.answer(loaded.send(*loaded.call(lambda ten, items: items, [1], call=5)))
-    assert loaded.answer(loaded.send(frame({"do": "abandon", "context": "c", "call": 5}))) == (0, [])
+    assert loaded.answer(loaded.send(frame({"do": "interrupt", "context": "c", "call": 5}))) == (0, [])
     running = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1], call=6))
-    unloaded, _ = loaded.ask("abandon", context="c", call=6)
-    assert unloaded["is"] == "unloaded"
-    assert loaded.answer(running) == (0, [])
+    waiting = loaded.send(*loaded.call(lambda ten, items: time.sleep(600), [1], call=7))
+    for call in (7, 6):
+        assert loaded.answer(loaded.send(frame({"do": "interrupt", "context": "c", "call": call}))) == (0, [])
+    for call, number in ((running, 6), (waiting, 7)):
+        _, ((raised, _),) = loaded.answer(call)
+        assert (raised["is"], raised["call"], raised["failure"]["kind"]) == ("raised", number, "cancelled")
+    _, ((finished, _),) = loaded.answer(loaded.send(*loaded.call(lambda ten, items: [ten], [1], call=8)))
+    assert finished["is"] == "finished"
 
 
 def test_what_nobody_asked_for_is_kept_until_somebody_listens(loaded):

@@ -328,18 +328,35 @@ def test_items_cancelled_one_by_one_are_left_out_of_later_batches():
     assert not only(bench.finish(run), cmd.Run) and not bench.state.open
 
 
-def test_cancel_with_stop_ends_what_runs_for_nobody_else():
+def test_cancel_with_stop_interrupts_what_runs_for_nobody_else():
+    bench = Bench(batching={"policy": "fixed", "size": 2, "share": False})
+    bench.app("verify", "model")
+    bench.submit("verify", 6)
+    run = run_of(bench.worker_with("model"))
+    assert bench.tell(ev.ItemsCancelled, [0], stop=True) == [], "item 1 is still wanted"
+    assert bench.tell(ev.ItemsCancelled, [1], stop=True) == [cmd.Interrupt("w1", run.attempt, "model")]
+    assert bench.tell(ev.ItemsCancelled, [0, 1], stop=True) == [], "it is told once"
+    run = run_of(bench.fail(run, "cancelled"))
+    assert list(run.items) == [2, 3], "the worker has kept its context"
+    assert bench.tell(ev.ItemsCancelled, [2, 3]) == [], "without `stop` a call goes on"
+    run = run_of(bench.finish(run))
+    bench.tell(ev.ItemsCancelled, [4, 5], stop=True)
+    assert not only(bench.finish(run), cmd.Deliver), "it was quicker"
+    assert (bench.state.counters.dead, bench.state.counters.retried, bench.state.open) == (0, 0, {})
+
+
+def test_an_interrupted_call_that_costs_its_context_is_nobodys_fault():
     bench = Bench(batching={"policy": "fixed", "size": 2, "share": False})
     bench.app("verify", "model")
     bench.submit("verify", 4)
-    run = run_of(bench.worker_with("model"))
-    assert bench.tell(ev.ItemsCancelled, [0], stop=True) == [], "item 1 is still wanted"
-    commands = bench.tell(ev.ItemsCancelled, [1], stop=True)
-    assert not only(commands, cmd.Abandon), "only what is cancelled together is stopped"
-    run = run_of(bench.finish(run))
-    commands = bench.tell(ev.ItemsCancelled, [2, 3], stop=True)
-    assert commands == [cmd.Abandon("w1", run.attempt, "model")]
-    assert "model" not in bench.state.workers["w1"].contexts
+    bench.join("w1", slots=2)
+    first, second = only(bench.ready("w1", "model"), cmd.Run)
+    bench.tell(ev.ItemsCancelled, [0, 1], stop=True)
+    commands = bench.fail(first, "cancelled", lost_context=True)
+    assert only(commands, cmd.Load) == [cmd.Load("w1", "model")]
+    assert not only(commands, cmd.Bury) and not bench.state.crashes and not bench.state.raised
+    assert bench.fail(second, "cancelled", lost_context=True) == [], "it was queued again already"
+    assert list(run_of(bench.ready("w1", "model")).items) == [2, 3]
 
 
 def test_a_claim_for_cancelled_items_keeps_no_worker_waiting():

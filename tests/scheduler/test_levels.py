@@ -75,10 +75,9 @@ def test_what_ended_by_itself_is_not_ended_again_but_its_files_go(level):
     assert only(died, cmd.Unload) == ([unload(level)] if level == "none" else [])
     assert only(died, cmd.Stage if level == "none" else cmd.Load), "its item was queued again"
     bench = bench_of(level)
-    first_run(bench, 1)
-    stopped = bench.tell(ev.ItemsCancelled, [0], stop=True)
-    assert stopped[0] == cmd.Abandon("w1", 1, "model")
-    assert stopped[1:] == ([unload(level)] if level == "none" else [])
+    run = first_run(bench, 1)
+    assert bench.tell(ev.ItemsCancelled, [0], stop=True) == [cmd.Interrupt("w1", 1, "model")]
+    assert only(bench.fail(run, "cancelled"), cmd.Unload) == [unload(level)]
 
 
 def test_files_go_when_a_build_fails_and_partial_stages_anew_then():

@@ -177,9 +177,12 @@ def test_an_item_that_raises_in_a_duplicate_costs_nothing_while_the_other_runs()
 def test_cancel_with_stop_ends_a_batch_of_which_only_answers_are_kept():
     bench, run = begun(6)
     bench.some(run, 0, 2)
-    assert only(bench.tell(ev.ItemsCancelled, [3], stop=True), cmd.Abandon) == []
+    assert only(bench.tell(ev.ItemsCancelled, [3], stop=True), cmd.Interrupt) == []
     commands = bench.tell(ev.ItemsCancelled, [2, 4, 5], stop=True)
-    assert only(commands, cmd.Abandon) == [], "only what is cancelled together is stopped"
+    assert commands == [cmd.Interrupt("w1", run.attempt, "model")]
     bench, run = begun(6)
     bench.some(run, 0, 2)
-    assert bench.tell(ev.ItemsCancelled, [2, 3, 4, 5], stop=True) == [cmd.Abandon("w1", run.attempt, "model")]
+    assert bench.tell(ev.ItemsCancelled, [0, 1], stop=True) == [], "those are answered"
+    assert bench.tell(ev.ItemsCancelled, [2, 3, 4, 5], stop=True) == [cmd.Interrupt("w1", run.attempt, "model")]
+    bench.some(run, 2, 2)
+    assert not only(bench.fail(run, "cancelled", at=4), cmd.Deliver)

@@ -84,6 +84,7 @@ class Pool(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.next_item = 0
         self.stale: list[ev.Event] = []
+        self.interrupted: set[int] = set()
         for region in ("default", "north"):
             self.tell(ev.RegionOffered, ev.RegionSpec(region, {"south": 0.1}, power_price=0.1, home=region == "north"))
         self.surveys: list[str] = []
@@ -159,6 +160,12 @@ class Pool(RuleBasedStateMachine):
                 worker.runs[command.attempt] = command
                 worker.built[command.context] += 1
                 assert worker.built[command.context] == 1 or command.context not in ev.LEVELS, "it is used twice"
+            elif isinstance(command, cmd.Interrupt):
+                run = worker.runs[command.attempt]
+                assert run.context == command.context
+                assert not self.scheduler.state.open.keys() & set(run.items), "somebody waits for it"
+                assert command.attempt not in self.interrupted, "it is told twice"
+                self.interrupted.add(command.attempt)
             elif isinstance(command, cmd.Abandon):
                 del worker.runs[command.attempt]
                 worker.end(command.context)
@@ -351,6 +358,23 @@ class Pool(RuleBasedStateMachine):
         else:
             self.tell(ev.BatchFinished, name, attempt, 1.0)
             self.stale.append(ev.BatchFinished(self.now, name, attempt, 1.0))
+
+    @precondition(lambda self: any(self.interrupted & w.runs.keys() for w in self.workers.values()))
+    @rule(data=st.data(), lost_context=st.booleans())
+    def end_interrupted(self, data, lost_context):
+        """A call that nobody waits for has ended, with its library process or without; no item is to blame."""
+        running = [(n, a) for n, w in self.workers.items() for a in w.runs if a in self.interrupted]
+        name, attempt = data.draw(st.sampled_from(running))
+        worker, state = self.workers[name], self.scheduler.state
+        context = worker.runs.pop(attempt).context
+        if lost_context:
+            worker.runs = {number: run for number, run in worker.runs.items() if run.context != context}
+            worker.end(context)
+        counts = [dict(table) for table in (state.raised, state.crashes, state.losses)]
+        dead = state.counters.dead
+        failure = ev.Failure("cancelled", "CallInterrupted", "nobody waits for it")
+        self.tell(ev.BatchFailed, name, attempt, failure, lost_context=lost_context)
+        assert [state.raised, state.crashes, state.losses] == counts and state.counters.dead == dead
 
     @precondition(lambda self: any(worker.runs for worker in self.workers.values()))
     @rule(data=st.data(), again=st.booleans())

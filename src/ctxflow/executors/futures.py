@@ -83,7 +83,10 @@ class Sink(Protocol):
 
 
 class CallFuture(Future[Any]):
-    """The answer to one call. Cancelling it while it is queued takes it out of the queue.
+    """The answer to one call.
+
+    Cancelling it takes it out of the queue, and interrupts it where it runs and nobody waits for another item of its
+    batch. (A future of `concurrent.futures` cannot be cancelled while it runs; this one can until it is answered.)
 
     :ivar context: the name of the context that answered it, for an app with alternatives.
     """
@@ -113,7 +116,7 @@ class CallFuture(Future[Any]):
             raise errors.CtxflowError(foreign_text("the executor of this call"))
 
     def cancel(self) -> bool:
-        """Cancel the call; a running one goes on, and its answer is dropped."""
+        """Cancel the call, queued or running; say whether it is cancelled, which what is answered cannot be."""
         cancelled = super().cancel()
         if cancelled and self.item >= 0:
             self._cancel(self.item)

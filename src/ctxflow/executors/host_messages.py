@@ -70,6 +70,8 @@ class HostMessages:
             if isinstance(command, cmd.Unload) and command.files:
                 head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
             self._send(worker, head)
+        elif isinstance(command, cmd.Interrupt):
+            self._send(worker, {"do": "interrupt", "context": command.context, "call": command.attempt})
         elif isinstance(command, cmd.Drain):
             self._send(worker, {"do": "drain"})
         elif isinstance(command, cmd.Release):

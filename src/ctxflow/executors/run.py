@@ -318,7 +318,7 @@ class Run:
             self.engine.wake()
 
     def _cancel_one(self, item: int) -> None:
-        self.cancel([item])
+        self.cancel([item], stop=True)
 
     # --- events
 

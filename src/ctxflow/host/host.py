@@ -31,7 +31,7 @@ _NEXT_SECONDS = 0.2
 class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
-    Takes: `stage`, `load`, `unload`, `function`, `call`, `abandon` (a call, which costs the context), `drain` (calls
+    Takes: `stage`, `load`, `unload`, `function`, `call`, `interrupt` (a call that nobody waits for), `drain` (calls
     that answer their items one by one end after the item in flight). Reports: `staged`, `ready`, `failed`, `unloaded`,
     `part` (results of a call that goes on), `finished`, `raised` (a call), `died` (a library process, with the calls
     that the host knew it ran). All as messages of wire.py. A `key` given with `load` comes back with the reports about
@@ -62,7 +62,7 @@ class Host:
             "unload": self._unload,
             "function": self._function,
             "call": self._call,
-            "abandon": self._abandon,
+            "interrupt": self._interrupt,
             "drain": lambda head, body: self.give_notice(),
         }
 
@@ -211,10 +211,10 @@ class Host:
         library.begin(head, body, now())
         self._watch_writes(library)
 
-    def _abandon(self, head: Head, body: bytes) -> None:
+    def _interrupt(self, head: Head, body: bytes) -> None:
         library = self._libraries.get(head["context"])
-        if library is not None and head["call"] in library.calls:
-            self._unload(head, body)
+        if library is not None and library.ready:
+            library.interrupt(head["call"], now())
 
     # --- what happens
 
@@ -278,6 +278,13 @@ class Host:
         self._emit({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"}, b"")
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
+        if library.ignores_interrupt(time):
+            library.show_where()
+            message = "nobody waited for the call any more, and it went on for a second after it was interrupted"
+            self._fail(library, "cancelled", "CallInterrupted", message)
+            return
+        if library.deadline > time:
+            return
         if library.load_deadline <= time:
             message = (
                 f"building it took longer than its load_timeout of {library.timeout:g} s: "

@@ -28,6 +28,7 @@ from ctxflow.context import Context, _set_loaded
 from ctxflow.errors import BatchContractError
 from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
+from ctxflow.host.interrupting import CallInterrupted, Interrupts
 from ctxflow.host.one_each import name_of, one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
@@ -42,23 +43,25 @@ _FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
-def main(descriptor: int, scratch: str, parent: int, notice: int) -> None:
+def main(descriptor: int, scratch: str, parent: int, notice: int, asked: int, running: int) -> None:
     """Serve until the other end closes the connection.
 
     :param notice: an eventfd that the host makes readable when the worker has notice of its eviction.
+    :param asked: and `running`: see `Interrupts`.
     """
     # A process group of its own, in the worker's session: what its calls start is ended with it.
     os.setpgid(0, 0)
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_notice_to_host()
-    os.set_inheritable(descriptor, False)
-    os.set_inheritable(notice, False)
+    for own in (descriptor, notice, asked, running):
+        os.set_inheritable(own, False)
     restore_python_path()
     # A crash, and the host before it ends a call that takes too long, have Python print where it is.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=False)
-    library = _Library(BlockingChannel(socket.socket(fileno=descriptor)), scratch, notice)
+    host = BlockingChannel(socket.socket(fileno=descriptor))
+    library = _Library(host, scratch, notice, Interrupts(asked, running))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             head, body = library.line.receive()
@@ -91,8 +94,9 @@ def leave_notice_to_host() -> None:
 class _Library:
     """The built context, the functions seen so far, and where the next call runs."""
 
-    def __init__(self, host: BlockingChannel, scratch: str, notice: int) -> None:
+    def __init__(self, host: BlockingChannel, scratch: str, notice: int, interrupts: Interrupts) -> None:
         self.host = host
+        self._interrupts = interrupts
         self.line = host  # Where calls come from.
         self._output = Output()
         self._pid = os.getpid()
@@ -165,7 +169,7 @@ class _Library:
             if "files" in head:
                 files = FolderFiles(head["files"], self._place.folder)
                 files.bring()
-            extent, result = self._run(head, body)
+            extent, result = self._run_interruptibly(head, body)
             self._end_fork()
             extent.update(self._remains(files))
         except BaseException as error:
@@ -176,6 +180,8 @@ class _Library:
             if self._yielding is not None:
                 report["at"] = self._yielding.at
             kind = "contract" if isinstance(error, BatchContractError) else "exception"
+            if isinstance(error, CallInterrupted):
+                kind = "cancelled"
             self._send_error({**report, "seconds": time.monotonic() - started}, kind, error)
         else:
             seconds = time.monotonic() - started
@@ -187,6 +193,7 @@ class _Library:
                 self.host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds, **extent}, result)
         self._place.leave()
+        self._interrupts.end()
 
     def _remains(self, files: FolderFiles | None) -> Head:
         """What is to be told of what a call wrote in its folder: its outputs' sizes, and what will be removed."""
@@ -197,6 +204,14 @@ class _Library:
         if rest:
             remains["rest"] = {"app": self._app, "names": rest[:_MOST_NAMES]}
         return remains
+
+    def _run_interruptibly(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+        # An interrupt may come at any point of this, before the first line and in the last one too.
+        try:
+            self._interrupts.begin(head["call"])
+            return self._run(head, body)
+        finally:
+            self._interrupts.end()
 
     def _run(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """Run a call.
@@ -233,7 +248,8 @@ class _Library:
         self, head: Head, results: GeneratorType[Any, Any, Any], expected: int, function: Callable[..., Any]
     ) -> tuple[Head, bytes]:
         def send(extent: Head, body: bytes) -> None:
-            self.line.send({"is": "part", "call": head["call"], **extent}, body)
+            part = {"is": "part", "call": head["call"], **extent}
+            self._interrupts.shielded(lambda: self.line.send(part, body))
 
         every = head.get("every", EVERY_SECONDS)
         self._yielding = Yielding(send, self._leaving, self._end_fork, every, self._slowdown)
@@ -322,8 +338,8 @@ def _slowdown(environment: Mapping[str, str]) -> float:
     return float(environment.get("CTXFLOW_SLOWDOWN", "1"))
 
 
-def _arguments(argv: Sequence[str]) -> tuple[int, str, int, int]:
-    return int(argv[0]), argv[1], int(argv[2]), int(argv[3])
+def _arguments(argv: Sequence[str]) -> tuple[int, str, int, int, int, int]:
+    return int(argv[0]), argv[1], int(argv[2]), int(argv[3]), int(argv[4]), int(argv[5])
 
 
 if __name__ == "__main__":

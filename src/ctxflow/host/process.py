@@ -19,11 +19,13 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
+from ctxflow.host.interrupting import NUMBER_BYTES, SIGNAL
 from ctxflow.host.processes import kill_tree
 from ctxflow.host.wire import Channel, Head
 
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
+_INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
 
 
 class LibraryProcess:
@@ -44,6 +46,7 @@ class LibraryProcess:
         self.key = ""  # Tells this load of the context from earlier ones.
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
         self.functions: set[str] = set()  # Those that it was given.
+        self.interrupted: dict[int, float] = {}  # Calls that nobody waits for -> when they must have ended.
         self.ready = False
         self.load_deadline = float("inf")
         self.timeout: float | None = None  # What the deadline was made of.
@@ -72,17 +75,23 @@ class LibraryProcess:
             ours.callback(os.close, self.notice)
             theirs.callback(os.close, write_end)
             os.set_blocking(self.output, False)
+            asked, self._asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            theirs.callback(os.close, asked)
+            ours.callback(os.close, self._asked)
+            self._running = os.memfd_create("ctxflow-call", os.MFD_CLOEXEC)
+            ours.callback(os.close, self._running)
+            os.truncate(self._running, NUMBER_BYTES)
             self.process = subprocess.Popen(
                 [
                     interpreter(),
                     "-m",
                     "ctxflow.host.library",
-                    *map(str, (far.fileno(), scratch, os.getpid(), self.notice)),
+                    *map(str, (far.fileno(), scratch, os.getpid(), self.notice, asked, self._running)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                pass_fds=[far.fileno(), self.notice],
+                pass_fds=[far.fileno(), self.notice, asked, self._running],
                 env={**os.environ, **environment, **python_path(environment), "PYTHONUNBUFFERED": "1"},
                 cwd=scratch,
             )
@@ -113,10 +122,24 @@ class LibraryProcess:
         self.calls[head["call"]] = now + timeout if timeout else float("inf")
         self.timeout = timeout
 
+    def interrupt(self, call: int, now: float) -> None:
+        """Have a call that nobody waits for end, with an exception; one that has ended is none the worse for it."""
+        with contextlib.suppress(OSError):  # Of a pipe that is full, or a process that is gone.
+            os.write(self._asked, call.to_bytes(NUMBER_BYTES, "little"))
+            self.process.send_signal(SIGNAL)
+        self.interrupted[call] = now + _INTERRUPT_SECONDS
+
+    def ignores_interrupt(self, now: float) -> bool:
+        """Whether it still runs a call that was interrupted some time ago."""
+        overdue = [call for call, due in self.interrupted.items() if due <= now]
+        for call in overdue:
+            del self.interrupted[call]
+        return bool(overdue) and int.from_bytes(os.pread(self._running, NUMBER_BYTES, 0), "little") in overdue
+
     @property
     def deadline(self) -> float:
         """When the first of its calls, or its load, has taken too long."""
-        return min([self.load_deadline, *self.calls.values()])
+        return min([self.load_deadline, *self.calls.values(), *self.interrupted.values()])
 
     def read_output(self) -> None:
         """Keep what it printed: the end in memory, the first 10 MB in the log."""
@@ -176,6 +199,8 @@ class LibraryProcess:
         self.channel.close()
         os.close(self.output)
         os.close(self.notice)
+        os.close(self._asked)
+        os.close(self._running)
         os.close(self.death)
 
     def cause_of_death(self) -> str:

@@ -33,7 +33,7 @@ from ctxflow.host.wire import Head, unframe
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
-_ENDS_AT_ONCE = ("unload", "abandon", "function", "drain")
+_ENDS_AT_ONCE = ("unload", "interrupt", "function", "drain")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -177,7 +177,8 @@ class AccountsReader:
         elif kind in ("BatchFinished", "ItemsFinished", "BatchEnded", "StepFinished"):
             self._answered(worker, event, commands, now)
         elif kind == "BatchFailed":
-            self._ended(worker, event["attempt"], now, "failed")
+            why = "unneeded" if event["failure"]["kind"] == "cancelled" else "failed"
+            self._ended(worker, event["attempt"], now, why)
         elif kind in ("ContextStaged", "ContextReady", "ContextFailed"):
             worker.advance(now)
             worker.staging.discard(event["context"])

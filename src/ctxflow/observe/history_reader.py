@@ -251,7 +251,7 @@ class _Reader:
 
     def _failed(self, event: dict[str, Any]) -> None:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
-        if attempt is not None:
+        if attempt is not None and event["failure"]["kind"] != "cancelled":
             self.history.causes.call(event["failure"])
             failed = self._app_of(attempt[0]).failed
             kind = event["failure"]["kind"]

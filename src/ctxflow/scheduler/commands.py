@@ -1,7 +1,8 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Drain, Acquire, AcquireAt, Forgo, Survey and Release;
-the run itself MakePlan and the rest, which tell who waits, or a person, but for Place, which is for the log.
+Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt, Forgo, Survey
+and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for Place, which is for the
+log.
 """
 
 from __future__ import annotations
@@ -102,6 +103,19 @@ class Carry(Command):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abandon(Command):
     """Stop a running batch, whose answer nobody wants."""
+
+    worker: str
+    attempt: int
+    context: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interrupt(Command):
+    """Interrupt a batch that nobody waits for, running or not begun.
+
+    It is answered soon, as any other that ends: as a failure of the kind "cancelled", unless it was quicker. Where it
+    goes on for more than a second it costs its worker the context.
+    """
 
     worker: str
     attempt: int

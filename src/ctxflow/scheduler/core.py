@@ -25,7 +25,7 @@ from ctxflow.scheduler import (
     warming,
 )
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.commands import Abandon, Command
+from ctxflow.scheduler.commands import Abandon, Command, Interrupt
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
@@ -227,12 +227,14 @@ class Scheduler:
         items.cancel(self.state, event.items)
         if not event.stop:
             return
-        gone = set(event.items)
-        for number, attempt in list(self.state.attempts.items()):
-            # Only what was cancelled is stopped: a duplicate that lost its race keeps its context by finishing.
+        opened, gone = self.state.open, set(event.items)
+        for number, attempt in self.state.attempts.items():
+            # Only what was cancelled is interrupted: a duplicate that lost its race is left to finish.
             left = attempt.items[attempt.answered :] if attempt.answered else attempt.items
-            if number in self.state.attempts and left and gone.issuperset(left):
-                self._stop(number, out)
+            if attempt.interrupted or gone.isdisjoint(left) or any(item in opened for item in left):
+                continue
+            attempt.interrupted = True
+            out.append(Interrupt(attempt.worker, number, attempt.context))
 
     # --- workers
 
@@ -393,7 +395,9 @@ class Scheduler:
             steps.failed(self.state, attempt, orders, event.failure, out)
             return
         left = items.unanswered(self.state, attempt)
-        if event.at is None or event.failure.kind == "contract":
+        if event.failure.kind == "cancelled":  # Nobody waits for these, unless another call was ended along with that.
+            items.requeue(self.state, attempt, left, out)
+        elif event.at is None or event.failure.kind == "contract":
             items.failed(self.state, attempt, left, event.failure, out)
         else:
             items.raised(self.state, attempt, left, event.at, event.failure, out)

@@ -150,7 +150,7 @@ class Failure:
 
     :ivar kind: "exception" (the user's code raised), "contract" (the app did not give one result for each item),
         "crash" (the library process died), "timeout", "input" (could not be sent), "memory" (no room for the context),
-        or "lost" (workers died with it).
+        "lost" (workers died with it), or "cancelled" (interrupted, which is nobody's fault).
     :ivar output: the last lines that the call printed.
     :ivar host: where, if not on the driver's machine.
     """
@@ -209,7 +209,7 @@ class ItemsSubmitted(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ItemsCancelled(Event):
-    """Nobody waits for these items any more; `stop` ends batches that hold nothing else."""
+    """Nobody waits for these items any more; `stop` interrupts batches that hold nothing else."""
 
     items: Sequence[int]
     stop: bool = False

@@ -52,6 +52,7 @@ class Attempt:
     """One try at some items on one worker.
 
     :ivar answered: how many of its items, from the first on, it has answered while it goes on.
+    :ivar interrupted: whether it was told to stop, since nobody waits for any of its items.
     """
 
     id: int
@@ -62,6 +63,7 @@ class Attempt:
     started: float
     isolated: bool = False
     answered: int = 0
+    interrupted: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ What does not live here: what is expected of it (engines.py).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -47,6 +48,26 @@ def with_context(context: Any, items: Sequence[Any]) -> list[Any]:
 
 def sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float]:
     return sleep(seconds)
+
+
+def ignore(context: Any, seconds: Sequence[float]) -> Sequence[float]:
+    """Goes on whatever is raised in it."""
+    until = time.monotonic() + sum(seconds)
+    while time.monotonic() < until:
+        with contextlib.suppress(BaseException):
+            time.sleep(until - time.monotonic())
+    return seconds
+
+
+def count_slowly(context: Any, items: Sequence[int], log: Sequence[str]) -> Iterator[int]:
+    """Yields one item after another, for a minute; what is left of it when it is closed says so."""
+    try:
+        for item in items:
+            time.sleep(0.05)
+            yield item
+        time.sleep(60)
+    finally:
+        Path(log[0]).write_text("closed")
 
 
 def add(left: Sequence[int], right: Sequence[int]) -> list[int]:

@@ -265,6 +265,62 @@ class EngineContract(DirectoriesContract):
         run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [(0, 1)])
 
+    # --- interrupting what nobody waits for
+
+    def test_an_interrupted_batch_ends_soon_and_its_context_stays(self, run: ContractRun) -> None:
+        context = run.declare(work.slow, 0)
+        worker = run.ready(context)
+        for _ in range(3):
+            attempt = run.run(worker, context, work.sleep_with_context, [60])
+            self._begun(run)
+            run.engine.execute([cmd.Interrupt(worker, attempt, context)])
+            failed = run.wait(ev.BatchFailed)
+            assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", False)
+            run.run(worker, context, work.with_context, [1])
+            self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+
+    def test_an_interrupt_of_a_batch_that_is_over_or_not_begun_hits_no_other(self, run: ContractRun) -> None:
+        context = run.declare(work.slow, 0)
+        worker = run.ready(context)
+        over = run.run(worker, context, work.with_context, [1])
+        run.wait(ev.BatchFinished)
+        running = run.run(worker, context, work.sleep_with_context, [2])
+        waiting = run.run(worker, context, work.sleep_with_context, [60])
+        run.engine.execute([cmd.Interrupt(worker, over, context), cmd.Interrupt(worker, waiting, context)])
+        run.until(lambda: bool(run.all(ev.BatchFinished)) and bool(run.all(ev.BatchFailed)))
+        assert [event.attempt for event in run.all(ev.BatchFinished)] == [running]
+        (failed,) = run.all(ev.BatchFailed)
+        assert (failed.attempt, failed.failure.kind, failed.lost_context) == (waiting, "cancelled", False)
+
+    def test_a_batch_that_goes_on_when_it_is_interrupted_costs_the_context(self, run: ContractRun) -> None:
+        self._needs_code()
+        context = run.declare(work.slow, 0)
+        worker = run.ready(context)
+        attempt = run.run(worker, context, work.ignore, [60])
+        self._begun(run)
+        run.engine.execute([cmd.Interrupt(worker, attempt, context)])
+        failed = run.wait(ev.BatchFailed)
+        assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", True)
+        run.load(worker, context)
+        run.run(worker, context, work.with_context, [1])
+        self._answers(run.wait(ev.BatchFinished), [(0, 1)])
+
+    def test_an_interrupted_batch_has_sent_what_it_yielded_and_cleans_up(
+        self, run: ContractRun, tmp_path: Path
+    ) -> None:
+        self._needs_code()
+        context = run.declare(work.slow, 0)
+        worker = run.ready(context)
+        log = tmp_path / "log"
+        attempt = run.run(worker, context, work.count_slowly, range(30), [str(log)] * 30)
+        run.until(lambda: bool(run.all(ev.ItemsFinished)))
+        run.engine.execute([cmd.Interrupt(worker, attempt, context)])
+        run.until(lambda: bool(run.all(ev.BatchFailed)))
+        (failed,) = run.all(ev.BatchFailed)
+        assert (failed.failure.kind, failed.lost_context) == ("cancelled", False)
+        assert self._results(run).items() <= {n: n for n in range(30)}.items()
+        assert log.read_text() == "closed"
+
     # --- results one by one
 
     def test_results_that_are_yielded_come_once_each(self, run: ContractRun) -> None:
@@ -424,6 +480,12 @@ class EngineContract(DirectoriesContract):
         run.engine.execute([cmd.Acquire(self.tier, 2)])
 
     # --- helpers
+
+    def _begun(self, run: ContractRun) -> None:
+        """Give a batch the time to begin."""
+        until = run.clock() + 0.3
+        while self.executes and run.clock() < until:
+            run.events.extend(run.engine.poll(0.1))
 
     @staticmethod
     def _results(run: ContractRun) -> dict[int, Any]:

@@ -116,6 +116,7 @@ class SimulatedEngine:
             cmd.Stage: self._stage,
             cmd.Unload: self._unload,
             cmd.Abandon: self._abandon,
+            cmd.Interrupt: self._interrupt,
             cmd.Acquire: self._acquire,
             cmd.Release: self._release,
             cmd.Drain: self._drain,
@@ -375,6 +376,17 @@ class SimulatedEngine:
     def _carried(self, command: cmd.Carry) -> None:
         if command.worker in self._workers and command.source in self._workers:
             self._out.append(ev.StateArrived(self.now, command.worker, command.session, command.made))
+
+    def _interrupt(self, command: cmd.Interrupt) -> None:
+        worker = self._workers.get(command.worker)
+        call = worker.calls.pop(command.attempt, None) if worker is not None else None
+        if worker is None or call is None:
+            return
+        self._lose_call(call)
+        if not any(other.context == call.context for other in worker.calls.values()):
+            worker.libraries[call.context].busy_until = self.now
+        failure = ev.Failure("cancelled", "CallInterrupted", "nobody waits for it any more", worker=worker.id)
+        self._out.append(ev.BatchFailed(self.now, worker.id, command.attempt, failure))
 
     def _abandon(self, command: cmd.Abandon) -> None:
         worker = self._workers.get(command.worker)

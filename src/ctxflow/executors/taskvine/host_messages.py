@@ -69,6 +69,8 @@ class HostMessages:
                 before += self._stagings.forget(worker, self._run.context_payload(command.context))
         elif isinstance(command, cmd.Abandon):
             before.append(frame({"do": "unload", "context": command.context}))
+        elif isinstance(command, cmd.Interrupt):
+            before.append(frame({"do": "interrupt", "context": command.context, "call": command.attempt}))
         elif isinstance(command, cmd.Drain):
             before.append(frame({"do": "drain"}))
         elif isinstance(command, cmd.Carry):
