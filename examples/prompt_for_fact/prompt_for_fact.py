@@ -27,6 +27,7 @@ from templates import Template
 
 import models as model_names
 from ctxflow import ContextExecutor
+from ctxflow.installing import ctxflow_command
 
 HERE = Path(__file__).resolve().parent
 SAMPLED_SECONDS = 1.5
@@ -287,6 +288,9 @@ def finish(
     if sweep.dead:
         shown.print(f"The first item without an answer: {sweep.first_failure}", highlight=False, markup=False)
     shown.print(f"In {sweep.out}: results, evaluation.json, run.json{plot}", highlight=False)
+    runs = sorted((sweep.out / "runs").glob("*/ctxflow"))
+    if runs:
+        shown.print(f"What its workers did: {ctxflow_command()} report {runs[-1]}", highlight=False, soft_wrap=True)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -73,6 +73,20 @@ def how_to_install_ctxflow(python: str) -> str:
     return f"run {shlex.quote(python)} -m pip install {shlex.quote(str(source))}"
 
 
+def ctxflow_command() -> str:
+    """Return what starts this copy's command in a shell: its name where the shell finds it, else its path.
+
+    >>> os.path.basename(ctxflow_command())
+    'ctxflow'
+    """
+    own = os.path.join(os.path.dirname(sys.executable), "ctxflow")
+    found = shutil.which("ctxflow")
+    if found is None or os.path.realpath(os.path.dirname(found)) != os.path.realpath(os.path.dirname(own)):
+        near = os.path.relpath(own)
+        return own if near.startswith("..") else near
+    return "ctxflow"
+
+
 def namesake() -> Distribution | None:
     """Return the distribution in this Python's environment that is called ctxflow and is not this one, if there is one.
 

@@ -90,7 +90,7 @@ def test_errors_are_one_sentence(run_directory, tmp_path):
     (tmp_path / "empty").mkdir()
     none = command(cwd=tmp_path / "empty")
     assert none.stderr == (
-        "ctxflow: no run below ./runs or ./runinfo: name a run's directory, as in `ctxflow report DIR`\n"
+        "ctxflow: no run below ./runs, ./runinfo or ./.demo: name a run's directory, as in `ctxflow report DIR`\n"
     )
     missing = command(tmp_path / "nowhere")
     assert "there is no directory" in missing.stderr
@@ -150,3 +150,10 @@ def test_help_teaches():
     assert done.returncode == 0
     for word in ("runinfo", "--json", "--html", "--format", "workers_and_items", "call_times", "lifetimes"):
         assert word in done.stdout
+
+
+def test_the_demos_run_is_found(tmp_path):
+    shutil.copytree(RUN, tmp_path / ".demo" / "runs" / "000" / "ctxflow")
+    done = command("--no-pictures", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ".demo/runs/000/ctxflow" in done.stdout

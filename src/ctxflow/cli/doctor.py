@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctxflow.cli.demo import NEEDED_BY_DEMO
-from ctxflow.installing import COST_OF_TORCH, how_to_install, how_to_install_ctxflow, namesake
+from ctxflow.installing import COST_OF_TORCH, ctxflow_command, how_to_install, how_to_install_ctxflow, namesake
 from ctxflow.version import __version__
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
@@ -85,7 +85,7 @@ def _show(findings: list[Finding]) -> None:
         if lacking:
             console.print(f"[yellow]Not ready[/] for {'; '.join(lacking)}: what each takes stands above.")
         if "ctxflow demo" in ready:
-            console.print("Try [bold]ctxflow demo[/].")
+            console.print(f"Try [bold]{ctxflow_command()} demo[/].")
 
 
 def examine() -> Iterable[Finding]:

@@ -39,7 +39,7 @@ def report(
         typer.Argument(
             metavar="RUN",
             help="A run's directory, or one above it that holds exactly one; "
-            "by default the latest below ./runs and ./runinfo.",
+            "by default the latest below ./runs, ./runinfo and ./.demo.",
             show_default=False,
         ),
     ] = None,
@@ -84,7 +84,8 @@ def report(
 
     \b
     Programs write their runs to ./runs/TIME-PID/LABEL, Parsl those that it
-    loaded to ./runinfo/NUMBER/LABEL. A run that goes on can be looked at too.
+    loaded to ./runinfo/NUMBER/LABEL, and `ctxflow demo` to
+    ./.demo/runs/NUMBER/LABEL. A run that goes on can be looked at too.
 
     \b
     ctxflow report                        the latest run

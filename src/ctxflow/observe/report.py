@@ -28,7 +28,7 @@ BATCH = "batch.json"
 STAGING = os.path.join("taskvine", "staging.jsonl")
 _DEBUG = "taskvine/*/vine-logs/debug"
 _MARKS = (EVENTS, STAGING, SUMMARY)
-_PLACES = ("runs", "runinfo")
+_PLACES = ("runs", "runinfo", ".demo/runs", "prompt-for-fact/runs")  # The last two are the demo's and its example's.
 _DEPTH = 3
 
 
@@ -54,13 +54,15 @@ def find_run(path: Path | None = None, here: Path = Path()) -> Path:
     """The directory of a run.
 
     :param path: the run's directory, or one above it that holds exactly one; by default, the latest run below
-        ./runs and ./runinfo.
+        ./runs, ./runinfo and the folder of `ctxflow demo`.
     :raises CtxflowError: if there is none, or if it is not clear which is meant.
     """
     if path is None:
         runs = [run for place in _PLACES for run in _runs_below(here / place)]
         if not runs:
-            raise CtxflowError("no run below ./runs or ./runinfo: name a run's directory, as in `ctxflow report DIR`")
+            raise CtxflowError(
+                "no run below ./runs, ./runinfo or ./.demo: name a run's directory, as in `ctxflow report DIR`"
+            )
         return max(runs, key=_age)
     if path.is_file() and path.name == EVENTS:
         path = path.parent
