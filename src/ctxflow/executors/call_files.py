@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from parsl.app.errors import BadStdStreamFile
@@ -127,11 +127,23 @@ def call_files(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
         kwargs[name] = type(value)(map(located, value)) if in_lists and type(value) in (list, tuple) else located(value)
     outputs = [_output(file) for file in _listed(kwargs.get("outputs")) if _is_ours(file)] + outputs
     others = (value for name, value in kwargs.items() if name not in ("outputs", "stdout", "stderr"))
-    taken = inputs((*args, *others, *_listed(kwargs.get("inputs"))))
+    taken = inputs_of((*args, *others, *_listed(kwargs.get("inputs"))))
     return args, CallFiles(taken, tuple(outputs)) if taken or outputs else None
 
 
-def inputs(values: Iterable[Any]) -> tuple[Input, ...]:
+def placed(items: Sequence[Any]) -> Sequence[Any]:
+    """Return items, each a tuple of values, with the places of their files; the same object if they have none.
+
+    >>> [(file,)] = placed([(File("in.txt"),)])
+    >>> file.local_path
+    'in.txt'
+    """
+    if not any(isinstance(value, File) for item in items for value in item):
+        return items
+    return [tuple(map(located, item)) for item in items]
+
+
+def inputs_of(values: Iterable[Any]) -> tuple[Input, ...]:
     """Return the inputs among values, each once."""
     files = filter(_is_ours, values)
     return tuple(dict.fromkeys(Input(each.local_path, _source(each)) for each in files))

@@ -172,7 +172,8 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         )
         self.run.each_second = functools.partial(self._while_parsl_waits, self.run)
         brought = any(isinstance(provider, WorkerStaging) for provider in self.storage_access)
-        self._calls = Calls(self.run, files_travel=brought and self.engine.remote)
+        self.run.files_travel = brought and self.engine.remote
+        self._calls = Calls(self.run)
         self.run.start()
         _active.append(self)
         atexit.register(self._at_exit)

@@ -23,7 +23,7 @@ from typing import Any
 from ctxflow.context import Context
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
-from ctxflow.executors.call_files import CallFiles, inputs
+from ctxflow.executors.call_files import CallFiles, inputs_of, placed
 from ctxflow.executors.declarations import App, ApplyCall, Declared, check, context_id, payload_of, spec_of
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
@@ -56,6 +56,8 @@ class Run:
     :param start_when: the share of the workers asked for that must be connected, once, before the first call.
     :param regions: the site's, if it has any.
     :ivar is_copy: whether this is a forked child of the process that runs it: here nothing can be done with it.
+    :ivar files_travel: whether files among the arguments of calls are brought to workers, and outputs back; else all
+        see them.
     :ivar keeps_status: whether it rewrites `status.json` in its directory each second; a batch does it itself.
     :ivar each_second: called on the run's thread, for what depends on time alone.
     """
@@ -81,6 +83,7 @@ class Run:
         self._lock = threading.Lock()
         self._origin = time.monotonic()
         self._said: set[str] = set()
+        self.files_travel = False
         self._with_files: set[str] = set()  # Batch apps, of whose items some have held files.
         self._declared = Declared()
         self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
@@ -124,7 +127,8 @@ class Run:
             call: ApplyCall = self._waiting.inputs(command.items)[0]
             return CallPayload("apply", call.function, app.insert, app.timeout, call.body, call.files)
         columns = list(zip(*self._waiting.inputs(command.items), strict=True))
-        taken = inputs(itertools.chain(*columns)) if app.spec.id in self._with_files else ()
+        searched = (app.spec.alternative_of or app.spec.id) in self._with_files
+        taken = inputs_of(itertools.chain(*columns)) if searched else ()
         files = CallFiles(taken) if taken else None
         body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
         return CallPayload("batch", app.spec.id, False, app.timeout, body, files)
@@ -235,9 +239,14 @@ class Run:
             if self._declared.add_app(app):
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
 
-    def expect_files(self, app: str) -> None:
-        """Look for files among the values of a batch app's items, which have to be brought to workers."""
-        self._with_files.add(app)
+    def placed(self, app: str, items: Sequence[Any]) -> Sequence[Any]:
+        """A batch app's items, with the places of the files among their values where those have to be brought."""
+        if not self.files_travel:
+            return items
+        found = placed(items)
+        if found is not items:
+            self._with_files.add(app)
+        return found
 
     def declare_function(self, name: str, body: bytes) -> None:
         """Make a function known that many single calls use."""
@@ -264,6 +273,7 @@ class Run:
         :param numbered: called with the numbers before anything is answered.
         :raises RunEnded: if the run was stopped.
         """
+        inputs = self.placed(app, inputs)
         with self._lock:
             self._check_running()
             items = self._waiting.add(inputs, sink)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from parsl.dataflow.memoization import id_for_memo
 
 from ctxflow.context import Context
-from ctxflow.executors.call_files import call_files, inputs, located
+from ctxflow.executors.call_files import call_files
 from ctxflow.executors.declarations import App, ApplyCall
 from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import Run
@@ -68,13 +68,10 @@ class Calls:
     """Single calls of arbitrary functions on a run.
 
     A function that is called a second time is from then on pickled once and sent to each library process once.
-
-    :param files_travel: whether files among the arguments are brought to workers, and outputs back; else all see them.
     """
 
-    def __init__(self, run: Run, files_travel: bool = False) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
-        self._files_travel = files_travel
         self._declaring = threading.Lock()  # Parsl submits from several threads.
         self._told: set[Any] = set()
         self._names = itertools.count(1)  # An address is no name: it is given again.
@@ -90,7 +87,7 @@ class Calls:
         kwargs: dict[str, Any],
     ) -> Future[Any]:
         """What `ParslExecutor.submit` does."""
-        if kwargs and not self._files_travel:
+        if kwargs and not self.run.files_travel:
             absolute_redirects(kwargs)
         if not specification:
             return self.call(function, args, kwargs, _DEFAULT)
@@ -131,7 +128,7 @@ class Calls:
         :raises ValueError: for an output that is no file here.
         """
         files = None
-        if self._files_travel:
+        if self.run.files_travel:
             args, files = call_files(args, kwargs)
         name = self._name(function)
         if not name:
@@ -142,10 +139,7 @@ class Calls:
 
     def item(self, app: str, values: tuple[Any, ...]) -> Future[Any]:
         """One item of a batch app."""
-        if self._files_travel:
-            values = tuple(map(located, values))
-            if inputs(values):
-                self.run.expect_files(app)
+        [values] = self.run.placed(app, [values])
         return self.run.submit_call(app, values)
 
     def _app(self, options: CallOptions) -> str:

@@ -107,7 +107,7 @@ def test_an_input_that_cannot_be_sent_is_told_in_a_sentence(home, name, said):
         python_app(read)(File(name)).result(timeout=60)
 
 
-def test_items_of_a_batch_app(home):
+def test_items_of_a_batch_app_and_of_a_map(home):
     for number in range(3):
         (home / f"in-{number}").write_text(str(number))
 
@@ -117,6 +117,7 @@ def test_items_of_a_batch_app(home):
 
     futures = [add(File(f"in-{number}")) for number in range(3)]
     assert [future.result(timeout=60) for future in futures] == [10, 11, 12]
+    assert list(add.map(File(f"in-{number}") for number in range(3))) == [10, 11, 12]
 
 
 @pytest.fixture
