@@ -26,6 +26,7 @@ VERBS = {
     "cancel": "End a detached batch: its driver, and all its workers.",
     "top": "Follow a batch from another terminal, until it ends or you press Ctrl-C, which does nothing to the batch.",
     "status": "Say once how a batch stands.",
+    "clean": "Remove the folders of runs that have ended: their event logs, summaries and what workers said.",
     "plan": "Say what to run where: for a site and a job, or for a placement problem.",
     "report": "Say what happened in a run, in words, as data and in pictures.",
     "factory": 'Acquire workers for all live runs of yours whose site says acquire = "factory".',

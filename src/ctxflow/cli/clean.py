@@ -1,0 +1,137 @@
+"""`ctxflow clean`: remove what ended runs left, after showing it.
+
+What does not live here: which runs have ended, and removing their folders (observe/ended_runs.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctxflow.batch.words import count, duration
+from ctxflow.errors import UsageError
+from ctxflow.observe.ended_runs import KnownRun, known_runs, removable, remove
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def clean(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="The folder in which the programs were started; by default this one.", show_default=False),
+    ] = Path(),
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Only runs that ended so long ago, such as 12h, 7d or 0.")
+    ] = "7d",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON; nothing is asked.")] = False,
+) -> None:
+    """Remove the folders of runs that have ended: their event logs, summaries and what workers said.
+
+    \b
+    ctxflow clean                     show what ended a week ago or earlier below ./runs, and ask
+    ctxflow clean --older-than 0 -y   all that have ended
+    ctxflow clean --json              what there is, for programs
+
+    Reports on these runs cannot be made any more. A run that goes on stays, and so does all that a job needs to be
+    taken up again: OUTPUT.progress and what lies beside OUTPUT are never touched. Nothing else removes runs.
+
+    \b
+    Exit status
+      0    all that was to be removed is      1    something could not be removed
+      2    the command line is wrong
+    """
+    age = seconds_of(older_than)
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}: name the one that holds runs/")
+    runs = known_runs(folder)
+    chosen = removable(runs, age)
+    live = sum(not run.is_over for run in runs)
+    if not as_json:
+        _show(chosen, len(runs) - len(chosen) - live, live, age)
+    removed = chosen if yes or (not as_json and chosen and _asked()) else []
+    failed = [run for run in removed if not _remove(run)]
+    if as_json:
+        gone = [] if not removed else [run for run in removed if run not in failed]
+        print(json.dumps({"runs": [_as_data(run, run in chosen, run in gone) for run in runs]}, indent=1))
+    elif removed:
+        freed = sum(run.size for run in removed if run not in failed)
+        print(f"removed {count(len(removed) - len(failed), 'run')}, {size_text(freed)}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _show(chosen: list[KnownRun], younger: int, live: int, age: float) -> None:
+    for run in chosen:
+        ago = duration(max(0.0, time.time() - run.updated))
+        of = f"  {run.output}" if run.output else ""
+        print(f"{size_text(run.size):>9}  {run.state:<11}  {ago:>12} ago  {run.folder}{of}")
+    rest = [f"{count(younger, 'run')} ended less than {duration(age)} ago"] if younger else []
+    rest += [f"{count(live, 'run')} not known to have ended"] if live else []
+    if chosen:
+        print(f"{count(len(chosen), 'run')}, {size_text(sum(run.size for run in chosen))} in all")
+    else:
+        print("there is nothing to remove")
+    if rest:
+        print(f"left: {', '.join(rest)}")
+
+
+def _asked() -> bool:
+    if not sys.stdin.isatty():
+        print("nothing is removed: give --yes to remove them")
+        return False
+    return typer.confirm("Remove them?")
+
+
+def _remove(run: KnownRun) -> bool:
+    try:
+        if remove(run):
+            return True
+        print(f"ctxflow: {run.folder} is left: its run goes on", file=sys.stderr)
+    except OSError as error:
+        print(f"ctxflow: {error.filename or run.folder} cannot be removed: {error.strerror}", file=sys.stderr)
+    return False
+
+
+def _as_data(run: KnownRun, chosen: bool, removed: bool) -> dict[str, Any]:
+    return {
+        "folder": str(run.folder),
+        "state": run.state,
+        "updated": run.updated,
+        "bytes": run.size,
+        "output": run.output,
+        "removable": chosen,
+        "removed": removed,
+    }
+
+
+def seconds_of(age: str) -> float:
+    """A length of time as people write it, in seconds.
+
+    :raises UsageError: if it is none.
+
+    >>> seconds_of("7d"), seconds_of("1.5 h"), seconds_of("0")
+    (604800.0, 5400.0, 0.0)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", age.lower())
+    if found is None:
+        raise UsageError(f"{age!r} is no length of time: write a number and s, m, h, d or w, such as 12h or 7d")
+    return float(found[1]) * _UNITS.get(found[2], 1)
+
+
+def size_text(size: float) -> str:
+    """A size for people.
+
+    >>> size_text(512), size_text(1_234_567), size_text(45_600_000_000)
+    ('512 B', '1.23 MB', '45.6 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError  # The last unit takes all.

@@ -1,0 +1,153 @@
+"""`ctxflow clean`: what it removes, and above all what it leaves."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from ctxflow.cli.app import app
+from ctxflow.cli.clean import seconds_of
+from ctxflow.errors import UsageError
+from ctxflow.observe.status_file import VERSION, owner, write_status
+
+DAY = 86_400
+WEEK_AGO = time.time() - 8 * DAY
+
+
+def make_run(base, name, state="done", updated=WEEK_AGO, label="ctxflow", **facts):
+    folder = base / "runs" / name / label
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").write_text("x" * 1000)
+    status = {"version": VERSION, "output": "", "run": str(folder), **owner(), **facts}
+    write_status(folder / "status.json", {**status, "state": state, "updated": updated})
+    return folder
+
+
+def gone():
+    """The number of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return {"pid": process.pid, "began": 1.0}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def runs(folder):
+    """Runs of all kinds, by what they are."""
+    files = ("out.jsonl", "out.jsonl.progress", "out.jsonl.status.json", "out.jsonl.input")
+    for name in files:
+        (folder / name).write_text("{}")
+    os.makedirs("runs/notes/mine")
+    (folder / "runs" / "notes" / "mine" / "thesis.txt").write_text("mine")
+    return {
+        "done": make_run(folder, "1"),
+        "failed": make_run(folder, "2", "failed"),
+        "interrupted": make_run(folder, "3", "interrupted", output=str(folder / "out.jsonl")),
+        "died": make_run(folder, "4", "running", **gone()),
+        "young": make_run(folder, "5", updated=time.time() - DAY),
+        "live": make_run(folder, "6", "running"),
+        "live beside": make_run(folder, "1", "running", label="other"),
+        "silent": make_run(folder, "7", "running", host="elsewhere." + socket.gethostname()),
+    }
+
+
+OVER = ("done", "failed", "interrupted", "died")
+
+
+def run(*words, **more):
+    return CliRunner().invoke(app, ["clean", *words], **more)
+
+
+def there(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_runs_that_ended_are_removed_and_nothing_else(folder, runs):
+    before = there(folder)
+    ended = run("--yes")
+    assert ended.exit_code == 0
+    assert "removed 4 runs" in ended.stdout
+    assert "left: 1 run ended less than 7 d 0 h ago, 3 runs not known to have ended" in ended.stdout
+    expected = [name for name in before if not any(str(runs[kind].relative_to(folder)) + "/" in name for kind in OVER)]
+    assert there(folder) == expected
+    assert not (folder / "runs" / "2").exists() and (folder / "runs" / "1" / "other").exists()
+    again = run("--yes")
+    assert again.exit_code == 0 and "nothing to remove" in again.stdout
+
+
+def test_nothing_is_removed_unasked(folder, runs):
+    before = there(folder)
+    ended = run()
+    assert ended.exit_code == 0 and "give --yes to remove them" in ended.stdout
+    for kind in OVER:
+        [line] = [line for line in ended.stdout.splitlines() if str(runs[kind].relative_to(folder)) in line]
+        assert kind in line and "kB" in line and "8 d 0 h ago" in line
+    assert str(folder / "out.jsonl") in ended.stdout
+    assert there(folder) == before
+
+
+def test_ages(folder, runs):
+    assert "removed 5 runs" in run("--older-than", "0", "--yes").stdout
+    assert not runs["young"].exists() and runs["live"].exists() and runs["silent"].exists()
+
+
+@pytest.mark.parametrize("age", ["", "soon", "-1d", "7 days", "1y"])
+def test_ages_that_are_none(age):
+    with pytest.raises(UsageError, match="is no length of time: write"):
+        seconds_of(age)
+
+
+def test_json(folder, runs):
+    before = there(folder)
+    found = json.loads(run("--json").stdout)["runs"]
+    assert {each["folder"] for each in found if each["removable"]} == {
+        str(runs[kind].relative_to(folder)) for kind in OVER
+    }
+    assert not any(each["removed"] for each in found) and there(folder) == before
+    assert all(each["bytes"] > 1000 for each in found)
+    removed = json.loads(run("--json", "--yes").stdout)["runs"]
+    assert sum(each["removed"] for each in removed) == 4 and not runs["died"].exists()
+
+
+def test_links_are_not_followed(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    make_run(elsewhere, "1")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "linked").symlink_to(elsewhere / "runs" / "1")
+    inside = make_run(folder, "2")
+    (inside / "kept").symlink_to(elsewhere)
+    assert "removed 1 run," in run("--yes").stdout
+    assert (elsewhere / "runs" / "1" / "ctxflow" / "events.jsonl").exists()
+
+
+def test_no_runs(folder):
+    ended = run()
+    assert (ended.exit_code, ended.stdout) == (0, "there is nothing to remove\n")
+
+
+def test_the_run_of_a_program_is_known(folder):
+    """As an executor leaves it."""
+    from ctxflow import ContextExecutor, batch_app
+
+    with ContextExecutor(workers=1):
+        assert list(batch_app(list).map([1])) == [1]
+        assert json.loads(run("--json", "--older-than", "0").stdout)["runs"][0]["removable"] is False
+    [found] = json.loads(run("--json", "--older-than", "0", "--yes").stdout)["runs"]
+    assert (found["state"], found["removed"]) == ("done", True)
+    assert there(folder) == []
+
+
+def test_a_folder_that_is_not_there_is_a_wrong_command_line(folder):
+    words = [sys.executable, "-m", "ctxflow", "clean", "nowhere"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1) and "there is no folder nowhere" in ended.stderr
