@@ -26,7 +26,7 @@ from pool.settings import NAME, STATE  # noqa: E402
 
 CLEAR_SECONDS = 60.0
 
-NO_TESTBED = pytest.StashKey[str]()
+NO_TESTBED = "No testbed: "
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,11 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(*limit.args, func_only=True), append=False)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line what was skipped and why, not in one for each test."""
-    if why := config.stash.get(NO_TESTBED, ""):
-        count = len(terminalreporter.stats.get("skipped", []))
-        terminalreporter.write_line(f"Tests that need the testbed: {count} skipped. {why}", yellow=True)
+    reasons = (str(report.longrepr[-1]).partition(NO_TESTBED) for report in terminalreporter.getreports("skipped"))
+    if whys := [why for _, found, why in reasons if found]:
+        terminalreporter.write_line(f"Tests that need the testbed: {len(whys)} skipped. {whys[0]}", yellow=True)
 
 
 class Testbed:
@@ -123,8 +123,7 @@ def any_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         code, complaint = bring_up(["--with-torch"] if torch else [])
     if code == 3:
-        request.config.stash[NO_TESTBED] = complaint
-        pytest.skip(complaint)
+        pytest.skip(NO_TESTBED + complaint)
     assert code == 0, complaint
     testbed = Testbed()
     yield testbed
