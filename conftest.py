@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _HERE = Path(__file__).parent
 _OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
-_WAITING = 3
-"""How many more tests than cores run side by side: most of a test's time is waiting, for workers and batch systems."""
+_WAITING = 1
+"""How many more tests than cores run side by side: a third of a test's time is waiting."""
 
 _MODEL_ROOMS = [_HERE / "tests" / room for room in ("models", "examples")]
 _MODEL = re.compile(
@@ -31,6 +32,9 @@ _MODEL = re.compile(
 def pytest_configure(config: pytest.Config) -> None:
     """Set up this process, and through its environment all that tests start."""
     config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
+    # How long an example takes says how busy the machine is.
+    settings.register_profile("ctxflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("ctxflow")
     # Programs that tests interrupt must hear SIGINT: a shell's background commands start deaf to it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,15 +52,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import modules that need a model where none is wanted, nor PyTorch be installed."""
-    if "not model" not in config.option.markexpr:
+    if "not model" not in config.option.markexpr or not any(folder in collection_path.parents for folder in _OWN):
         return None
-    if _HERE / "src" in collection_path.parents and collection_path.suffix == ".py":
-        return True if _module_needs_model(collection_path) else None
-    if _HERE / "tests" not in collection_path.parents:
-        return None
-    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
-        return True if collection_path in _MODEL_ROOMS else None
-    return True if _module_needs_model(collection_path) else None
+    needs = collection_path in _MODEL_ROOMS or (
+        collection_path.suffix == ".py" and _module_needs_model(collection_path)
+    )
+    return needs or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,15 +19,15 @@ def make_environment(prefix):
     """A virtual environment with a package in C and one in Python, and ctxflow as a checkout in development."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
     import cloudpickle
-    import numpy
+    import zmq
 
-    for package in (numpy, cloudpickle):
+    for package, name in ((zmq, "pyzmq"), (cloudpickle, "cloudpickle")):
         place = Path(package.__file__).parent
-        for path in [place, *place.parent.glob(f"{place.name}.libs"), *place.parent.glob(f"{place.name}-*.dist-info")]:
+        for path in [place, *place.parent.glob(f"{name}.libs"), *place.parent.glob(f"{name}-*.dist-info")]:
             shutil.copytree(path, site_of(prefix) / path.name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (site_of(prefix) / "__editable__.ctxflow.pth").write_text(f"{SOURCES}\n")
     script = prefix / "bin" / "say"
-    script.write_text(f"#!{prefix}/bin/python\nimport sys, numpy\nprint(sys.prefix, sys.argv[1])\n")
+    script.write_text(f"#!{prefix}/bin/python\nimport sys, zmq\nprint(sys.prefix, sys.argv[1])\n")
     script.chmod(0o755)
     return prefix
 
