@@ -66,34 +66,37 @@ class Ledger:
         self.skip = b""
         self.skipped: Keys = as_keys(())
         self._stack = contextlib.ExitStack()
+        taken = ValueError(
+            f"{results} is there already, without the journal {journal.name} of a job that could go on: "
+            "name another output, or begin anew with --fresh"
+        )
+        if not fresh and not journal.exists() and any(_size(path) for path in (results, errors)):
+            raise taken
         with contextlib.ExitStack() as stack:
             self._journal = stack.enter_context(contextlib.closing(AppendFile(journal)))
             self._journal.lock(results)
-            known = self._begin()
+            self._begin()
             if fresh:
                 self._journal.cut(len(MAGIC))
-            if not known and not fresh and any(_size(path) for path in (results, errors)):
-                raise ValueError(
-                    f"{results} is there already, without the journal {journal.name} of a job that could go on: "
-                    "name another output, or begin anew with --fresh"
-                )
+            # A journal that vouches for nothing may be what is left of a job that was refused here.
+            elif next(frames(self._journal), None) is None and any(_size(path) for path in (results, errors)):
+                raise taken
             self._files = tuple(stack.enter_context(contextlib.closing(AppendFile(path))) for path in (results, errors))
             self._load()
             self._stack = stack.pop_all()
 
-    def _begin(self) -> bool:
-        """See that it is a journal, which an empty or torn one becomes; whether it was one."""
+    def _begin(self) -> None:
+        """See that it is a journal, which an empty or torn one becomes."""
         with self._journal.reader() as file:
             begin = file.read(len(MAGIC))
         if begin == EARLIER:  # An earlier ctxflow must not take it up from now on.
             self._journal.change(0, MAGIC)
         if begin in (MAGIC, EARLIER):
-            return True
+            return
         if not MAGIC.startswith(begin):
             raise ValueError(f"{self._journal.path} is not the journal of a job: name another output, or remove it")
         self._journal.cut(0)
         self._journal.append(MAGIC)
-        return False
 
     # --- opening
 
@@ -201,6 +204,7 @@ class Ledger:
         new = {name: value for name, value in facts.items() if self.facts.get(name) != value or name not in self.facts}
         if new:
             self._add(FACTS, json.dumps(new).encode())
+            self._journal.sync()  # Whatever the machine loses, the results are known to be this job's.
             self.facts.update(new)
             if "input" in new:
                 self.skip, self.skipped = b"", as_keys(())
