@@ -6,8 +6,10 @@ import subprocess
 import sys
 import zipfile
 
+import cloudpickle
 from vine_player import Player
 
+import ctxflow
 from ctxflow.host.program import build_program
 
 
@@ -19,6 +21,22 @@ def test_it_holds_what_a_worker_needs_and_is_the_same_each_time(tmp_path):
     assert {"__main__.py", "ctxflow/host/library.py", "ctxflow/context.py", "cloudpickle/cloudpickle.py"} <= names
     assert not [name for name in names if "examples/" in name or "__pycache__" in name]
     assert sorted(os.listdir(tmp_path)) == ["a.pyz", "b.pyz"], "nothing else is left"
+
+
+def test_made_of_a_ctxflow_that_is_only_found_on_the_path_it_names_no_distribution(tmp_path):
+    """One without a name would make each `entry_points()` in a library process raise, hence many an import."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for package in (ctxflow, cloudpickle):
+        (packages / package.__name__).symlink_to(os.path.dirname(package.__file__))
+    make = "import sys; from ctxflow.host.program import build_program; build_program(sys.argv[1])"
+    look = "from importlib.metadata import entry_points; print(len(entry_points()))"
+    program = str(tmp_path / "ctxflow.pyz")
+    for path, code in ((str(packages), make), (program, look)):
+        command, environment = [sys.executable, "-S", "-c", code, program], {**os.environ, "PYTHONPATH": path}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert run.returncode == 0, run.stderr
+    assert run.stdout == "0\n"
 
 
 def test_a_library_process_runs_from_it_and_users_find_their_own_path(tmp_path):

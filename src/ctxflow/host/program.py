@@ -70,8 +70,10 @@ def _content() -> bytes:
         for package in ("ctxflow", "cloudpickle"):
             for path, data in _files(package):
                 _add(archive, path, data)
-        # So that a worker can tell which versions of what it lacks have to be installed.
-        _add(archive, f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA", metadata().encode())
+        # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
+        # has none, and an empty one would break importlib.metadata in library processes.
+        if about := metadata():
+            _add(archive, f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA", about.encode())
     return packed.getvalue()
 
 
