@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,11 @@ def test_what_cannot_be_written_is_named(tmp_path, name):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="cannot be written: "):
         AppendFile(tmp_path / name)
+
+
+def test_a_full_disk_is_told_with_the_files_name():
+    file = AppendFile(Path("/dev/full"))
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        file.append(b"line\n")
+    assert file.size == 0
+    file.close()

@@ -112,6 +112,49 @@ def test_a_stream_is_read_no_further_than_the_window_and_a_batch():
     results.close()
 
 
+@batch_app
+def whole(rows):
+    return [repr(row) for row in rows]
+
+
+def tables_of(folder, columns):
+    """The same columns as each kind of table that a map reads, but JSON Lines, whose rows have their own."""
+    table = pyarrow.table(columns)
+    table.to_pandas().to_csv(folder / "in.csv", index=False)
+    pyarrow.parquet.write_table(table, folder / "in.parquet")
+    (folder / "shards").mkdir(exist_ok=True)
+    table.to_pandas().to_csv(folder / "shards" / "a.csv", index=False)
+    return [folder / "in.csv", folder / "in.parquet", folder / "shards", table, table.to_pandas()]
+
+
+def test_what_an_app_of_one_parameter_gets_of_each_kind_of_table(tmp_path):
+    for given in tables_of(tmp_path, {"claim": ["a", "b"]}):
+        assert list(upper.map(given)) == ["A", "B"], "the values of the only column"
+        assert list(whole.map(given)) == ["'a'", "'b'"]
+        assert list(whole.map(given, columns="*")) == ["{'claim': 'a'}", "{'claim': 'b'}"]
+    for given in tables_of(tmp_path, {"claim": ["a"], "text": ["b"]}):
+        assert list(upper.map(given, columns=["text"])) == ["B"]
+        assert list(whole.map(given)) == ["{'claim': 'a', 'text': 'b'}"]
+        with pytest.raises(
+            ValueError, match=r"no column 'texts', .*it has 'claim', 'text' \(did you mean 'text'\?\)"
+        ) as told:
+            unnamed.map(given)
+        assert 'give columns=["NAME"] to take another, or columns="*" for whole rows' in str(told.value)
+
+
+def test_a_header_of_another_delimiter_is_told(tmp_path):
+    (tmp_path / "in.csv").write_text("id;text\n1;a\n")
+    with pytest.raises(
+        ValueError, match=r"which ';' seems to separate: read it with pandas\.read_csv\(path, sep=';'\)"
+    ):
+        unnamed.map(tmp_path / "in.csv")
+
+
+@batch_app
+def unnamed(texts):
+    return texts
+
+
 def test_wrong_use_says_what_to_write(tmp_path):
     pyarrow.parquet.write_table(TABLE, tmp_path / "in.parquet")
     frame = TABLE.to_pandas()

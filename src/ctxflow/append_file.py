@@ -6,6 +6,7 @@ live here: what is in them, and how much of it counts.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
@@ -13,6 +14,24 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ctxflow.forks import belongs_here, lead_nowhere
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors of the system say which file they are about, where they do not.
+
+    >>> with naming(Path("results.jsonl")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 28] No space left on device: 'results.jsonl'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 class AppendFile:
@@ -71,12 +90,13 @@ class AppendFile:
     def append(self, data: bytes) -> None:
         """Add all of the data.
 
-        :raises OSError: if there is no room; then nothing of it counts.
+        :raises OSError: if there is no room, with the file's name; then nothing of it counts.
         """
         view, offset = memoryview(data), self.size
-        while view:
-            written = os.pwrite(self._file.fileno(), view, offset)
-            view, offset = view[written:], offset + written
+        with naming(self.path):
+            while view:
+                written = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[written:], offset + written
         self.size = offset
 
     def change(self, offset: int, data: bytes) -> None:
@@ -85,7 +105,8 @@ class AppendFile:
 
     def cut(self, size: int) -> bool:
         """Let so many bytes count, and cut off the rest; whether they are whole lines."""
-        self._file.truncate(size)
+        with naming(self.path):
+            self._file.truncate(size)
         self.size = size
         return not size or os.pread(self._file.fileno(), 1, size - 1) == b"\n"
 
@@ -105,7 +126,8 @@ class AppendFile:
 
     def sync(self) -> None:
         """Have all that was added reach the disk."""
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
 
     def forked(self) -> None:
         """Leave the file and its lock to the process that opened it."""

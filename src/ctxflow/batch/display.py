@@ -6,6 +6,7 @@ looks like (view.py).
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Protocol, TextIO
@@ -171,5 +172,7 @@ def summary(outcome: Outcome, output: str) -> str:
         values = count(many, "value")
         text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"
     if outcome.dead:
-        text += f"\n{count(outcome.dead, 'row')} failed, see {output}.errors.jsonl; --retry-errors tries them again"
+        text += f"\n{count(outcome.dead, 'row')} failed"
+        if output != os.devnull:
+            text += f", see {output}.errors.jsonl; --retry-errors tries them again"
     return text

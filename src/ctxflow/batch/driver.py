@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from ctxflow.apps import BatchApp
 from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.check import Head, Subject, check, head_of
 from ctxflow.batch.display import Display, QuietDisplay
-from ctxflow.batch.files import Files, check_files, files_of, form_of
+from ctxflow.batch.files import Files, check_files, files_of, form_of, keeps
 from ctxflow.batch.going_on import check_rows, check_same, facts_of, input_changed, maker_then
 from ctxflow.batch.held import Held
 from ctxflow.batch.intake import Intake
@@ -126,9 +127,9 @@ class _Begun:
 def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
     """Open a job's files, once all that can be told before is seen to be in order."""
     work = prepared(job, display)
-    job, source, files = work.job, work.source, work.files
+    job, source = work.job, work.source
     identity = work.identity()
-    with Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
+    with _files(work) as files, Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
         facts = facts_of(job, source, identity, ledger.facts)
         if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
             yield _Begun(job, work, ledger, files, ended=True)
@@ -151,6 +152,18 @@ def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Itera
         if ended:
             ledger.finish()
         yield _Begun(job, work, ledger, files, ended)
+
+
+@contextlib.contextmanager
+def _files(work: Work) -> Iterator[Files]:
+    """A job's files; where its output keeps nothing, those in a folder that is removed at the end."""
+    if keeps(work.files.output):
+        yield work.files
+        return
+    work.display.note(f"{work.files.output} keeps nothing, neither of results nor of rows that fail")
+    with tempfile.TemporaryDirectory(prefix="ctxflow-batch-") as folder:
+        work.files = files_of(Path(folder, "results"), str(work.job.output_format))
+        yield work.files
 
 
 def prepared(job: Job, display: Display) -> Work:

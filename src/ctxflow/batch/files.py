@@ -6,6 +6,7 @@ What does not live here: how files are told apart (apart.py), and what is in the
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from ctxflow.batch.apart import Named, check_apart, check_not_among
@@ -82,6 +83,18 @@ def form_of(output: Path) -> str:
     return form
 
 
+def keeps(output: Path) -> bool:
+    """Return whether an output keeps what is written to it, as all do but the null device.
+
+    >>> keeps(Path("/dev/null")), keeps(Path("results.jsonl"))
+    (False, True)
+    """
+    try:
+        return not os.path.samefile(output, os.devnull)
+    except OSError:  # It is not there.
+        return True
+
+
 def check_files(job: Job, source: Source, files: Files) -> None:
     """See that a job can write its files, and that it reads none of them, before any is opened.
 
@@ -89,6 +102,12 @@ def check_files(job: Job, source: Source, files: Files) -> None:
     """
     if files.output.is_dir():
         raise UsageError(f"the output {job.output} is a folder: name a file")
+    if not keeps(files.output):
+        return
+    if files.output.exists() and not files.output.is_file():
+        raise UsageError(
+            f"the output {job.output} is a pipe or a device, from which no restart could go on: name a file"
+        )
     check_apart([("the input", job.input), *(("the input", path) for path in source.files)], files.written)
     check_apart(_read_beside(job), files.written)
     if job.input.is_dir():

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ctxflow.append_file import naming
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 
@@ -30,10 +31,11 @@ def publish(
     :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
     :param types: the Arrow types of columns that are the input's own.
     """
-    if form == "csv":
-        publish_csv(rows, output)
-    else:
-        publish_parquet(rows, output, embeddings, types)
+    with naming(output):
+        if form == "csv":
+            publish_csv(rows, output)
+        else:
+            publish_parquet(rows, output, embeddings, types)
 
 
 def publish_csv(rows: Path, output: Path) -> None:

@@ -109,7 +109,10 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except (CtxflowError, ValueError, OSError) as error:
-        print(f"ctxflow: {error}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        print(f"ctxflow: {text}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         print("ctxflow: interrupted", file=sys.stderr)
