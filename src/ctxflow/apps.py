@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Result = DefaultTypeVar("Result", default=Any)
 else:
     Result = TypeVar("Result")
+_SHOWN = 400  # Characters of a constant in a report.
 _Kind = TypeVar("_Kind", bound="_App")
 
 
@@ -160,6 +161,17 @@ class _ContextCall:
                 options.level,
             ),
         )
+
+
+def _in_words(constant: Any) -> str:
+    """A constant as a report shows it: what is large or not plain by its type alone.
+
+    >>> _in_words("Is it true?"), _in_words(range(3))
+    ("'Is it true?'", 'a range')
+    """
+    if isinstance(constant, str):
+        return repr(constant if len(constant) <= _SHOWN else f"{constant[: _SHOWN - 3]}...")
+    return repr(constant) if isinstance(constant, (int, float, type(None))) else f"a {type(constant).__name__}"
 
 
 class BatchApp(_App, Generic[Result]):
@@ -339,6 +351,7 @@ class BatchApp(_App, Generic[Result]):
             max_delay=options.max_delay,
             max_error=options.max_error,
             error=options.error,
+            constants=", ".join(f"{name}={_in_words(value)}" for name, value in constants.items()),
         )
         specs = [spec] + [
             dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)

@@ -8,9 +8,11 @@ import pytest
 from observe_data import RUN
 from played_run import Played
 
+from ctxflow import ContextExecutor, batch_app
 from ctxflow.errors import CtxflowError
 from ctxflow.observe import report as reports
-from ctxflow.observe.history_reader import read_history
+from ctxflow.observe.history import App, ContextLoads
+from ctxflow.observe.history_reader import read_history, told_apart
 from ctxflow.observe.report import Report, read_report
 from ctxflow.observe.staging import ContextFile, Peer
 from ctxflow.observe.summary import SUMMARY, keep, summarise
@@ -154,6 +156,51 @@ def test_a_run_of_which_only_the_summary_was_kept(tmp_path):
     report = read_report(reports.find_run(tmp_path))
     assert report.history is None
     assert "GPU-minutes" in "".join(check(page(report, {})).text)
+
+
+def test_the_page_begins_with_a_conclusion_and_says_if_the_run_was_simulated():
+    report = read_report(RUN)
+    text = "".join(Parsed(page(report, {})).text)
+    conclusion = (
+        "60\N{NO-BREAK SPACE}% of the time was useful; most of the rest, 37\N{NO-BREAK SPACE}%, went into loading"
+    )
+    assert 0 < text.index(conclusion) < text.index("items done")
+    assert "simulated run" not in text
+    report.history.simulated = True
+    assert "A simulated run: all times are virtual" in "".join(Parsed(page(report, {})).text)
+
+
+def test_two_templates_of_one_app_are_two_names(tmp_path):
+    @batch_app
+    def judge(claims, *, template, top=1):
+        return [template for _ in claims]
+
+    executor = ContextExecutor(workers=1)
+    executor.run_dir = str(tmp_path)
+    beginning = "Here is a claim, of which somebody wants to know whether it is "
+    with executor:
+        for template in (f"{beginning}true.", f"{beginning}false.", "Short."):
+            list(judge.map(["a"], template=template))
+        list(judge.map(["a"], template="Short.", top=2))
+    report = read_report(reports.find_run(tmp_path))
+    names = [app.name for app in report.history.apps.values()]
+    assert len(set(names)) == 4, "each is told apart"
+    for name, part in zip(names, ("true.", "false.", "Short.", "top=2"), strict=True):
+        assert name.startswith("judge (") and part in name and len(name) < 80
+    text = "".join(Parsed(page(report, {})).text)
+    assert all(text.count(name) >= 2 for name in names), "in the table of calls and in the settings"
+
+
+def test_names_that_nothing_tells_apart_are_numbered():
+    apps = {"a": App("judge", {"context": "c"}), "b": App("judge", {"context": "d"}), "c": App("other")}
+    assert list(told_apart(apps).values()) == ["judge #1", "judge #2", "other"]
+    assert list(told_apart(apps, {"c": "small", "d": "large"}).values()) == [
+        "judge by small",
+        "judge by large",
+        "other",
+    ]
+    loads = {"c": ContextLoads("encoder"), "d": ContextLoads("encoder")}
+    assert list(told_apart(loads).values()) == ["encoder #1", "encoder #2"]
 
 
 def test_a_page_is_written_whole_and_whatever_it_holds(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxflow.observe.history_reader import read_history
 from ctxflow.scheduler.log import replay
 from ctxflow.simulator.bounds import fluid_seconds, mixed_fluid_seconds
 from ctxflow.simulator.building import build, machines_of
@@ -164,6 +165,8 @@ def test_a_recorded_run_is_a_trace_for_another_workload(files, tmp_path):
     [first] = study([Case("", files("workload.evictions.per_hour=120"), tmp_path / "run")], [0], math.inf)
     with open(tmp_path / "run" / "events.jsonl") as lines:
         assert replay(lines) > 100, "a simulated run's log is as a live run's"
+        lines.seek(0)
+        assert read_history(lines).simulated, "but for what its report says of it"
     again = play(files(f"workload.evictions.trace={tmp_path / 'run'}", "batching=fixed"), until=1e5)
     assert again.done == 3000
     assert first.median("evicted") > 0 and again.evicted > 0

@@ -130,6 +130,7 @@ class History:
     :ivar apps: by id, as are `contexts`; `tiers` by name.
     :ivar accounts: what the workers' time went into; `causes`: why calls, contexts and items failed.
     :ivar chunks: that sessions got.
+    :ivar simulated: whether it was a run in virtual time, without workers.
     :ivar plans: (since when, the `Place` command) of each placement that held, in order.
     """
 
@@ -147,6 +148,7 @@ class History:
     accounts: Accounts = dataclasses.field(default_factory=Accounts)
     causes: Causes = dataclasses.field(default_factory=Causes)
     plans: list[tuple[float, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    simulated: bool = False
 
     @property
     def mean_workers(self) -> float:

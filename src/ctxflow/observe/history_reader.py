@@ -6,7 +6,7 @@ What does not live here: what a history is (history.py), and the parts that othe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ctxflow.observe.accounts import AccountsReader
@@ -32,8 +32,10 @@ def read_history(lines: Iterable[str]) -> History:
     for number, (text, last) in enumerate(_with_last(lines), 1):
         try:
             record = json.loads(text)
-            if number > 1 or "run" not in record:  # The first line says how the run decides.
+            if number > 1 or "run" not in record:
                 reader.take(record["event"], record["commands"])
+            else:  # The first line says how the run decides.
+                reader.history.simulated = bool(record["run"].get("simulated"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if last and not text.endswith("\n"):
                 break
@@ -52,6 +54,51 @@ def _with_last(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
         held = text
     if held is not None:
         yield held, True
+
+
+_SHOWN = 60  # Characters of what tells names apart.
+_ALIKE = 20  # If more are the same at the beginning, they are left out.
+
+
+def told_apart(
+    those: Mapping[str, App] | Mapping[str, ContextLoads], contexts: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """A name for each app or context by which it differs from all others: its own, and what tells it from namesakes.
+
+    :param contexts: the names of apps' contexts.
+
+    >>> said = [{"constants": "top=1"}, {"constants": "top=2"}, {}]
+    >>> list(told_apart({str(n): App("verify", spec) for n, spec in enumerate(said)}).values())
+    ['verify (top=1)', 'verify (top=2)', 'verify']
+    """
+    alike: dict[str, list[str]] = {}
+    for id, each in those.items():
+        alike.setdefault(each.name, []).append(id)
+    names = {}
+    for name, ids in alike.items():
+        given = [str(those[id].spec.get("constants") or "") for id in ids] if len(ids) > 1 else [""]
+        shown = [f"{name} ({_from_difference(text, given)})" if text else name for text in given]
+        if len(set(shown)) < len(shown) and contexts is not None:
+            by = [contexts.get(str(those[id].spec.get("context")), "") for id in ids]
+            if len(set(by)) > 1:
+                shown = [f"{text} by {each}" if each else text for text, each in zip(shown, by, strict=True)]
+        for n, (id, text) in enumerate(zip(ids, shown, strict=True), 1):
+            names[id] = f"{text} #{n}" if shown.count(text) > 1 else text
+    return names
+
+
+def _from_difference(text: str, others: Iterable[str]) -> str:
+    """The part of a text by which it differs from the others, as far as there is room."""
+    common = max((_alike(text, other) for other in others if other != text), default=0)
+    begin = common - 4 if common > _ALIKE else 0
+    part = text[begin : begin + _SHOWN]
+    return ("..." if begin else "") + part + ("..." if begin + _SHOWN < len(text) else "")
+
+
+def _alike(one: str, other: str) -> int:
+    """How many letters two texts begin with that are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (mine, its) in pairs if mine != its), min(len(one), len(other)))
 
 
 class _Reader:
@@ -127,6 +174,11 @@ class _Reader:
         for group in (self.history.workers, *self.history.tiers.values()):
             since, now = group.counts[-1]
             group.worker_seconds += now * (end - since)
+        contexts, apps = self.history.contexts, self.history.apps
+        for id, name in told_apart(contexts).items():
+            contexts[id].name = name
+        for id, name in told_apart(apps, {id: each.name for id, each in contexts.items()}).items():
+            apps[id].name = name
 
     def _close(self, ranges: list[list[int]]) -> int:
         count = 0

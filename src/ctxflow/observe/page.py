@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.observe import summary as summaries
+from ctxflow.observe.conclusion import conclusion
 from ctxflow.observe.report import EVENTS, Report
 from ctxflow.observe.text import counts_text, overview, tables
 from ctxflow.observe.tree_page import tree_sections
-from ctxflow.observe.words import figure, seconds
+from ctxflow.observe.words import even, figure, seconds
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = 
     return environment.get_template("page.html").render(
         run=report.run,
         name=_name(report),
+        simulated=report.history is not None and report.history.simulated,
+        conclusion=_unbroken(conclusion(report.summary, report.history)) if report.summary is not None else "",
         cards=_cards(report),
         overview=overview(report.history) if report.history is not None else [],
         summary=report.summary,
@@ -141,13 +145,15 @@ def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     scale, unit = summaries.span_unit(summary["unit"], summary["hours"]["connected"])
     heads, rows = summaries.places_table(summary)
+    parts = summaries.parts_rows(summary)
+    *values, total = even([*(value for _, _, value, _ in parts), scale * summary["hours"]["connected"]])
     hosts = sorted({host for place in summary["places"] for host in place["hosts"]})
     return {
         "unit": unit,
-        "total": figure(scale * summary["hours"]["connected"]),
+        "total": total,
         "parts": [
-            {"part": p, "name": name, "value": figure(value), "share": summaries.percent(share), "width": 100 * share}
-            for p, name, value, share in summaries.parts_rows(summary)
+            {"part": part, "name": name, "value": value, "share": summaries.percent(share), "width": 100 * share}
+            for (part, name, _, share), value in zip(parts, values, strict=True)
         ],
         "efficiency": summaries.efficiency_text(summary),
         "heads": heads,
@@ -155,6 +161,11 @@ def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "hosts": hosts[:_MOST_HOSTS],
         "hosts_left": max(0, len(hosts) - _MOST_HOSTS),
     }  # fmt: skip
+
+
+def _unbroken(text: str) -> str:
+    """A text in which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(%|m?s)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
 def _settings(report: Report) -> Iterator[tuple[str, list[tuple[str, Any]]]]:

@@ -287,5 +287,7 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
         axes.axvline(at, color=DARK, linewidth=0.9, linestyle=style, label=f"p{percent} {seconds(at)}")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
     trimmed = f", {round(beyond):,} longer ones not shown" if round(beyond) else ""
-    above = 18.0 if axes.figure.get_figwidth() < WIDTH else None  # Where both have no place on a line.
-    axes.set_title(f"{shortened(app.name)}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left", pad=above)
+    narrow = axes.figure.get_figwidth() < WIDTH
+    name = app.name if not narrow and len(app.name) <= 80 else shortened(app.name)
+    above = 18.0 if narrow or len(name) > 28 else None  # Where both have no place on a line.
+    axes.set_title(f"{name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left", pad=above)

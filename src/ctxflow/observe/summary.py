@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ctxflow.observe.accounts import PARTS, Accounts, Group
 from ctxflow.observe.history import History
-from ctxflow.observe.words import figure, table
+from ctxflow.observe.words import even, table
 from ctxflow.observe.words import seconds as duration
 
 SUMMARY = "summary.json"
@@ -248,22 +248,22 @@ def places_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
     scale, unit = span_unit(summary["unit"], summary["hours"]["connected"])
     counted = summary["tokens"] is not None
     heads = ["tier", "GPU", "hosts", "workers", "items", "items/s busy", *(["tokens/s busy"] * counted), unit, "useful"]
-    rows = []
-    for place in summary["places"]:
-        rows.append([place["tier"], gpus_text(place["gpu_model"], place["gpus"]), *_cells(place, scale, counted)])
+    of = [(place["tier"], place) for place in summary["places"]]
     if len(summary["places"]) > len(summary["models"]):
-        for model in summary["models"]:
-            rows.append(["all tiers", gpus_text(model["gpu_model"], model["gpus"]), *_cells(model, scale, counted)])
-    return heads, rows
-
-
-def _cells(row: Mapping[str, Any], scale: float, counted: bool) -> list[str]:
-    hours = row["hours"]
-    return [
-        f"{len(row['hosts']):,}", f"{row['workers']:,}", f"{row['items']:,}", figure(row["items_per_second"]),
-        *([figure(row["tokens_per_second"])] * counted), figure(scale * hours["connected"]),
-        percent(hours["useful"] / hours["connected"]) if hours["connected"] else "-",
+        of += [("all tiers", model) for model in summary["models"]]
+    columns: list[list[str]] = [
+        [tier for tier, _ in of],
+        [gpus_text(row["gpu_model"], row["gpus"]) for _, row in of],
+        [f"{len(row['hosts']):,}" for _, row in of],
+        [f"{row['workers']:,}" for _, row in of],
+        [f"{row['items']:,}" for _, row in of],
+        even([row["items_per_second"] for _, row in of]),
+        *([even([row["tokens_per_second"] for _, row in of])] * counted),
+        even([scale * row["hours"]["connected"] for _, row in of]),
+        [percent(row["hours"]["useful"] / row["hours"]["connected"]) if row["hours"]["connected"] else "-"
+         for _, row in of],
     ]  # fmt: skip
+    return heads, [list(row) for row in zip(*columns, strict=True)]
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -272,8 +272,10 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         return "No worker joined."
     heads, rows = places_table(summary)
     scale, unit = span_unit(summary["unit"], summary["hours"]["connected"])
-    parts = [[name, figure(value), percent(share)] for _, name, value, share in parts_rows(summary)]
-    parts.append(["connected", figure(scale * summary["hours"]["connected"]), "100 %"])
+    rows_of_parts = parts_rows(summary)
+    *values, connected = even([*(value for _, _, value, _ in rows_of_parts), scale * summary["hours"]["connected"]])
+    parts = [[row[1], value, percent(row[3])] for row, value in zip(rows_of_parts, values, strict=True)]
+    parts.append(["connected", connected, "100 %"])
     texts = [table(["Ran on", *heads[1:]], rows, words=2), table([unit, "", "share"], parts)]
     efficiency = efficiency_text(summary)
     return "\n\n".join([*texts, *([f"Efficiency  {efficiency}"] if efficiency else [])])

@@ -13,7 +13,7 @@ from ctxflow.observe.measures import Histogram, percentiles
 from ctxflow.observe.report import Report
 from ctxflow.observe.summary import percent, summary_text
 from ctxflow.observe.tree import tree_lines
-from ctxflow.observe.words import seconds, table
+from ctxflow.observe.words import even, figure, seconds, table
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
 _MOST_CAUSES = 8
@@ -30,6 +30,8 @@ def as_text(report: Report, every: bool = False) -> str:
         if report.summary is not None:
             parts.append("The summary that was kept:\n\n" + summary_text(report.summary))
     else:
+        if report.history.simulated:
+            parts.append("It was simulated: all times are virtual, and no worker ran anything.")
         parts.append("\n".join(f"{name:<10}{text}" for name, text in overview(report.history)))
         if report.summary is not None and report.summary["places"]:
             parts.append(summary_text(report.summary))
@@ -84,7 +86,7 @@ def overview(history: History) -> list[tuple[str, str]]:
     failed = sum(context.failed for context in history.contexts.values())
     chunks = [("Chunks", f"{history.chunks:,} of sessions")] if history.chunks else []
     return [
-        ("Duration", f"{seconds(history.duration)}, {rate:,.4g} items/s"),
+        ("Duration", f"{seconds(history.duration)}, {figure(rate)} items/s"),
         *chunks,
         ("Items", f"{items.done:,} of {items.submitted:,} done{''.join(', ' + part for part in left)}{again}"),
         ("Workers", f"{history.mean_workers:.1f} on average, {history.peak_workers:,} at most, "
@@ -109,7 +111,9 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
         found.append((["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
     if history.plans:
         found.append(_plan_table(history))
-    lived = [_lifetime_row(name, tier) for name, tier in history.tiers.items() if tier.lifetimes]
+    evicted = {name: tier for name, tier in history.tiers.items() if tier.lifetimes}
+    rates = even([tier.eviction_rate for tier in evicted.values()])
+    lived = [_lifetime_row(name, tier, rate) for (name, tier), rate in zip(evicted.items(), rates, strict=True)]
     if lived:
         found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
     return found
@@ -150,11 +154,10 @@ def _tier_rows(name: str, tier: Tier) -> list[list[str]]:
     return rows
 
 
-def _lifetime_row(name: str, tier: Tier) -> list[str]:
-    rate = tier.eviction_rate or 0.0
+def _lifetime_row(name: str, tier: Tier, rate: str) -> list[str]:
     ages = percentiles(tier.lifetimes)
     shown = [seconds(ages[part]) for part in ("p10", "p50", "p90", "most")]
-    return [name, f"{tier.evicted:,}", f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", *shown]
+    return [name, f"{tier.evicted:,}", rate, *shown]
 
 
 def _app_rows(app: App) -> list[list[str]]:

@@ -123,7 +123,8 @@ def _losses(axes: Any, history: History, length: float) -> None:
         places = sorted({round(time / step) for time, kind in history.losses if kind is evicted})
         times = [place * step / length for place in places]
         if times:
-            marks = {"marker": "|", "linestyle": "", "markersize": 7, "markeredgewidth": 1.1, "clip_on": False}
+            # Thin, so that many of them can be told apart.
+            marks = {"marker": "|", "linestyle": "", "markersize": 7, "markeredgewidth": 0.6, "clip_on": False}
             axes.plot(times, [0.0] * len(times), color=colour, label=label, zorder=5, **marks)
 
 

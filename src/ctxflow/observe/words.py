@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
 def seconds(value: float) -> str:
     """A duration with three digits that count.
 
-    >>> seconds(0.01234), seconds(12.34), seconds(1234.5)
-    ('12.3 ms', '12.3 s', '1,234 s')
+    >>> seconds(0.01234), seconds(12), seconds(1234.5)
+    ('12.3 ms', '12.0 s', '1,234 s')
     """
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+    return f"{_three(value * 1e3)} ms" if value < 0.9995 else f"{_three(value)} s"
 
 
 def figure(value: float | None) -> str:
     """A number with three digits that count.
 
-    >>> figure(0.01234), figure(12345.6), figure(None)
-    ('0.0123', '12,346', '-')
+    >>> figure(0.01234), figure(57), figure(12345.6), figure(None)
+    ('0.0123', '57.0', '12,346', '-')
     """
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+    return "-" if value is None else _three(value)
+
+
+def _three(value: float) -> str:
+    if not value:
+        return "0"
+    return f"{value:,.{decimals(value)}f}"
+
+
+def decimals(value: float) -> int:
+    """How many decimals give a number three digits that count.
+
+    >>> decimals(0.01234), decimals(9.999), decimals(57.0), decimals(1234.0)
+    (4, 1, 1, 0)
+    """
+    if not value:
+        return 0
+    exponent = math.floor(math.log10(abs(float(f"{value:.3g}"))))
+    return max(0, 2 - exponent)
+
+
+def even(values: Sequence[float | None]) -> list[str]:
+    """Numbers that stand in one column, with as many decimals each: the largest has three digits that count.
+
+    >>> even([50.9, 0.0188, None, 57.0])
+    ['50.9', '0.0', '-', '57.0']
+    """
+    places = min((decimals(value) for value in values if value), default=0)
+    return ["-" if value is None else f"{value:,.{places}f}" for value in values]
 
 
 def shortened(name: str) -> str:

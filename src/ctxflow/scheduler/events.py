@@ -61,6 +61,7 @@ class AppSpec:
         to it, the plan divides that app's items.
     :ivar sessions: whether it has no items, but sessions, which make chunks.
     :ivar chunk_target: seconds that a chunk may take, None if that does not matter.
+    :ivar constants: what its calls have in common, in words, which tell it from others of its name.
     :ivar keep_every: after how many chunks a session's state is kept beside its worker, None for never.
     """
 
@@ -79,6 +80,7 @@ class AppSpec:
     sessions: bool = False
     chunk_target: float | None = None
     keep_every: int | None = None
+    constants: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class Setup:
 
     :ivar policies: family -> {"policy": name, and its options}, or {"object": the class of one made by the program}.
     :ivar level: how much of a context workers kept where an app did not say; contexts in the log have their own.
+    :ivar simulated: whether it was a run in virtual time, without workers.
     """
 
     policies: Mapping[str, Mapping[str, Any]]
@@ -116,6 +117,7 @@ class Setup:
     seed: int = 0
     start_when: float = 0.0
     level: str = ev.PERVASIVE
+    simulated: bool = False
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler that decides so.
@@ -132,8 +134,10 @@ class Setup:
         return Scheduler(policies, self.limits, self.seed, self.start_when)
 
 
-def first_line(scheduler: Scheduler, level: str = ev.PERVASIVE) -> str:
+def first_line(scheduler: Scheduler, level: str = ev.PERVASIVE, simulated: bool = False) -> str:
     """The first line of the log of a run that this scheduler decides.
+
+    :param simulated: whether it runs in virtual time, without workers.
 
     >>> first_line(Scheduler(Policies.chosen({"batching": "opportunistic"})))[:72]
     '{"run":{"ctxflow":"0.1.0","policies":{"routing":{"policy":"context-affin'
@@ -143,7 +147,7 @@ def first_line(scheduler: Scheduler, level: str = ev.PERVASIVE) -> str:
         family: state.policies.choices.get(family) or described(family, getattr(state.policies, family))
         for family in FAMILIES
     }
-    setup = Setup(policies, state.limits, state.seed, state.start_when, level)
+    setup = Setup(policies, state.limits, state.seed, state.start_when, level, simulated)
     return _encoder.encode({"run": {"ctxflow": __version__, **dataclasses.asdict(setup)}})
 
 
@@ -160,7 +164,8 @@ def read_setup(text: str) -> Setup | None:
         if "event" in record:
             return None
         run = record["run"]
-        return Setup(run["policies"], Limits(**run["limits"]), run["seed"], run["start_when"], run["level"])
+        simulated = bool(run.get("simulated"))  # Logs of earlier versions do not say.
+        return Setup(run["policies"], Limits(**run["limits"]), run["seed"], run["start_when"], run["level"], simulated)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"line 1 is no line of an event log ({error}): is this the run's events.jsonl?") from None
 

@@ -143,7 +143,7 @@ def _play(job: _Job, tell: Callable[[float], None] | None = None) -> Result:
         if job.log is not None:
             job.log.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(job.log / LOG, "w", encoding="utf-8"))
-            file.write(first_line(built.simulation.scheduler, job.scenario.site.level) + "\n")
+            file.write(first_line(built.simulation.scheduler, job.scenario.site.level, simulated=True) + "\n")
             listeners.append(lambda event, commands: _write(file, event, commands))
         return run(built, job.until)
 
