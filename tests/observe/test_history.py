@@ -149,7 +149,7 @@ def test_tiers_as_text_and_data(squeezed, tmp_path):
     for name, tier in history.tiers.items():
         [counts, ages] = [row.split() for row in text.splitlines() if row.startswith(name)]
         assert counts[1:6] == [f"{n:,}" for n in (tier.items_done, tier.joined, tier.evicted, 0, 0)]
-        assert ages[1:3] == [str(tier.evicted), f"{tier.eviction_rate:.3g}"]
+        assert ages[1:3] == [str(tier.evicted), f"{tier.eviction_rate:.1f}"], "with as many decimals in each row"
         data = json.loads(json.dumps(as_data(report)))["history"]["tiers"][name]
         assert data["lifetimes"]["p50"] == pytest.approx(statistics.median(tier.lifetimes))
         assert data["evictions_per_worker_hour"] == pytest.approx(tier.eviction_rate)
