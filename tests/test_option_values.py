@@ -94,6 +94,7 @@ MAP = {
     "on_error": [*NO_TEXT, "ignore", None],
     "order": [*NO_TEXT, "any", None],
     "window": [*NO_WHOLE, 0, -1],
+    "progress": [each for each in NO_FLAG if each is not None],
 }
 SPECIFICATION = {
     "priority": PRIORITY,

@@ -1,4 +1,4 @@
-"""The program in docs/streams.md runs as it is printed, and prints what is shown."""
+"""The programs in docs/streams.md run as they are printed, and print what is shown."""
 
 import re
 import subprocess
@@ -10,15 +10,16 @@ import pytest
 TEXT = (Path(__file__).parent.parent / "docs" / "streams.md").read_text()
 
 
-def test_program(tmp_path):
+def test_programs(tmp_path):
     pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    [shown] = re.findall(r"```\n(.*?)```", TEXT.partition(program)[2].partition("```")[2], re.DOTALL)
-    (tmp_path / "program.py").write_text(program)
-    run = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == shown
+    programs = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
+    assert len(programs) == TEXT.count("```python") == 2
+    for program, shown in programs:
+        (tmp_path / "program.py").write_text(program)
+        run = subprocess.run(
+            [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stdout == shown
     assert len((tmp_path / "lengths.jsonl").read_text().splitlines()) == 3

@@ -30,7 +30,7 @@ from ctxflow.scheduler import events as ev
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultTypeVar
 
-    from ctxflow.mapping import Mapped
+    from ctxflow.mapped import Mapped
 
     Result = DefaultTypeVar("Result", default=Any)
 else:
@@ -206,6 +206,7 @@ class BatchApp(_App, Generic[Result]):
         on_error: Literal["raise"] = ...,
         order: Literal["input"] = ...,
         window: int | None = ...,
+        progress: bool | None = ...,
         **constants: Any,
     ) -> Mapped[Result]: ...
     @overload
@@ -217,6 +218,7 @@ class BatchApp(_App, Generic[Result]):
         on_error: str = ...,
         order: str = ...,
         window: int | None = ...,
+        progress: bool | None = ...,
         **constants: Any,
     ) -> Mapped[Any]: ...
 
@@ -228,6 +230,7 @@ class BatchApp(_App, Generic[Result]):
         on_error: str = "raise",
         order: str = "input",
         window: int | None = None,
+        progress: bool | None = None,
         **constants: Any,
     ) -> Mapped[Any]:
         """The results of many items, as they come, in bounded memory.
@@ -244,6 +247,7 @@ class BatchApp(_App, Generic[Result]):
         :param order: "input" yields results in the order of the inputs, "completed" yields pairs
             (index, result) as they come.
         :param window: how many items may be on their way or waiting for their turn.
+        :param progress: whether to show how far it is; by default on a terminal and in a notebook, after two seconds.
         :raises ValueError: for an option that makes no sense, a table that lacks a column, or a resume file of
             another app.
 
@@ -256,14 +260,14 @@ class BatchApp(_App, Generic[Result]):
         [0, 2, 4, 6, 8]
         """
         from ctxflow.map_inputs import inputs_of, unknown_option
-        from ctxflow.mapping import Mapped
+        from ctxflow.mapped import Mapped
 
         if unknown := sorted(set(constants) - self.constants):
             raise unknown_option(self, unknown[0])
         through = inputs_of(self, inputs, columns, by_index=resume is not None)
         executor, kernel = active_executor(self.options.executor)
         app = self if kernel is None else self._retried(kernel.config.retries)
-        mapped = Mapped(app, through.items, constants, executor, resume, on_error, order, window)
+        mapped = Mapped(app, through, constants, executor, resume, on_error, order, window, progress)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: _MapCall(mapped.finished)}

@@ -157,5 +157,5 @@ def unknown_option(app: BatchApp, name: str) -> TypeError:
     return TypeError(f"{called}.map has no option {name!r}{app.constants_hint()}{hint}")
 
 
-_OF_MAPS = ("columns", "resume", "on_error", "order", "window")
+_OF_MAPS = ("columns", "resume", "on_error", "order", "window", "progress")
 _OF_APPS = tuple(field.name for field in dataclasses.fields(Options))

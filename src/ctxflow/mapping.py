@@ -1,107 +1,46 @@
-"""A map over many items: an iterator that feeds a run from iterables or a table and yields results, in bounded memory.
+"""The work of a map: it feeds a run from iterables or a table and gives results, in bounded memory.
 
-What does not live here: what one call is (apps.py), what the items are (map_inputs.py), and the file that keeps
-results (resume.py).
+What does not live here: what people hold of a map (mapped.py), what the items are (map_inputs.py), and the file that
+keeps results (resume.py).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
-import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from ctxflow.apps import Result
 from ctxflow.errors import CtxflowError, RunEnded, add_note
+from ctxflow.executors.awaiting import arrival
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.forks import foreign_text
-from ctxflow.identity import identity_of, reading
 from ctxflow.map_futures import Aside, may_hold_futures
 from ctxflow.map_spans import Spans
-from ctxflow.option_values import choice, refuse, short, whole
+from ctxflow.option_values import short
 from ctxflow.resume import ResultsFile
 
 if TYPE_CHECKING:
-    from ctxflow.apps import BatchApp
-    from ctxflow.executors.executor import ContextExecutor
     from ctxflow.executors.run import Run
 
 _FEED = 1000
 _FEED_SECONDS = 0.05
-_LEAST_WINDOW = 20_000
+LEAST_WINDOW = 20_000
 _READER_SECONDS = 60.0  # So long after it took results, a thread is taken to read a map on.
 _NONE = object()
-
-
-class Mapped(Generic[Result]):
-    """The results of a map: an iterator; see `BatchApp.map`.
-
-    Inputs are pulled on the consumer's thread, up to a window of items that are on their way or wait for their
-    turn. Closing it (or dropping it) cancels what is still queued.
-    """
-
-    def __init__(
-        self,
-        app: BatchApp,
-        items: Iterator[Any],
-        constants: Mapping[str, Any],
-        executor: ContextExecutor,
-        resume: str | os.PathLike[str] | None,
-        on_error: str,
-        order: str,
-        window: int | None,
-    ) -> None:
-        self._mapping: _Mapping | None = None
-        self._results: Iterator[Any] = iter(())
-        choice("on_error", on_error, ("raise", "return"))
-        choice("order", order, ("input", "completed"))
-        if window is not None:
-            window = whole("window", window, "how many items may be on their way, 1 or more", 1)
-        if resume is not None and not isinstance(resume, (str, os.PathLike)):
-            raise refuse("resume", resume, "the path of a file that keeps the results", TypeError)
-        run = executor.calls.run
-        name = app.declare(run, constants)
-        # Last of what may raise: a file that is open is locked.
-        file = None if resume is None else ResultsFile(resume, app, constants, identity_of(app, constants, reading))
-        mapping = _Mapping(run, name, items, on_error == "raise", window or _LEAST_WINDOW, file, app.__name__)
-        self._mapping = mapping
-        self.finished = mapping.finished
-        mapping.forget = executor.add_map(mapping)
-        mapping.begin()
-        self._results = mapping.ordered() if order == "input" else mapping.completed()
-
-    def __iter__(self) -> Mapped[Result]:
-        return self
-
-    def __next__(self) -> Result:
-        result: Result = next(self._results)
-        return result
-
-    @property
-    def answered(self) -> dict[str, int]:
-        """How many items each context answered so far, by its name, for an app with alternatives."""
-        return dict(self._mapping.answered) if self._mapping is not None else {}
-
-    def close(self) -> None:
-        """Stop: cancel what is queued, keep what is done."""
-        self._results = iter(())
-        if self._mapping is not None:
-            self._mapping.end()
-
-    def __del__(self) -> None:
-        if self._mapping is not None:
-            self._mapping.drop()
+NOTHING_YET = object()
 
 
 def _shown(item: tuple[Any, ...]) -> str:
     return short(item[0]) if len(item) == 1 else ", ".join(map(short, item))
 
 
-class _Mapping:
+class MapWork:
     """The work of a map. Nothing in it refers to the `Mapped` that people hold, so that dropping that ends it."""
 
     def __init__(
@@ -114,7 +53,8 @@ class _Mapping:
         file: ResultsFile | None,
         called: str,
     ) -> None:
-        self._called = called
+        self.called = called
+        self.at_end: Callable[[], None] = lambda: None
         self._run = run
         self._app = app
         self._raises = raises
@@ -148,6 +88,14 @@ class _Mapping:
         except BaseException:
             self.end()
             raise
+
+    def answered_items(self) -> int:
+        """How many items have an answer, of this run or an earlier one."""
+        return self._pulled - self._waiting - len(self._aside)
+
+    def is_over(self) -> bool:
+        """Whether it has ended: done, closed, or its executor was shut down."""
+        return self._ended or self.finished.done()
 
     # --- feeding
 
@@ -222,7 +170,7 @@ class _Mapping:
         arrived, self._held = self._held, []
         if arrived:
             return arrived
-        for items, results in self._take(timeout):
+        for items, results in self._stream.take(timeout):
             if not items:  # Somebody has woken this thread.
                 continue
             self._waiting -= len(items)
@@ -235,8 +183,33 @@ class _Mapping:
 
     def _come(self) -> list[tuple[int, Any]]:
         """The answers that are there, and what need not be run of the items whose futures are done: the others are."""
-        arrived = self._arrived(0 if self._slow else None)
+        arrived = self._arrived(0)
         return arrived + self._ready() if self._aside else arrived
+
+    def wait(self) -> None:
+        """Wait for an answer, if there is nothing else to do."""
+        if not self._slow:
+            with self._reads():
+                self._stream.wait()
+
+    async def arrival(self) -> None:
+        """The same for a coroutine."""
+        if self._slow:
+            await asyncio.sleep(0)
+        else:
+            with self._reads():
+                await arrival(self._stream)
+
+    @contextlib.contextmanager
+    def _reads(self) -> Iterator[None]:
+        """While this thread waits for answers."""
+        if self._run.is_copy:
+            raise CtxflowError(foreign_text("this map's executor"))
+        self._reader, self._reading = threading.current_thread(), True
+        try:
+            yield
+        finally:
+            self._reading, self._read_at = False, time.monotonic()
 
     def _ready(self) -> list[tuple[int, Any]]:
         """Submit the items whose futures are done; gives those that need not be."""
@@ -249,15 +222,6 @@ class _Mapping:
             else:
                 self._submit([item], index)
         return answered
-
-    def _take(self, timeout: float | None) -> list[tuple[Sequence[int], Sequence[Any]]]:
-        if self._run.is_copy:
-            raise CtxflowError(foreign_text("this map's executor"))
-        self._reader, self._reading = threading.current_thread(), True
-        try:
-            return self._stream.take(timeout)
-        finally:
-            self._reading, self._read_at = False, time.monotonic()
 
     def _known(self, index: int) -> Any:
         """The answer of an item that was answered before it was run, `_NONE` if it was not."""
@@ -272,14 +236,14 @@ class _Mapping:
     def _value(self, index: int, result: Any) -> Any:
         if type(result) is Failed:
             if result.item:
-                add_note(result.error, f"item {index} of {self._called}.map: {_shown(result.item)}")
+                add_note(result.error, f"item {index} of {self.called}.map: {_shown(result.item)}")
             if self._raises or isinstance(result.error, RunEnded):
                 raise result.error
             return result.error
         return result
 
     def ordered(self) -> Iterator[Any]:
-        """Results in the order of the inputs."""
+        """Results in the order of the inputs; `NOTHING_YET` where one has to be waited for."""
         try:
             ready: dict[int, Any] = {}
             index = 0
@@ -305,11 +269,13 @@ class _Mapping:
                 before = len(ready)
                 ready.update(self._come())
                 self._buffered += len(ready) - before
+                if len(ready) == before:
+                    yield NOTHING_YET
         finally:
             self.end()
 
-    def completed(self) -> Iterator[tuple[int, Any]]:
-        """Pairs (index, result) as they come."""
+    def completed(self) -> Iterator[Any]:
+        """Pairs (index, result) as they come, and `NOTHING_YET` likewise."""
         try:
             yielded = 0
             while True:
@@ -322,7 +288,9 @@ class _Mapping:
                     self._raise_input_error()
                     return
                 if self._waiting or self._aside:
-                    for index, result in self._come():
+                    if not (come := self._come()):
+                        yield NOTHING_YET
+                    for index, result in come:
                         yield index, self._value(index, result)
         finally:
             self.end()
@@ -330,7 +298,7 @@ class _Mapping:
     def _raise_input_error(self) -> None:
         """Raise what the inputs have raised, now that all that came before it is yielded."""
         if self._input_error is not None:
-            add_note(self._input_error, f"raised by the inputs of {self._called}.map, after {self._pulled} items")
+            add_note(self._input_error, f"raised by the inputs of {self.called}.map, after {self._pulled} items")
             raise self._input_error
 
     def end(self) -> None:
@@ -340,6 +308,7 @@ class _Mapping:
                 self._finish()
             finally:
                 self._cancel()
+                self.at_end()
 
     def drop(self) -> None:
         """The same for a finalizer, which must wait for no lock: the run's thread does what needs one."""

@@ -40,6 +40,7 @@ from ctxflow.executors.ending import (
     waiting_text,
 )
 from ctxflow.executors.files import SharedDiskStaging, current_directory
+from ctxflow.executors.pool import Pool
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
@@ -287,6 +288,15 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         if self._calls is None:
             raise CtxflowError("the executor is not running: load it with parsl.load, or use it in a with statement")
         return self._calls
+
+    def pool(self) -> Pool:
+        """A `concurrent.futures.Executor` over this run, for code that wants one; ending it leaves the run as it is.
+
+        >>> with ContextExecutor(workers=1) as executor, executor.pool() as pool:
+        ...     list(pool.map(pow, [1, 2, 3], [2, 2, 2]))
+        [1, 4, 9]
+        """
+        return Pool(self.calls)
 
     def status(self) -> Status:
         """What is going on, at this moment."""

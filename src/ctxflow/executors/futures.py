@@ -5,10 +5,11 @@ What does not live here: when something is answered (scheduler/), or by whom (en
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -94,6 +95,7 @@ class CallFuture(Future[Any]):
     def __init__(self, cancel: Callable[[int], None]) -> None:
         super().__init__()
         self._cancel = cancel
+        self._told_cancelled = False
         self.item = -1
         self.context: str | None = None
         self._generation = Process.generation
@@ -118,19 +120,34 @@ class CallFuture(Future[Any]):
     def cancel(self) -> bool:
         """Cancel the call, queued or running; say whether it is cancelled, which what is answered cannot be."""
         cancelled = super().cancel()
+        if cancelled:
+            self._begun()  # `concurrent.futures.wait` and `as_completed` wait for that.
         if cancelled and self.item >= 0:
             self._cancel(self.item)
         return cancelled
 
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
         """The answer is there."""
-        if self.set_running_or_notify_cancel():
+        if self._begun():
             self.set_result(results[0])
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
         """There will be no answer."""
-        if self.set_running_or_notify_cancel():
+        if self._begun():
             self.set_exception(error)
+
+    def _begun(self) -> bool:
+        """Say that an answer is about to be set, unless it was cancelled; whoever waits for it hears of that, once."""
+        with self._condition:  # Of the future's own: it may be cancelled meanwhile.
+            if self._told_cancelled:
+                return False
+            begun = self.set_running_or_notify_cancel()
+            self._told_cancelled = not begun
+            return begun
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the answer in a coroutine; if the coroutine is cancelled, so is the call."""
+        return asyncio.wrap_future(self).__await__()
 
     def note(self, items: Sequence[int], context: str) -> None:
         """Who answers it."""
@@ -148,12 +165,29 @@ class Stream:
         self.contexts: dict[int, str] = {}
         self._condition = threading.Condition()
         self._arrived: list[tuple[Sequence[int], Sequence[Any]]] = []
+        self._listener: Callable[[], None] | None = None
 
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
         """Answers to some of the items."""
         with self._condition:
             self._arrived.append((items, results))
             self._condition.notify()
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> bool:
+        """Have something called once when an answer arrives; False if one is there."""
+        with self._condition:
+            if not self._arrived:
+                self._listener = listener
+            return not self._arrived
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for an answer to arrive."""
+        with self._condition:
+            if not self._arrived:
+                self._condition.wait(timeout)
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
         """Items that are dead: their answer is the failure, for each one of its own."""
@@ -174,7 +208,7 @@ class Stream:
     def take(self, timeout: float | None = None) -> list[tuple[Sequence[int], Sequence[Any]]]:
         """What has arrived since the last time; waits for something to arrive."""
         with self._condition:
-            if not self._arrived:
+            if not self._arrived and timeout != 0:
                 self._condition.wait(timeout)
             arrived, self._arrived = self._arrived, []
         return arrived

@@ -1,0 +1,188 @@
+"""How far maps have come, for who waits for them: a bar on a terminal or in a notebook, a line now and then elsewhere.
+
+One thread shows all maps of the program, and is there only while there is something to show: a map's items cost
+nothing for it. What does not live here: the view of a batch job (batch/display.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_AFTER_SECONDS = 2.0
+_EVERY_SECONDS = 0.25
+_LINE_SECONDS = 10.0
+
+
+class Watched(Protocol):
+    """A map that is watched."""
+
+    called: str
+
+    def answered_items(self) -> int:
+        """How many of its items have an answer."""
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+
+class _View(Protocol):
+    def add(self, called: str, total: int | None) -> int: ...
+    def update(self, task: int, done: int, total: int | None, seconds: float, over: bool) -> None: ...
+    def draw(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Bars:
+    """Bars for a terminal or a notebook."""
+
+    def __init__(self, console: Console) -> None:
+        from rich import progress  # Not before it is needed: it takes a while to import.
+
+        columns: list[Any] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
+        columns += [progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[rate]}")]
+        columns += [progress.TimeElapsedColumn(), progress.TimeRemainingColumn()]
+        # What the program prints must reach where it goes: it is drawn above the bars only if that is the terminal.
+        own = console.is_jupyter or sys.stdout.isatty()
+        self._progress = progress.Progress(*columns, console=console, auto_refresh=False, redirect_stdout=own)
+        self._progress.start()
+
+    def add(self, called: str, total: int | None) -> int:
+        return int(self._progress.add_task(f"{called}.map", total=total, rate=""))
+
+    def update(self, task: int, done: int, total: int | None, seconds: float, over: bool) -> None:
+        from rich.progress import TaskID
+
+        rate = f"{done / seconds:,.4g}/s" if done else ""
+        self._progress.update(TaskID(task), completed=done, rate=rate)
+        if over:
+            self._progress.stop_task(TaskID(task))
+
+    def draw(self) -> None:
+        self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _Lines:
+    """Lines for a log."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._due: dict[int, float] = {}
+
+    def add(self, called: str, total: int | None) -> int:
+        self._names.append(called)
+        return len(self._names) - 1
+
+    def update(self, task: int, done: int, total: int | None, seconds: float, over: bool) -> None:
+        if over or time.monotonic() >= self._due.setdefault(task, 0.0):
+            self._due[task] = time.monotonic() + _LINE_SECONDS
+            sys.stderr.write(line(self._names[task], done, total, seconds, over) + "\n")
+            sys.stderr.flush()
+
+    def draw(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def line(called: str, done: int, total: int | None, seconds: float, over: bool = False) -> str:
+    """How far a map has come, in a line.
+
+    >>> line("verify", 1200, 5000, 10.0), line("verify", 7, None, 2.0, over=True)
+    ('verify.map: 1,200 of 5,000, 120/s', 'verify.map: 7 in 2 s, 3.5/s')
+    """
+    of = f" of {total:,}" if total is not None and not over else ""
+    spent = f" in {seconds:,.0f} s" if over else ""
+    return f"{called}.map: {done:,}{of}{spent}, {done / max(seconds, 1e-9):,.4g}/s"
+
+
+class _Board:
+    """The maps that are shown, and the thread that does it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._maps: list[tuple[Watched, int | None, float]] = []
+        self._thread: threading.Thread | None = None
+        self._shows = False
+        self._closing = False
+
+    def add(self, watched: Watched, total: int | None) -> None:
+        """Show a map from when it has taken a while."""
+        with self._changed:
+            self._maps.append((watched, total, time.monotonic()))
+            if self._thread is None or not self._thread.is_alive():  # After a fork it is not.
+                self._thread = threading.Thread(target=self._show, name="ctxflow-progress", daemon=True)
+                self._thread.start()
+
+    def ended(self) -> None:
+        """Have a map that has ended shown for the last time, before its program goes on."""
+        with self._changed:
+            thread = self._thread if self._shows else None
+            self._changed.notify_all()
+        if thread is not None and len(self._maps) < 2:
+            thread.join(timeout=1.0)
+
+    def close(self) -> None:
+        """Leave the terminal as it was; at the end of the program."""
+        self._closing = True
+        self.ended()
+
+    def _show(self) -> None:
+        view: _View | None = None
+        tasks: dict[int, int] = {}
+        try:
+            going = True
+            while going:
+                for watched, total, began in list(self._maps):
+                    seconds, over = time.monotonic() - began, watched.is_over()
+                    task = tasks.get(id(watched))
+                    if task is None and (over or seconds < _AFTER_SECONDS):
+                        continue
+                    if view is None:
+                        view = _view()
+                        self._shows = True
+                    if task is None:
+                        task = tasks[id(watched)] = view.add(watched.called, total)
+                    view.update(task, watched.answered_items(), total, seconds, over)
+                if view is not None:
+                    view.draw()
+                going = self._wait()
+        finally:
+            if view is not None:
+                view.close()
+
+    def _wait(self) -> bool:
+        """Wait until it is time to look again; False if there is nothing to show any more."""
+        with self._changed:
+            self._maps = [each for each in self._maps if not each[0].is_over()]
+            if not self._maps or self._closing:
+                self._thread, self._shows = None, False
+                return False
+            self._changed.wait(_EVERY_SECONDS)
+            return True
+
+
+def _view() -> _View:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return _Bars(console) if is_wanted(None) else _Lines()
+
+
+def is_wanted(progress: bool | None) -> bool:
+    """Whether a map is to be shown: where nobody says, on a terminal and in a notebook."""
+    return progress if progress is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+board = _Board()
+atexit.register(board.close)

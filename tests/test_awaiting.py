@@ -1,0 +1,237 @@
+"""Calls and maps in coroutines: awaited, iterated, cancelled, without a thread for each."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+
+import pytest
+
+from ctxflow import ContextExecutor, RunEnded, batch_app, context_app
+
+
+@batch_app(batch_size=10)
+def double(numbers):
+    return [2 * n if n != 13 else 1 // 0 for n in numbers]
+
+
+@batch_app(batch_size=1)
+def slow(numbers):
+    import time
+
+    time.sleep(0.2)
+    return list(numbers)
+
+
+@context_app
+def nap(seconds):
+    import time
+
+    time.sleep(seconds)
+    return seconds
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory):
+    executor = ContextExecutor(workers=2, log_events=False)
+    executor.run_dir = str(tmp_path_factory.mktemp("run"))
+    with executor:
+        yield executor
+
+
+@pytest.fixture(autouse=True)
+def running(executor):
+    return executor
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+
+
+def test_a_future_is_awaited():
+    async def main():
+        assert await double(4) == 8
+        assert await asyncio.gather(*(double(n) for n in range(10))) == [2 * n for n in range(10)]
+        with pytest.raises(ZeroDivisionError):
+            await double(13)
+        done = double(1)
+        done.result()
+        assert await done == 2
+
+    asyncio.run(main())
+
+
+def test_others_go_on_while_a_call_is_awaited():
+    async def main():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.ensure_future(tick())
+        await nap(0.5)
+        async for _ in slow.map(range(4)):
+            pass
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(main()) > 20
+
+
+def test_a_coroutine_that_is_cancelled_cancels_its_call():
+    async def main():
+        futures = [nap(0.3) for _ in range(4)]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(futures[3], 0.05)
+        assert futures[3].cancelled()
+        assert await asyncio.gather(*futures[:3]) == [0.3] * 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("order", ["input", "completed"])
+def test_a_map_is_iterated(tmp_path, order):
+    async def main(numbers):
+        return [result async for result in double.map(numbers, order=order, resume=tmp_path / "r.jsonl")]
+
+    numbers = [n for n in range(3000) if n != 13]
+    for _ in range(2):
+        results = asyncio.run(main(numbers))
+        if order == "completed":
+            assert sorted(results) == [(index, 2 * n) for index, n in enumerate(numbers)]
+        else:
+            assert results == [2 * n for n in numbers]
+    assert asyncio.run(main([])) == []
+
+
+def test_errors_come_in_their_places():
+    async def main():
+        results = double.map(range(20))
+        assert [await anext(results) for _ in range(13)] == [2 * n for n in range(13)]
+        with pytest.raises(ZeroDivisionError):
+            await anext(results)
+        with pytest.raises(StopAsyncIteration):
+            await anext(results)
+
+    asyncio.run(main())
+
+
+def test_no_thread_waits_for_results():
+    async def main():
+        before = threading.active_count()
+        maps = [slow.map(range(2)) for _ in range(10)]
+        tasks = [asyncio.ensure_future(collected(each)) for each in maps]
+        await asyncio.sleep(0.1)
+        assert threading.active_count() == before
+        return await asyncio.gather(*tasks)
+
+    async def collected(results):
+        return [result async for result in results]
+
+    assert asyncio.run(main()) == [[0, 1]] * 10
+
+
+@pytest.mark.parametrize("way", ["cancel", "timeout", "break", "aclosing", "error"])
+def test_a_map_that_is_left_is_closed(executor, way):
+    gc.disable()  # What ends a map must not be the garbage collector.
+    taken = []
+
+    async def read(results):
+        async for result in results:
+            taken.append(result)
+            if way == "error":
+                raise LookupError
+
+    async def main():
+        if way == "cancel":
+            task = asyncio.ensure_future(read(slow.map(range(500))))
+            await asyncio.sleep(0.5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        elif way == "timeout":
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(read(slow.map(range(500))), 0.5)
+        elif way == "break":
+            async for _ in slow.map(range(500)):
+                break
+        elif way == "aclosing":
+            async with contextlib.aclosing(slow.map(range(500))) as results:
+                await anext(results)
+        else:
+            with contextlib.suppress(LookupError):
+                await read(slow.map(range(500)))
+        wait_until(lambda: executor.outstanding <= 2)
+
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
+    assert double(3).result(timeout=30) == 6
+
+
+def test_others_go_on_while_many_results_are_there():
+    async def main():
+        results = double.map([1] * 5000)
+        await anext(results)
+        turns = 0
+
+        async def turn():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        turning = asyncio.ensure_future(turn())
+        async for _ in results:
+            pass
+        turning.cancel()
+        return turns
+
+    assert asyncio.run(main()) > 50
+
+
+def test_inputs_that_come_slowly(executor):
+    def inputs():
+        for n in range(5):
+            time.sleep(0.06)
+            yield n
+
+    async def main():
+        return [result async for result in double.map(inputs())]
+
+    assert asyncio.run(main()) == [0, 2, 4, 6, 8]
+
+
+def test_a_run_that_ends_meanwhile_is_told(tmp_path):
+    async def main():
+        executor = ContextExecutor(workers=1, log_events=False, label="other")
+        executor.run_dir = str(tmp_path)
+        executor.__enter__()
+        results = slow.using(executor="other").map(range(500))
+        assert await anext(results) == 0
+        await asyncio.get_running_loop().run_in_executor(None, executor.shutdown)
+        with pytest.raises(RunEnded):
+            async for _ in results:
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_map_has_the_length_of_its_inputs():
+    assert len(double.map(range(5))) == 5
+    results = double.map([1, 2, 3])
+    assert next(results) == 2 and len(results) == 3
+    assert list(results) == [4, 6]
+    assert len(double.map([])) == 0
+    results = double.map(iter([1, 2]))
+    with pytest.raises(TypeError, match="this map has no length, for its inputs do not tell theirs"):
+        len(results)
+    assert list(results) == [2, 4]

@@ -1,0 +1,80 @@
+"""How far maps have come, as somebody sees it: on a terminal by itself, in lines where that is asked for."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import time
+
+PROGRAM = """
+import sys, time
+from ctxflow import ContextExecutor, batch_app
+
+@batch_app(batch_size=2)
+def nap(seconds):
+    import time
+    time.sleep(sum(seconds))
+    return list(seconds)
+
+with ContextExecutor(workers=1, log_events=False):
+"""
+
+
+def shown(program, folder):
+    """What a program writes to a terminal that is its standard error, and to a pipe that is its output."""
+    master, slave = pty.openpty()
+    words = [sys.executable, "-c", PROGRAM + textwrap.indent(textwrap.dedent(program), "    ")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    seen = b""
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=slave, env=environment) as run:
+        os.close(slave)
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            if select.select([master], [], [], 1.0)[0]:
+                try:
+                    seen += os.read(master, 1 << 16)
+                except OSError:  # The other end is closed.
+                    break
+        out = run.stdout.read().decode()
+        assert run.wait(timeout=20) == 0, seen.decode()
+    os.close(master)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()), seen, out
+
+
+def test_maps_that_take_a_while_show_themselves_on_a_terminal(tmp_path):
+    program = """
+    print(list(nap.map([0.1] * 4)))
+    print(len(list(nap.map([0.6] * 4, progress=False))))
+    for pair in zip(nap.map([0.5] * 4), nap.using(priority=1).map(iter([0.5] * 4))):
+        print(pair)
+    """
+    text, raw, out = shown(program, tmp_path)
+    assert out == "[0.1, 0.1, 0.1, 0.1]\n4\n" + "(0.5, 0.5)\n" * 4, "what the program prints goes where it goes"
+    assert re.search(r"nap.map [^\n]* [1-3]/4 ", text), "a bar"
+    assert re.search(r"nap.map [^\n]* 4/4 .*/s", text), "to its end"
+    assert re.search(r"nap.map [^\n]* [1-4]/\? ", text), "and one whose length is not known"
+    assert raw.rindex(b"\x1b[?25h") > raw.rindex(b"\x1b[?25l"), "the cursor is back"
+    first = text.index("nap.map")
+    assert not re.search("nap.map", text[:first]) and text.count("Traceback") == 0
+    assert raw.count(b"\x1b[?25l") == 1, "neither the quick one nor the one that is to be silent was shown"
+
+
+def test_lines_where_there_is_no_terminal(tmp_path):
+    program = (
+        PROGRAM
+        + """
+    list(nap.map([0.5] * 6, progress=True))
+    list(nap.map(iter([0.5] * 6), progress=True))
+    list(nap.map([0.7] * 4))
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True, text=True, timeout=100
+    )
+    lines = [line for line in run.stderr.splitlines() if ".map" in line]
+    patterns = ["[1-5] of 6, .*/s", "6 in [0-9]+ s, .*/s", "[1-5], .*/s", "6 in [0-9]+ s, .*/s"]
+    assert len(lines) == 4
+    assert all(re.fullmatch(f"nap.map: {each}", line) for each, line in zip(patterns, lines, strict=True)), lines
