@@ -64,7 +64,7 @@ def test_scores_are_those_of_one_machine(testbed_with_torch: Testbed) -> None:
 @pytest.mark.parametrize("where", ["local", "pool"])
 def test_files_travel_with_calls(testbed: Testbed, where: str) -> None:
     argument = "local" if where == "local" else ""
-    found = json.loads(shell(testbed, f"python {INSIDE}/files_inside.py {argument} 2>/dev/null", 240))
+    found = json.loads(shell(testbed, f"python {INSIDE}/files_inside.py {argument}", 240))
     assert found["elsewhere"]
     assert found["last"] == "there and back and back"
     assert (found["printed"], found["said"]) == ([0, "BashExitFailure"], "therethere")
