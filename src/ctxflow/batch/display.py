@@ -159,8 +159,11 @@ def describe(now: Progress) -> str:
     return ", ".join(parts)
 
 
-def summary(outcome: Outcome, output: str) -> str:
-    """A sentence or two on how a job ended."""
+def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
+    """A sentence or two on how a job ended.
+
+    :param goes_on: whether it can be taken up again.
+    """
     if outcome.already:
         text = f"nothing to do: {count(outcome.done, 'row')} done before, in {output}"
     else:
@@ -174,5 +177,5 @@ def summary(outcome: Outcome, output: str) -> str:
     if outcome.dead:
         text += f"\n{count(outcome.dead, 'row')} failed"
         if output != os.devnull:
-            text += f", see {output}.errors.jsonl; --retry-errors tries them again"
+            text += f", see {output}.errors.jsonl" + ("; --retry-errors tries them again" if goes_on else "")
     return text

@@ -52,12 +52,14 @@ def run_job(
     retry_errors: bool = False,
     display: Display | None = None,
     metrics: tuple[str, int] | None = None,
+    passed_on: Callable[[bytes], None] | None = None,
 ) -> Outcome:
     """Do what is missing of a job.
 
     :param fresh: begin anew, and forget what an earlier run did.
     :param retry_errors: try the dead letters again.
     :param metrics: the address and the port at which Prometheus may ask how it stands.
+    :param passed_on: gets the lines of results, too, as they are kept.
     :raises ValueError: for an input, output or choice that makes no sense, saying what to do.
     :raises CtxflowError: if nothing can be run, such as when the model cannot be loaded.
 
@@ -84,6 +86,7 @@ def run_job(
         if sum(before):
             display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
         try:
+            begun.work.passed_on = passed_on
             _finish(begun.work, ledger, files, begun.job, metrics, began)
         finally:
             display.end()
@@ -287,6 +290,7 @@ class Work:
         self.files = files
         self.display = display
         self.directory: Path | None = None  # The run's, once there is one.
+        self.passed_on: Callable[[bytes], None] | None = None
         self._executor: ContextExecutor | None = None
         self._counted: Callable[[Any], int] | None = None
         self._cut: Callable[[Any], bool] | None = None
@@ -355,7 +359,7 @@ class Work:
 
             pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
-                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self._held,
+                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self._held, self.passed_on,
             )  # fmt: skip
             try:
                 pump.run()

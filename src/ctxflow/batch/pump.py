@@ -51,6 +51,7 @@ class Pump:
     :param tolerance: how many rows may fail.
     :param cut: whether an answer is to an input that was cut, where there can be any.
     :param held: makes lines of records.
+    :param passed_on: gets lines of results, too, once they are kept.
     :ivar rows: how many are on their way.
     :ivar tokens: the sum of what `counted` gave; `truncated`, how many answers were to inputs that were cut.
     """
@@ -69,6 +70,7 @@ class Pump:
         tolerance: Tolerance | None = None,
         cut: Callable[[Any], bool] | None = None,
         held: Held | None = None,
+        passed_on: Callable[[bytes], None] | None = None,
     ) -> None:
         self._chunks = chunks
         self._submit = submit
@@ -81,6 +83,8 @@ class Pump:
         self._tolerance = tolerance or Tolerance()
         self._cut = cut
         self._held = held or Held()
+        self._passed_on = passed_on
+        self._passing: list[bytes] = []
         self.tokens = self.truncated = 0
         self._stream = Stream()
         self._turns = _Turns() if in_order else None
@@ -159,6 +163,8 @@ class Pump:
     def _settle(self, answers: Iterable[tuple[Prepared, Any]]) -> None:
         """Keep answers, or have them wait for their turn."""
         self._keep(list(answers))
+        while self._passing and self._passed_on is not None:  # Where it may be interrupted: a reader may be slow.
+            self._passed_on(self._passing.pop(0))
 
     @uninterrupted
     def _keep(self, answers: list[tuple[Prepared, Any]]) -> None:
@@ -198,7 +204,10 @@ class Pump:
                 self._tolerance.dead(row.number, type(error).__name__, str(error))
         self._tolerance.done(len(done))
         if done or dead:
-            self._ledger.commit(b"".join(results), b"".join(errors), done, dead, b"".join(digests))
+            lines = b"".join(results)
+            self._ledger.commit(lines, b"".join(errors), done, dead, b"".join(digests))
+            if self._passed_on is not None:
+                self._passing.append(lines)
 
 
 class _Turns:

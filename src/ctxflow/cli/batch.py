@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import signal
@@ -74,6 +75,7 @@ def batch(
     ctxflow batch texts.csv -o labels.jsonl -m MODEL -t classify --label true --label false
     ctxflow batch rows.jsonl -o results.jsonl --function my_module:my_app
     ctxflow batch --job night.toml --site campus.toml
+    zcat claims.jsonl.gz | ctxflow batch - -o results.jsonl -m MODEL
 
     Stop it with Ctrl-C, or kill it, and give the same command again: it does
     what is missing. Rows that fail go to OUTPUT.errors.jsonl, with the place,
@@ -89,6 +91,7 @@ def batch(
     from ctxflow.batch import load_job
     from ctxflow.batch.display import make_display, summary
     from ctxflow.batch.driver import run_job
+    from ctxflow.batch.standard_streams import STANDARD, to_output, with_input
     from ctxflow.observe.summary import summary_text
 
     chosen = load_job(
@@ -102,33 +105,64 @@ def batch(
         max_input_tokens=max_input_tokens, too_long=_value(too_long), batch_size=batch_size, timeout=timeout,
         retries=retries, max_errors=max_errors,
     )  # fmt: skip
+    filtering = chosen.output == STANDARD
+    _check_streams(chosen.input == STANDARD, filtering, dry_run, detach, retry_errors, as_json)
     if dry_run:
         from ctxflow.batch.preview import preview, preview_text
 
         found = preview(chosen)
         print(json.dumps(found) if as_json else preview_text(found))
         return
-    if detach:
-        from ctxflow.cli.jobs import submit_detached
-
-        if submit_detached(chosen, fresh, retry_errors, metrics, quiet, as_json):
-            return
-        fresh = retry_errors = False  # All is done: what follows says so.
-    display, place = make_display(quiet, str(chosen.output)), _place(metrics)
+    display, place = make_display(quiet, "standard output" if filtering else str(chosen.output)), _place(metrics)
     _end_as_by_ctrl_c()
     try:
-        outcome = run_job(chosen, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place)
+        with contextlib.ExitStack() as stack:
+            passed_on = None
+            if filtering:
+                chosen, passed_on = stack.enter_context(to_output(chosen, sys.stdout.fileno(), display.note))
+            if chosen.input == STANDARD:
+                chosen = with_input(chosen, sys.stdin.buffer, display.note)
+            if detach:
+                from ctxflow.cli.jobs import submit_detached
+
+                if submit_detached(chosen, fresh, retry_errors, metrics, quiet, as_json):
+                    return
+                fresh = retry_errors = False  # All is done: what follows says so.
+            outcome = run_job(
+                chosen, fresh=fresh, retry_errors=retry_errors, display=display, metrics=place, passed_on=passed_on
+            )
     except KeyboardInterrupt:
-        print("ctxflow: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
+        kept = "what was written is all there is" if filtering else _KEPT
+        print(f"ctxflow: interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
         figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "summary")
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
-        print(f"ctxflow: {summary(outcome, str(chosen.output))}", file=sys.stderr)
+        said = summary(outcome, "standard-output" if filtering else str(chosen.output), goes_on=not filtering)
+        print(f"ctxflow: {said}", file=sys.stderr)
         if outcome.summary is not None:
             print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
     raise typer.Exit(outcome.exit_status)
+
+
+_KEPT = "what is done is kept, the same command goes on from there"
+
+
+def _check_streams(reads: bool, writes: bool, dry_run: bool, detach: bool, retry_errors: bool, as_json: bool) -> None:
+    """See that the standard input and output are not asked for where they cannot be had.
+
+    :raises UsageError: if they are.
+    """
+    if writes and (detach or retry_errors):
+        flag = "--detach" if detach else "--retry-errors"
+        raise UsageError(
+            f"{flag} is for a job whose results are kept, not for the standard output: name a file with -o"
+        )
+    if writes and as_json:
+        raise UsageError("the standard output cannot hold both results and the figures of --json: name a file with -o")
+    if dry_run and (reads or writes):
+        raise UsageError("--dry-run takes files in the place of the standard input and output: name them")
 
 
 def _end_as_by_ctrl_c() -> None:

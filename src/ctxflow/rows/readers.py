@@ -54,7 +54,8 @@ def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, 
         return open_folder(path, reading)
     if not stat.S_ISREG(mode):
         raise ValueError(
-            f"the input {path} is a pipe or a device, which cannot be read again after a restart: save it as a file"
+            f"the input {path} is a pipe or a device, which cannot be read again after a restart: save it as a file, "
+            "or pipe it to `ctxflow batch -`, which keeps a copy"
         )
     if reading.split is not None:
         raise ValueError(f"the input {path} is a file, which has no splits: leave --split out")
