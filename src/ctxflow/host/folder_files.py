@@ -68,7 +68,8 @@ class FolderFiles:
                 )
             if os.path.exists(path):
                 sizes[target] = os.path.getsize(path)
-                shutil.move(path, os.path.join(self._sandbox, target))
+                take = shutil.copy if os.path.islink(path) else shutil.move
+                take(path, os.path.join(self._sandbox, target))
             elif required:
                 raise FileNotFoundError(f"the call ended without making its output {name}: it has to write it there")
         return sizes

@@ -168,15 +168,15 @@ class _Library:
             self._place.enter()
             if "files" in head:
                 files = FolderFiles(head["files"], self._place.folder)
-                files.bring()
-            extent, result = self._run_interruptibly(head, body)
+            extent, result = self._run_interruptibly(head, body, files)
             self._end_fork()
             extent.update(self._remains(files))
         except BaseException as error:
             self._end_fork()
             report = {"is": "raised", "call": head["call"], "context": head["context"]}
             if files is not None:
-                report["made"] = files.take(failed=True)
+                with contextlib.suppress(OSError):  # The error that there is tells more.
+                    report["made"] = files.take(failed=True)
             if self._yielding is not None:
                 report["at"] = self._yielding.at
             kind = "contract" if isinstance(error, BatchContractError) else "exception"
@@ -205,10 +205,12 @@ class _Library:
             remains["rest"] = {"app": self._app, "names": rest[:_MOST_NAMES]}
         return remains
 
-    def _run_interruptibly(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+    def _run_interruptibly(self, head: Head, body: bytes, files: FolderFiles | None) -> tuple[Head, bytes]:
         # An interrupt may come at any point of this, before the first line and in the last one too.
         try:
             self._interrupts.begin(head["call"])
+            if files is not None:
+                files.bring()
             return self._run(head, body)
         finally:
             self._interrupts.end()

@@ -136,9 +136,9 @@ class PlayedEngine:
 class PlayedExecutor(ContextExecutor):
     """An executor on it."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, staging=None):
         self.directory = directory
-        super().__init__(storage_access=[WorkerStaging()])
+        super().__init__(storage_access=[staging or WorkerStaging()])
 
     def _make_engine(self):
         return PlayedEngine(self.directory)

@@ -18,6 +18,7 @@ from parsl.config import Config
 from played_engine import PlayedExecutor
 
 from ctxflow import CallCrashed, ContextError, batch_app, context, context_app
+from ctxflow.executors.files import SharedDiskStaging
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -175,6 +176,16 @@ def test_an_output_that_is_an_input_too(home):
     assert (home / "count").read_text() == "3"
 
 
+def test_an_output_that_is_a_link(home):
+    @bash_app
+    def link(outputs=()):
+        return f"echo real > real; ln -s real {outputs[0]}"
+
+    link(outputs=[File("out.txt")]).result(timeout=60)
+    assert (home / "out.txt").read_text() == "real\n"
+    assert not (home / "out.txt").is_symlink()
+
+
 def test_twenty_megabytes(home):
     @python_app
     def big(outputs=()):
@@ -269,6 +280,23 @@ def test_the_documents_program(home, capsys):
     (home / "claims" / "one.txt").write_text("Paris is in France.")
     exec(program, {"__name__": "__main__", "File": File, "Path": Path, "python_app": python_app})
     assert capsys.readouterr().out == "4\n"
+
+
+def test_where_workers_see_the_drivers_disk_files_stay_where_they_are(home, tmp_path_factory):
+    """As docs/where-your-code-runs.md says to write it for a shared disk."""
+    shared = PlayedExecutor(tmp_path_factory.mktemp("shared"), SharedDiskStaging())
+    config = Config([shared], run_dir=str(tmp_path_factory.mktemp("run")), initialize_logging=False, strategy="none")
+    with parsl.DataFlowKernel(config) as kernel:
+
+        @bash_app(data_flow_kernel=kernel)
+        def copy(inputs=(), outputs=(), stdout=None):
+            return f"cp {inputs[0]} {outputs[0]}; echo {inputs[0]}"
+
+        (home / "in.txt").write_text("given")
+        copy(inputs=[File("in.txt")], outputs=[File("out.txt")], stdout="said.txt").result(timeout=60)
+        assert (home / "out.txt").read_text() == "given"
+        assert (home / "said.txt").read_text() == f"{home}/in.txt\n"
+        assert shared.engine.manager.sent == []
 
 
 # --- what is lost is told
