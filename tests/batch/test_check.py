@@ -296,10 +296,10 @@ def test_a_single_parameter_gets_what_can_be_meant_and_else_is_refused(folder, r
 def test_what_a_function_of_one_parameter_gets(folder, command, header, function, column, result):
     (folder / "in.csv").write_text(f"{header}\n{'7,one' if ',' in header.replace(', ', ' ') else 'one'}\n")
     (folder / "giving.py").write_text(f"def give({function}):\n    return {function}\n")
-    words = ("in.csv", "-o", "out.jsonl", "--function", "giving:give", "--workers", "1", *column)
-    status, said = command("batch", *words)
+    words = ("in.csv", "-o", "out.jsonl", "--function", "giving:give", *column, "--dry-run", "--json")
+    status, said, out = command("batch", *words, output=True)
     assert status == 0, said
-    assert [each["result"] for each in read_lines(folder / "out.jsonl")] == result
+    assert [row["parameters"] for row in json.loads(out)["first"]] == [[repr(each)] for each in result]
 
 
 PLANNED = [
@@ -339,6 +339,30 @@ def test_a_dry_run_says_which_rows_would_be_dead_letters_and_refuses_as_a_run_do
     assert "would be a dead letter: claim is 3, not text" in out
     assert "--- in.jsonl, line 3\none" in out
     assert "no one" not in refused("in.jsonl", *MODEL, "--column", "clam", "--dry-run")
+
+
+def test_a_job_that_goes_wrong_throughout_ends_with_1_and_the_commonest_reason(folder, command):
+    write_lines(folder / "in.jsonl", [{"text": f"t{n}"} for n in range(400)])
+    (folder / "failing.py").write_text("def fail(rows):\n    raise OSError(f'no such share: {len(rows)}')\n")
+    words = (
+        "batch",
+        "in.jsonl",
+        "--function",
+        "failing:fail",
+        "-o",
+        "out.jsonl",
+        "--workers",
+        "1",
+        "--batch-size",
+        "5",
+    )
+    status, said = command(*words)
+    assert status == 1, said
+    assert "ctxflow: each of the first 100 rows failed: OSError: no such share" in said
+    assert "mend it and give --retry-errors" in said.splitlines()[-1] and "Traceback" not in said
+    assert json.loads((folder / "out.jsonl.status.json").read_text())["state"] == "failed"
+    status, said = command(*words, "--retry-errors", "--max-errors", "3")
+    assert (status, "rows failed, and --max-errors allows 3: " in said) == (1, True)
 
 
 def test_the_null_device_gets_results_and_nothing_else_beside_it(folder, command):

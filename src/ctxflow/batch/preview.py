@@ -12,6 +12,7 @@ from ctxflow.batch.display import QuietDisplay
 from ctxflow.batch.driver import prepared
 from ctxflow.batch.job import Job
 from ctxflow.batch.requests import Item
+from ctxflow.batch.status_file import status_path
 from ctxflow.batch.words import count
 from ctxflow.rows.source import RowError, Source
 
@@ -33,6 +34,7 @@ def preview(job: Job) -> dict[str, Any]:
     work = prepared(job, QuietDisplay())
     job, files = work.job, work.files
     columns = work.head.known
+    written = (files.output, files.rows, files.errors, files.journal, status_path(files.output))
     model = {} if job.model is None else {"model": job.model, "task": job.task, **job.parameters}
     function = {} if job.function is None else {"function": job.function, **job.constants}
     return {
@@ -43,7 +45,7 @@ def preview(job: Job) -> dict[str, Any]:
         "does": {**model, **function},
         "site": work.site.name,
         "engine": work.site.engine,
-        "writes": [str(path) for path in dict.fromkeys((files.output, files.rows, files.errors, files.journal))],
+        "writes": list(dict.fromkeys(map(str, written))),
         "goes_on": files.journal.exists(),
         "first": list(_first(work.source, work.make)),
     }

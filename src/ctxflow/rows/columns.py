@@ -73,8 +73,8 @@ give --column NAME to take another, or --column '*' for whole rows
     if len(parameters) != 1:
         if missing := _missing(parameters, known):
             raise ValueError(
-                f"{table} has no column {missing[0]!r}, which {app} takes: {told(missing[0], known or (), words)}; "
-                f"give {words.column} for each parameter ({', '.join(parameters)}) to take others"
+                f"{table} has no column {missing[0]!r}, which {app} takes: {told(missing[0], known or (), words)}"
+                + _or(known, f"give {words.column} for each parameter ({', '.join(parameters)}) to take others")
             )
         return tuple(parameters)
     name = parameters[0]
@@ -87,9 +87,14 @@ give --column NAME to take another, or --column '*' for whole rows
     if name == _ROWS and len(known) > 1:
         return ()
     raise ValueError(
-        f"{table} has no column {name!r}, which {app} takes: {told(name, known, words)}; "
-        f"give {words.column} to take another, or {words.whole} for whole rows"
+        f"{table} has no column {name!r}, which {app} takes: {told(name, known, words)}"
+        + _or(known, f"give {words.column} to take another, or {words.whole} for whole rows")
     )
+
+
+def _or(known: Sequence[str] | None, what: str) -> str:
+    """What else can be done, unless the columns are to be read in another way first."""
+    return "" if other_delimiter(known or ()) else f"; {what}"
 
 
 def _missing(names: Sequence[str], known: Sequence[str] | None) -> list[str]:
