@@ -31,6 +31,8 @@ def one_each(results: Any, expected: int, function: Callable[..., Any]) -> list[
     ctxflow.errors.BatchContractError: len returned a str ('x') for a batch of 1 item: return a list with one result \
 for each item, in their order
     """
+    if type(results) is list and len(results) == expected:  # As nearly always.
+        return results
     if not _is_several(results):
         raise wrong(function, f"returned {_shown(results)}", expected, "return a list with one result for each item")
     listed = list(itertools.islice(results, expected + 1))  # Which may have no end.
