@@ -91,6 +91,7 @@ LIMITS = {name: [*NO_WHOLE, 0, -1, None] for name in ("losses", "crashes", "fail
 MAP = {
     "columns": [3, True, [3], {"a": 1}, b"a", None],
     "resume": [3, True, b"file", ["file"], {}],
+    "resume_by": [*NO_TEXT, "name", None],
     "on_error": [*NO_TEXT, "ignore", None],
     "order": [*NO_TEXT, "any", None],
     "window": [*NO_WHOLE, 0, -1],

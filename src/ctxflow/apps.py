@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from ctxflow.alternatives import Alternative, check_alternatives
 from ctxflow.alternatives import names as names_of
+from ctxflow.app_calls import ContextCall, ItemCall, MapCall
 from ctxflow.app_options import Deadline, Options, check_context, constants_key
 from ctxflow.context import Context
 from ctxflow.digest import digest
 from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
-from ctxflow.executors.submission import KEY, CallOptions, Calls
+from ctxflow.executors.submission import KEY
 from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import events as ev
@@ -137,41 +138,7 @@ class ContextApp(_App, Generic[Result]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """Call it on a worker that holds the context; any arguments, one result, in a future."""
-        return self._submit(_ContextCall(self), args, kwargs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ContextCall:
-    app: ContextApp
-
-    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
-        options = self.app.options
-        context = self.app.context
-        return calls.call(
-            function,
-            args,
-            kwargs,
-            CallOptions(
-                context,
-                context is not None,
-                self.app.priority,
-                self.app.deadline_on(calls.run),
-                options.timeout,
-                options.retries,
-                options.level,
-            ),
-        )
-
-
-def _in_words(constant: Any) -> str:
-    """A constant as a report shows it: what is large or not plain by its type alone.
-
-    >>> _in_words("Is it true?"), _in_words(range(3))
-    ("'Is it true?'", 'a range')
-    """
-    if isinstance(constant, str):
-        return repr(constant if len(constant) <= _SHOWN else f"{constant[: _SHOWN - 3]}...")
-    return repr(constant) if isinstance(constant, (int, float, type(None))) else f"a {type(constant).__name__}"
+        return self._submit(ContextCall(self), args, kwargs)
 
 
 class BatchApp(_App, Generic[Result]):
@@ -195,7 +162,7 @@ class BatchApp(_App, Generic[Result]):
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """One item: its result in a future. Items that wait together share a batch."""
         item, constants = self._bind(args, kwargs)
-        return self._submit(_ItemCall(self, tuple(sorted(constants.items()))), item, {})
+        return self._submit(ItemCall(self, tuple(sorted(constants.items()))), item, {})
 
     @overload
     def map(
@@ -203,6 +170,7 @@ class BatchApp(_App, Generic[Result]):
         *inputs: Any,
         columns: Sequence[str] = ...,
         resume: str | os.PathLike[str] | None = ...,
+        resume_by: str = ...,
         on_error: Literal["raise"] = ...,
         order: Literal["input"] = ...,
         window: int | None = ...,
@@ -215,6 +183,7 @@ class BatchApp(_App, Generic[Result]):
         *inputs: Any,
         columns: Sequence[str] = ...,
         resume: str | os.PathLike[str] | None = ...,
+        resume_by: str = ...,
         on_error: str = ...,
         order: str = ...,
         window: int | None = ...,
@@ -227,6 +196,7 @@ class BatchApp(_App, Generic[Result]):
         *inputs: Any,
         columns: Sequence[str] = (),
         resume: str | os.PathLike[str] | None = None,
+        resume_by: str = "index",
         on_error: str = "raise",
         order: str = "input",
         window: int | None = None,
@@ -243,6 +213,8 @@ class BatchApp(_App, Generic[Result]):
             their names; to a single one that of its name or the only one, or, if it is called `rows`, whole rows.
         :param columns: which of the table's columns the parameters get, in their order; "*" for whole rows.
         :param resume: a file that keeps the results; what is in it from an earlier run is not computed again.
+        :param resume_by: "index" uses a result again for the same item at the same place; "content" for an equal item
+            at any place, so that a row put in front costs one.
         :param on_error: "raise" the first error and drop the rest, or "return" each in the place of its result.
         :param order: "input" yields results in the order of the inputs, "completed" yields pairs
             (index, result) as they come.
@@ -264,13 +236,13 @@ class BatchApp(_App, Generic[Result]):
 
         if unknown := sorted(set(constants) - self.constants):
             raise unknown_option(self, unknown[0])
-        through = inputs_of(self, inputs, columns, by_index=resume is not None)
+        through = inputs_of(self, inputs, columns, by_index=resume is not None and resume_by != "content")
         executor, kernel = active_executor(self.options.executor)
         app = self if kernel is None else self._retried(kernel.config.retries)
-        mapped = Mapped(app, through, constants, executor, resume, on_error, order, window, progress)
+        mapped = Mapped(app, through, constants, executor, resume, on_error, order, window, progress, resume_by)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
-            specification = {KEY: _MapCall(mapped.finished)}
+            specification = {KEY: MapCall(mapped.finished)}
             try:
                 kernel.submit(
                     self.function,
@@ -369,35 +341,12 @@ class BatchApp(_App, Generic[Result]):
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _ItemCall:
-    app: BatchApp
-    constants: tuple[tuple[str, Any], ...]
+def _in_words(constant: Any) -> str:
+    """A constant as a report shows it: what is large or not plain by its type alone.
 
-    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
-        return calls.item(self.app.declare(calls.run, dict(self.constants)), tuple(args))
-
-    def __ctxflow_digest__(self) -> object:
-        return self.app, self.constants
-
-
-@dataclasses.dataclass(frozen=True)
-class _MapCall:
-    finished: Future[int]  # Not the map itself: Parsl keeps this, and a map that its user drops must end.
-
-    def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
-        return self.finished
-
-
-def _register_memo() -> None:
-    """Let Parsl's memoization tell calls with different contexts or constants apart."""
-    from parsl.dataflow.memoization import id_for_memo
-
-    def identify(call: Any, output_ref: bool = False) -> bytes:
-        return digest((type(call).__name__, call.app, getattr(call, "constants", ()))).encode()
-
-    for kind in (_ContextCall, _ItemCall):
-        id_for_memo.register(kind)(identify)
-
-
-_register_memo()
+    >>> _in_words("Is it true?"), _in_words(range(3))
+    ("'Is it true?'", 'a range')
+    """
+    if isinstance(constant, str):
+        return repr(constant if len(constant) <= _SHOWN else f"{constant[: _SHOWN - 3]}...")
+    return repr(constant) if isinstance(constant, (int, float, type(None))) else f"a {type(constant).__name__}"

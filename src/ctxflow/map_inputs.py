@@ -99,7 +99,10 @@ def _check(given: Any, by_index: bool) -> None:
     elif hasattr(given, "__aiter__"):
         advice = f"a {kind} is read with `async for`, which a map cannot do: collect its items in a list first"
     elif by_index and isinstance(given, (set, frozenset)):
-        advice = f"a {kind} has another order in each run, and resume= knows items by their places: give sorted(...)"
+        advice = (
+            f"a {kind} has another order in each run, and resume= knows items by their places: give sorted(...), or "
+            'write resume_by="content"'
+        )
     elif inspect.isgeneratorfunction(given):
         advice = f"{given.__name__} is a function that makes a generator: call it, as in {given.__name__}(...)"
     else:
@@ -157,5 +160,5 @@ def unknown_option(app: BatchApp, name: str) -> TypeError:
     return TypeError(f"{called}.map has no option {name!r}{app.constants_hint()}{hint}")
 
 
-_OF_MAPS = ("columns", "resume", "on_error", "order", "window", "progress")
+_OF_MAPS = ("columns", "resume", "resume_by", "on_error", "order", "window", "progress")
 _OF_APPS = tuple(field.name for field in dataclasses.fields(Options))

@@ -17,6 +17,7 @@ from ctxflow.map_progress import board, is_wanted
 from ctxflow.mapping import LEAST_WINDOW, NOTHING_YET, MapWork
 from ctxflow.option_values import choice, flag, refuse, whole
 from ctxflow.resume import ResultsFile
+from ctxflow.resume_content import ResultsByContent
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
@@ -43,6 +44,7 @@ class Mapped(Generic[Result]):
         order: str,
         window: int | None,
         progress: bool | None = None,
+        resume_by: str = "index",
     ) -> None:
         self._mapping: MapWork | None = None
         self._taken = 0
@@ -54,12 +56,18 @@ class Mapped(Generic[Result]):
             window = whole("window", window, "how many items may be on their way, 1 or more", 1)
         if resume is not None and not isinstance(resume, (str, os.PathLike)):
             raise refuse("resume", resume, "the path of a file that keeps the results", TypeError)
+        choice("resume_by", resume_by, ("index", "content"))
+        if resume is None and resume_by != "index":
+            raise ValueError(f"resume_by={resume_by!r} says how results are found again: name their file with resume=")
         if progress is not None:
             flag("progress", progress)
         run = executor.calls.run
         name = app.declare(run, constants)
         # Last of what may raise: a file that is open is locked.
-        file = None if resume is None else ResultsFile(resume, app, constants, identity_of(app, constants, reading))
+        file = None
+        if resume is not None:
+            kind = ResultsFile if resume_by == "index" else ResultsByContent
+            file = kind(resume, app, constants, identity_of(app, constants, reading))
         mapping = MapWork(run, name, through.items, on_error == "raise", window or LEAST_WINDOW, file, app.__name__)
         self._mapping = mapping
         self.finished = mapping.finished

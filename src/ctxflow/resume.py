@@ -94,6 +94,7 @@ class ResultsFile:
         self._offsets = array.array("Q")
         self._keys: dict[int, str] = {}  # Fingerprints of items that are on their way.
         self._skipped: set[int] = set()
+        self._begin()
         # A user's own results, pickled by this program: opened for this user only.
         self._file = AppendFile(self._path, private=True)
         try:
@@ -124,10 +125,11 @@ class ResultsFile:
             end = offset + len(line)
             index = _index(line)
             if 0 <= index < limit:  # There cannot be more results than bytes.
-                self._note(index, offset)
+                self._note(index, offset, line)
             elif index < 0:
                 known.update(_about(line) or {})
         self._check(known, whole, identity, name)
+        self._read_all()
         self._file.cut(end)
         if "made_of" not in known:
             _LOG.warning(
@@ -151,7 +153,13 @@ class ResultsFile:
                 "name another file, or delete it to begin anew"
             )
 
-    def _note(self, index: int, offset: int) -> None:
+    def _begin(self) -> None:
+        """Before the file is read."""
+
+    def _read_all(self) -> None:
+        """All its results are noted."""
+
+    def _note(self, index: int, offset: int, line: bytes) -> None:
         if index >= len(self._offsets):
             self._offsets.extend([_NOTHING] * (index + 1 - len(self._offsets)))
         self._offsets[index] = offset
@@ -181,12 +189,15 @@ class ResultsFile:
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"{self._path} was changed by another program: the result of item {index}, at byte "
-                f"{self._offsets[index]}, cannot be read; remove that line to have it computed again"
+                f"{self._offset(index)}, cannot be read; remove that line to have it computed again"
             ) from None
 
     def _line(self, index: int) -> bytes:
-        self._reader.seek(self._offsets[index])
+        self._reader.seek(self._offset(index))
         return self._reader.readline()
+
+    def _offset(self, index: int) -> int:
+        return self._offsets[index]
 
     @uninterrupted
     def add(self, answers: Iterable[tuple[int, Any]]) -> None:
