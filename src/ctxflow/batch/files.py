@@ -106,7 +106,8 @@ def check_files(job: Job, source: Source, files: Files) -> None:
         return
     if files.output.exists() and not files.output.is_file():
         raise UsageError(
-            f"the output {job.output} is a pipe or a device, from which no restart could go on: name a file"
+            f"the output {job.output} is a pipe or a device, from which no restart could go on: name a file, or - for "
+            "the standard output"
         )
     check_apart([("the input", job.input), *(("the input", path) for path in source.files)], files.written)
     check_apart(_read_beside(job), files.written)
