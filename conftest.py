@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ _MODEL = re.compile(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up this process, and through its environment all that tests start."""
+    names = Counter(path.name for path in (_HERE / "tests").rglob("test_*.py") if "cluster" not in path.parts)
+    if twice := sorted(name for name, count in names.items() if count > 1):
+        raise pytest.UsageError(
+            f"Rename one of the test modules of one name, of which pytest imports one only: {twice}"
+        )
     config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
     # How long an example takes says how busy the machine is.
     settings.register_profile("ctxflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
