@@ -255,11 +255,15 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         for each in self._open_maps():
             if not each.read_elsewhere(here):
                 each.cut()
-        await_answers(
-            run.open_calls,
-            lambda: [each.finished for each in self._open_maps() if each.read_elsewhere(here)],
-            run.status,
-        )
+
+        def read_maps() -> list[Future[int]]:
+            return [each.finished for each in self._open_maps() if each.read_elsewhere(here)]
+
+        while True:
+            await_answers(run.open_calls, read_maps, run.status)
+            run.callbacks.flush()  # They may make other calls.
+            if not run.open_calls():
+                return
 
     def _while_parsl_waits(self, run: Run) -> None:
         """Have Parsl, where it waits for all tasks, not wait for maps that nobody reads, and say for what it waits."""

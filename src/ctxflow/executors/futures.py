@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import pickle
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ctxflow import errors
+from ctxflow.executors.callbacks import Callback, Callbacks
 from ctxflow.forks import Process, foreign_text
 from ctxflow.scheduler.events import Failure
 
@@ -92,10 +94,11 @@ class CallFuture(Future[Any]):
     :ivar context: the name of the context that answered it, for an app with alternatives.
     """
 
-    def __init__(self, cancel: Callable[[int], None]) -> None:
+    def __init__(self, cancel: Callable[[int], None], callbacks: Callbacks) -> None:
         super().__init__()
         self._cancel = cancel
         self._told_cancelled = False
+        self._callbacks = callbacks
         self.item = -1
         self.context: str | None = None
         self._generation = Process.generation
@@ -116,6 +119,15 @@ class CallFuture(Future[Any]):
     def _check_owner(self) -> None:
         if self._generation != Process.generation and not self.done():
             raise errors.CtxflowError(foreign_text("the executor of this call"))
+
+    def add_done_callback(self, fn: Callback) -> None:
+        """Have a function called with this future once it is answered or cancelled; at once if it is.
+
+        It runs on a thread for callbacks, where it may take its time and wait for other futures.
+        """
+        if not self.done():
+            fn = functools.partial(self._callbacks.put, fn)
+        super().add_done_callback(fn)
 
     def cancel(self) -> bool:
         """Cancel the call, queued or running; say whether it is cancelled, which what is answered cannot be."""

@@ -24,6 +24,7 @@ from ctxflow.context import Context
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
 from ctxflow.executors.call_files import CallFiles, inputs_of, placed
+from ctxflow.executors.callbacks import Callbacks
 from ctxflow.executors.declarations import App, ApplyCall, Declared, check, context_id, payload_of, spec_of
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
 from ctxflow.executors.event_log import EventLog
@@ -101,6 +102,7 @@ class Run:
         self.each_second: Callable[[], None] | None = None
         self.samples: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
+        self.callbacks = Callbacks()
         self.is_copy = False
         belongs_here(self)
 
@@ -190,6 +192,7 @@ class Run:
                 # Whatever interrupts the end of the workers, nobody may wait for ever.
                 error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
                 self._fail_all(error)
+                self.callbacks.stop()
                 with self._lock:
                     if self._log is not None:
                         self._log.close()
@@ -255,7 +258,7 @@ class Run:
     @uninterrupted
     def submit_call(self, app: str, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
-        future = CallFuture(self._cancel_one)
+        future = CallFuture(self._cancel_one, self.callbacks)
         with self._lock:
             self._check_running()
             item = future.item = self._waiting.add_one(inputs, future)
@@ -341,7 +344,8 @@ class Run:
             wake = self._scheduler.next_wake
             due = next_tick if wake is None else min(next_tick, wake)
             try:
-                events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+                timeout = self.callbacks.look(max(0.0, due - self.clock()))
+                events = [opened(event) for event in self.engine.poll(timeout)]
                 self._act()
                 now = self.clock()
                 if now >= due:
