@@ -30,10 +30,12 @@ class MapInputs:
 
     :ivar items: the parameters of each item; a row that cannot be used is a `Failed`.
     :ivar count: how many there are, None where only reading tells.
+    :ivar may_wait: whether the next one may be long in coming: of generators and other iterators.
     """
 
     items: Iterator[Any]
     count: int | None
+    may_wait: bool = False
 
 
 def inputs_of(app: BatchApp, inputs: Sequence[Any], columns: Any, by_index: bool = False) -> MapInputs:
@@ -49,7 +51,9 @@ def inputs_of(app: BatchApp, inputs: Sequence[Any], columns: Any, by_index: bool
     tables = [open_table(given) for given in inputs]
     if len(tables) == 1 and tables[0] is not None:
         table = tables[0]
-        return MapInputs(_table_items(table, _columns_of(app, table, chosen)), count_of(inputs[0], table))
+        count = count_of(inputs[0], table)
+        items = _table_items(table, _columns_of(app, table, chosen))
+        return MapInputs(items, count, count is None and not isinstance(inputs[0], (str, os.PathLike)))
     if any(tables):
         raise TypeError("a table's rows are whole items: give it alone, or give its columns side by side")
     if chosen:
@@ -57,7 +61,7 @@ def inputs_of(app: BatchApp, inputs: Sequence[Any], columns: Any, by_index: bool
     app.check_width(len(inputs))
     counts = [count for count in map(count_of, inputs) if count is not None]
     known = min(counts) if len(counts) == len(inputs) else None
-    return MapInputs(zip(*map(values_of, inputs), strict=False), known)
+    return MapInputs(zip(*map(values_of, inputs), strict=False), known, len(counts) < len(inputs))
 
 
 def count_of(given: Any, table: Table | None = None) -> int | None:

@@ -29,8 +29,9 @@ _TURNS = 64  # An `async for` over results that are there lets other tasks go on
 class Mapped(Generic[Result]):
     """The results of a map: an iterator; see `BatchApp.map`.
 
-    Inputs are pulled on the consumer's thread, up to a window of items that are on their way or wait for their
-    turn. Closing it (or dropping it) cancels what is still queued.
+    Inputs are pulled up to a window of items that are on their way or wait for their turn: on the consumer's thread
+    what is there, such as lists and files; on a thread of their own what may have to be waited for, such as generators.
+    Closing it (or dropping it) cancels what is queued or runs.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class Mapped(Generic[Result]):
         if resume is not None:
             kind = ResultsFile if resume_by == "index" else ResultsByContent
             file = kind(resume, app, constants, identity_of(app, constants, reading))
-        mapping = MapWork(run, name, through.items, on_error == "raise", window or LEAST_WINDOW, file, app.__name__)
+        raises, window = on_error == "raise", window or LEAST_WINDOW
+        mapping = MapWork(run, name, through.items, through.may_wait, raises, window, file, app.__name__)
         self._mapping = mapping
         self.finished = mapping.finished
         mapping.forget = executor.add_map(mapping)

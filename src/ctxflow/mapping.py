@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from ctxflow.executors.awaiting import arrival
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.forks import foreign_text
 from ctxflow.map_futures import Aside, may_hold_futures
+from ctxflow.map_pulling import Ahead, Here, Inputs
 from ctxflow.map_spans import Spans
 from ctxflow.option_values import short
 from ctxflow.resume import ResultsFile
@@ -48,6 +48,7 @@ class MapWork:
         run: Run,
         app: str,
         items: Iterator[Any],
+        may_wait: bool,
         raises: bool,
         window: int,
         file: ResultsFile | None,
@@ -58,8 +59,8 @@ class MapWork:
         self._run = run
         self._app = app
         self._raises = raises
-        self._items = items
         self._stream = Stream()
+        self._inputs: Inputs = Ahead(items, self._stream.wake) if may_wait else Here(items)
         self._window = window
         self._chunk = max(1, min(_FEED, window // 4))
         self._pulled = 0  # Inputs taken from the iterables.
@@ -67,9 +68,6 @@ class MapWork:
         self._buffered = 0  # Answered (or in the file), but not yet yielded.
         self._unusable: dict[int, Failed] = {}  # Rows that failed before they were items, not yet yielded.
         self._aside = Aside(self._stream.wake)  # Items that wait for futures among their values.
-        self._exhausted = False
-        self._input_error: Exception | None = None  # What the inputs ended with, if it was no end.
-        self._slow = False  # Whether inputs came so slowly that the window was not filled.
         self._ended = False
         self._spans = Spans()
         self.answered: Counter[str] = Counter()  # Items by context, of an app with alternatives.
@@ -102,10 +100,13 @@ class MapWork:
     def _feed(self) -> None:
         """Submit inputs until the window is full; where they come slowly, those that have come."""
         deadline = time.monotonic() + _FEED_SECONDS
-        self._slow = False
-        while not self._exhausted and not self._slow and self._on_hand() < self._window:
-            inputs = self._pull(min(self._chunk, self._window - self._on_hand()), deadline)
-            self._slow = time.monotonic() > deadline
+        self._inputs.ask(self._window - self._on_hand())
+        if not self._pulled:
+            self._inputs.settle(deadline)
+        while (room := self._window - self._on_hand()) > 0:
+            inputs = self._inputs.take(min(self._chunk, room), deadline)
+            if not inputs:
+                return
             first = self._pulled
             self._pulled += len(inputs)
             self._submit_missing(inputs, first)
@@ -113,25 +114,6 @@ class MapWork:
     def _on_hand(self) -> int:
         """How many items are pulled and not yielded."""
         return self._waiting + self._buffered + len(self._aside)
-
-    def _pull(self, count: int, deadline: float) -> list[Any]:
-        """Up to so many inputs, fewer if time is up. The clock is looked at ever more seldom while they come fast."""
-        inputs: list[Any] = []
-        step = 1
-        while len(inputs) < count:
-            wanted = min(step, count - len(inputs))
-            before = len(inputs)
-            try:
-                inputs.extend(itertools.islice(self._items, wanted))  # What came before an error stays.
-            except Exception as error:
-                self._input_error = error
-            if len(inputs) < before + wanted:
-                self._exhausted = True
-                break
-            if time.monotonic() > deadline:
-                break
-            step *= 2
-        return inputs
 
     def _submit(self, inputs: Sequence[Any], first: int) -> None:
         if inputs:
@@ -188,16 +170,16 @@ class MapWork:
 
     def wait(self) -> None:
         """Wait for an answer, if there is nothing else to do."""
-        if not self._slow:
-            with self._reads():
+        with self._reads():
+            if not self._inputs.wait():
                 self._stream.wait()
 
     async def arrival(self) -> None:
         """The same for a coroutine."""
-        if self._slow:
-            await asyncio.sleep(0)
-        else:
-            with self._reads():
+        with self._reads():
+            if self._inputs.wait():
+                await asyncio.sleep(0)
+            else:
                 await arrival(self._stream)
 
     @contextlib.contextmanager
@@ -248,7 +230,7 @@ class MapWork:
             ready: dict[int, Any] = {}
             index = 0
             while True:
-                if self._slow or self._on_hand() <= self._window - self._chunk:
+                if self._inputs.eager or self._on_hand() <= self._window - self._chunk:
                     self._feed()
                 while index < self._pulled:
                     if index in ready:
@@ -261,11 +243,12 @@ class MapWork:
                         break
                     index += 1
                 if index == self._pulled:
-                    if self._exhausted:
+                    if self._inputs.over:
                         self._raise_input_error()
                         return
                     self._feed()
-                    continue
+                    if self._inputs.here or self._inputs.over or index < self._pulled:
+                        continue
                 before = len(ready)
                 ready.update(self._come())
                 self._buffered += len(ready) - before
@@ -284,10 +267,10 @@ class MapWork:
                     if (known := self._known(yielded)) is not _NONE:
                         yield yielded, self._value(yielded, known)
                     yielded += 1
-                if self._exhausted and not self._waiting and not self._aside:
+                if self._inputs.over and not self._waiting and not self._aside:
                     self._raise_input_error()
                     return
-                if self._waiting or self._aside:
+                if self._waiting or self._aside or not self._inputs.here:
                     if not (come := self._come()):
                         yield NOTHING_YET
                     for index, result in come:
@@ -297,9 +280,10 @@ class MapWork:
 
     def _raise_input_error(self) -> None:
         """Raise what the inputs have raised, now that all that came before it is yielded."""
-        if self._input_error is not None:
-            add_note(self._input_error, f"raised by the inputs of {self.called}.map, after {self._pulled} items")
-            raise self._input_error
+        error = self._inputs.error
+        if error is not None:
+            add_note(error, f"raised by the inputs of {self.called}.map, after {self._pulled} items")
+            raise error
 
     def end(self) -> None:
         """Cancel what is left, and say that the map is over."""
@@ -321,6 +305,7 @@ class MapWork:
     def _finish(self) -> None:
         """Keep what has arrived and close the file, for another map may want it at once."""
         self._ended = True
+        self._inputs.close()
         if self._file is not None and not self._run.is_copy:
             try:
                 self._arrived(timeout=0)
