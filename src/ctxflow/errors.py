@@ -86,10 +86,10 @@ def add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
         return
     vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), text]
-    if error.__cause__ is None or isinstance(error.__cause__, (RemoteTraceback, Note)):
-        note = Note(text)
-        note.__cause__ = error.__cause__
-        error.__cause__ = note
+    if isinstance(error.__cause__, RemoteTraceback):
+        error.__cause__ = RemoteTraceback(f"{error.__cause__.text.rstrip()}\n{text}")
+    elif error.__cause__ is None:
+        error.__cause__ = Note(text)
 
 
 class Note(Exception):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -17,13 +17,18 @@ from ctxflow.executors.futures import Failed
 Item = tuple[Any, ...]
 
 
-def may_hold_futures(items: Iterable[Item]) -> bool:
+def may_hold_futures(items: Sequence[Item | Failed]) -> bool | None:
     """Whether there may be a future among the values of some items, told quickly.
+
+    :returns: None for as much as False, if there are rows that failed among the items.
 
     >>> may_hold_futures([("a", 1), ("b", 2)]), may_hold_futures([(Future(),)])
     (False, True)
     """
-    kinds = set(map(type, itertools.chain.from_iterable(items)))
+    try:
+        kinds = set(map(type, itertools.chain.from_iterable(items)))  # type: ignore[arg-type]
+    except TypeError:  # A row that failed has no values.
+        return may_hold_futures([item for item in items if type(item) is not Failed]) or None
     return any(kind is tuple or issubclass(kind, Future) for kind in kinds)
 
 

@@ -122,9 +122,8 @@ class MapWork:
 
     def _submit_missing(self, inputs: Sequence[Any], first: int) -> None:
         """Submit what can be and is not in the file; runs of such items go together."""
-        usable = Failed not in map(type, inputs)
-        waits = may_hold_futures(inputs if usable else [item for item in inputs if type(item) is not Failed])
-        if self._file is None and usable and not waits:
+        waits = may_hold_futures(inputs)
+        if self._file is None and waits is False:
             self._submit(inputs, first)
             return
         missing: list[Any] = []

@@ -66,7 +66,7 @@ def test_exceptions(pool):
 
 
 def test_result_with_a_timeout(pool, busy):
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         pool.submit(pow, 2, 3).result(timeout=0.05)
 
 
@@ -87,7 +87,7 @@ def test_map_raises_where_the_call_did(pool, chunksize):
 
 def test_map_with_a_timeout(pool):
     results = []
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         for each in pool.map(nap, [0, 0, 6], timeout=3):
             results.append(each)
     assert results == [0, 0]
