@@ -162,13 +162,26 @@ def hub():
     server.server_close()
 
 
-def located(name, home, endpoint, **environment):
+LOCATE = """
+import sys
+from ctxflow.models import locate_model, ModelNotFoundError
+try:
+    print(locate_model(sys.argv[1]))
+except ModelNotFoundError as error:
+    print("ERROR", error)
+"""
+CONTENTS = """
+import sys
+from ctxflow.identity import contents_of_model
+from ctxflow.models import locate_model
+before = contents_of_model(sys.argv[1])
+locate_model(sys.argv[1])
+print(before, contents_of_model(sys.argv[1]))
+"""
+
+
+def located(name, home, endpoint, program=LOCATE, **environment):
     """What `locate_model` gives in a process of its own: the hub's client reads its settings once."""
-    program = (
-        "import sys\nfrom ctxflow.models import locate_model, ModelNotFoundError\n"
-        "try: print(locate_model(sys.argv[1]))\n"
-        "except ModelNotFoundError as error: print('ERROR', error)\n"
-    )
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
     kept = {key: value for key, value in os.environ.items() if not key.upper().endswith("_PROXY")}
     process = subprocess.run(
@@ -193,6 +206,10 @@ def test_a_model_comes_from_the_hub_once_and_then_from_its_cache(hub, tmp_path):
     assert located("some/model", tmp_path, nobody, HF_HUB_OFFLINE="1") == str(folder)
     (folder / "model.safetensors").unlink()
     assert "cannot be reached from here" in located("some/model", tmp_path, nobody)
+
+
+def test_a_model_of_the_hub_is_known_by_its_revision_once_it_is_here(hub, tmp_path):
+    assert located("some/model", tmp_path, hub, CONTENTS) == f"{{}} {{'revision': '{Hub.commit}'}}"
 
 
 def test_what_the_hub_refuses_is_said_in_one_sentence(hub, tmp_path):
