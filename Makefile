@@ -62,18 +62,19 @@ lint: $(STAMP)quick ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Lint and the tests that need the testbed, which mostly wait, run beside the others. What they print follows.
+# Lint and the tests that need the testbed, which mostly wait, run beside the others. What they print follows, and what
+# failed of all. A pipe forgets the status of its first part: it is written down.
 test: $(STAMP)test ## Check, and run all tests that can run here
 	@mkdir -p build
 	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
 	$(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1 & cluster=$$!; \
 	echo "Lint and the cluster tests run beside these; what they print follows."; \
-	$(BIN)/python $(LOCAL_TESTS); local=$$?; \
+	{ $(BIN)/python $(LOCAL_TESTS) 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
 	wait $$lint; lint=$$?; cat build/lint.log; \
 	wait $$cluster; cluster=$$?; cat build/test-cluster.log; \
-	[ $$lint = 0 ] || echo "make lint failed: see above"; \
-	[ $$local = 0 ] || echo "make test-local failed: see the summary above that of the cluster tests"; \
-	[ $$cluster = 0 ]; [ $$lint$$local$$cluster = 000 ]
+	[ $$lint = 0 ] || echo "FAILED lint: see build/lint.log"; \
+	[ $$local$$cluster = 00 ] || grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-cluster.log; \
+	[ $$lint$$local$$cluster = 000 ]
 
 test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, in two minutes
 	$(BIN)/python $(LOCAL_TESTS) -m "not model"
