@@ -20,13 +20,15 @@ class Inputs(Protocol):
     """The items that a map has yet to get.
 
     :ivar here: whether `take` waits for them itself.
-    :ivar eager: whether the map should ask whenever it can, not only when it has room for many.
     :ivar error: what they ended with, if it was no end.
     """
 
     here: bool
-    eager: bool
     error: BaseException | None
+
+    @property
+    def eager(self) -> bool:
+        """Whether the map should ask whenever it can, not only when it has room for many."""
 
     def ask(self, count: int) -> None:
         """The map has room for so many."""
@@ -97,7 +99,6 @@ class Ahead:
     """
 
     here = False
-    eager = True
 
     def __init__(self, items: Iterator[Any], wake: Callable[[], None]) -> None:
         self.error: BaseException | None = None
@@ -119,8 +120,13 @@ class Ahead:
         self._asked = self._given + count
         if not self._thread.ident:
             self._thread.start()
-        if self._paused:
+        if self._paused and self._asked > self._given + len(self._come):
             self._resume.put(None)
+
+    @property
+    def eager(self) -> bool:
+        """Whether not all has come, or been taken, that was asked for."""
+        return not self._paused or bool(self._come) or self._over
 
     def settle(self, deadline: float) -> None:
         """Wait until all that was asked for has come, or no more will."""
@@ -172,7 +178,8 @@ class Ahead:
     def _may_go_on(self, pulled: int) -> bool:
         """Wait until more is asked for; False if nothing ever will be."""
         while 0 <= self._asked <= pulled:
-            self._settled.set()
+            if not self._settled.is_set():
+                self._settled.set()
             self._paused = True
             if 0 <= self._asked <= pulled:
                 self._resume.get()
