@@ -43,7 +43,7 @@ _MADE_OF: tuple[tuple[Any, Callable[[Any], object]], ...] = (
 # What Python and the standard library add to classes, which says nothing that their members do not.
 _MADE = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
-    "__static_attributes__", "__annotate_func__", "__annotations_cache__", "__signature__",
+    "__static_attributes__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__signature__",
 }  # fmt: skip
 
 
