@@ -317,7 +317,8 @@ def test_values_of_classes_are_told_apart():
     assert digest(Frozen(1)) != digest(Frozen(2))
     assert digest(functools.partial(pow, 2)) != digest(functools.partial(pow, 3))
     assert digest(Square(2).area) != digest(Square(3).area)
-    assert len({digest(value) for value in VALUES}) == len(VALUES)
+    both_forms_are_one = sys.version_info >= (3, 14)  # Optional[int] is int | None.
+    assert len({digest(value) for value in VALUES}) == len(VALUES) - both_forms_are_one
 
 
 def test_pydantic_defaults_count():
