@@ -56,6 +56,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + _WAITING
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name what may differ from process to process, such as compressed bytes, by its parameter: all must agree."""
+    return argname if isinstance(val, bytes) and not val.isascii() else None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import modules that need a model where none is wanted, nor PyTorch be installed."""
     if "not model" not in config.option.markexpr or not any(folder in collection_path.parents for folder in _OWN):
