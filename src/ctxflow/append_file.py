@@ -108,7 +108,18 @@ class AppendFile:
         with naming(self.path):
             self._file.truncate(size)
         self.size = size
-        return not size or os.pread(self._file.fileno(), 1, size - 1) == b"\n"
+        return self.last_line(size).endswith(b"\n") if size else True
+
+    def last_line(self, size: int) -> bytes:
+        """The end of so many bytes, from where its last line begins."""
+        block = 1 << 16
+        while True:
+            start = max(0, size - block)
+            data = os.pread(self._file.fileno(), size - start, start)
+            begin = data.rfind(b"\n", 0, -1) + 1
+            if begin or not start:
+                return data[begin:]
+            block *= 4
 
     def reader(self) -> BinaryIO:
         """The same file to be read with a buffer, whatever has its path now; to be closed by the caller."""

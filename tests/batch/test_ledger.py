@@ -1,5 +1,6 @@
 """The ledger: whatever is torn, what it vouches for is whole, and nothing is there twice."""
 
+import json
 import os
 import tracemalloc
 
@@ -166,6 +167,24 @@ def test_an_output_that_was_changed_is_refused(tmp_path):
     paths(tmp_path)[0].write_bytes(b"1234567")
     with pytest.raises(ValueError, match="changed by another program"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize("results", ["same length", "the longer, the later it came"])
+def test_an_output_without_one_of_its_lines_is_refused_and_left_as_it_is(tmp_path, results):
+    """Cut where the journal ends, it would hold a row twice and lack another, or lose what its owner has kept."""
+    output, _, journal = paths(tmp_path)
+    made = [json.dumps({"row": n, "result": "x" * (n if "longer" in results else 1)}).encode() + b"\n" for n in range(7)]
+    with opened(tmp_path) as ledger:
+        for n, line in enumerate(made):
+            ledger.commit(line, b"", [(n, n)], [])
+    edited, before = b"".join(made[1:]), journal.read_bytes()
+    output.write_bytes(edited)
+    with pytest.raises(ValueError, match="changed by another program"):
+        opened(tmp_path)
+    assert (output.read_bytes(), journal.read_bytes()) == (edited, before)
+    output.write_bytes(b"".join(made))
+    with opened(tmp_path) as ledger:
+        assert (ledger.done, ledger.forgotten) == (7, 0)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

@@ -144,6 +144,16 @@ def test_the_end_of_a_with_statement_waits(executor):
     assert [future.result(timeout=0) for future in futures] == [0.1] * 4
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_in_a_with_statement_waits_for_no_call(executor, end):
+    began = time.monotonic()
+    with pytest.raises(end), executor.pool() as pool:
+        futures = [pool.submit(nap, 60.0) for _ in range(4)]
+        raise end
+    assert time.monotonic() - began < 30
+    assert all(future.cancelled() for future in futures)
+
+
 def test_a_run_that_has_ended_takes_nothing(tmp_path):
     executor = ContextExecutor(workers=1, log_events=False)
     executor.run_dir = str(tmp_path)

@@ -109,6 +109,7 @@ class Ledger:
         dead: list[Keys] = []
         dead_since = 0
         marks = _Marks()
+        last: Pair = (0, 0)
         for frame in frames(self._journal, found.end):
             sizes = frame.sizes
             self.finished = frame.kind == FINISHED
@@ -117,6 +118,7 @@ class Ledger:
                 keys[count : count + frame.done] = pairs[: frame.done, 0]
                 marks.set(pairs[: frame.done, 1])
                 count += frame.done
+                last = tuple(pairs[frame.done - 1].tolist()) if frame.done else last
                 dead += [pairs[frame.done :].copy()] * bool(frame.dead)
             elif frame.kind == RETRY:
                 dead, dead_since = [], 0
@@ -141,17 +143,27 @@ class Ledger:
         if all_now:
             self.skipped = self.settled
         self.skip = bytes(marks.data)
+        self._check(sizes, last)
         self._cut(found, sizes)
+
+    def _check(self, sizes: tuple[int, int], last: Pair) -> None:
+        """See that what counts ends where the journal says, before anything is cut off that somebody may want.
+
+        :param last: the row whose result is the last.
+        """
+        for n, (file, size) in enumerate(zip(self._files, sizes, strict=True)):
+            end = file.last_line(size) if size else b"\n"
+            if not end.endswith(b"\n") or (n == 0 and size and not _may_be_of(end, last)):
+                raise ValueError(
+                    f"{file.path} was changed by another program, so that the job cannot go on: "
+                    "put it back, name another output, or begin anew with --fresh"
+                )
 
     def _cut(self, found: Survey, sizes: tuple[int, int]) -> None:
         """Let no more count than frames vouch for."""
         self._journal.cut(found.end)
         for file, size in zip(self._files, sizes, strict=True):
-            if not file.cut(size):
-                raise ValueError(
-                    f"{file.path} was changed by another program, so that the job cannot go on: "
-                    "name another output, or begin anew with --fresh"
-                )
+            file.cut(size)
         if found.behind_retry:
             self._add(RETRY)
 
@@ -256,6 +268,26 @@ class _Marks:
         if numbers.size:
             self.data.extend(bytes(max(0, int(numbers.max()) + 1 - len(self.data))))
             np.frombuffer(self.data, dtype=np.uint8)[numbers] = 1
+
+
+def _may_be_of(line: bytes, row: Pair) -> bool:
+    """Whether a line of the results can be that of a row, as far as it names one.
+
+    >>> _may_be_of(b'{"row": 6, "result": "yes"}', (17, 6)), _may_be_of(b'{"row": 6, "result": "yes"}', (17, 5))
+    (True, False)
+    >>> _may_be_of(b'{"id": "batch_req_0000000000000011"}', (17, 6))
+    True
+    """
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        return True
+    if "row" in record:
+        return bool(record["row"] == row[1])
+    name = str(record.get("id"))
+    return not name.startswith("batch_req_") or name == f"batch_req_{row[0]:016x}"
 
 
 def _size(path: Path) -> int:

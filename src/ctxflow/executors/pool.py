@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
+from types import TracebackType
 from typing import Any, TypeVar
 
 from ctxflow.errors import RunEnded
@@ -84,6 +85,12 @@ class Pool(Executor):
                 future.cancel()
         if wait:
             _wait(left)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for its calls; Ctrl-C and `sys.exit` cancel them, also those that run."""
+        self.shutdown(cancel_futures=kind is not None and not issubclass(kind, Exception))
 
 
 _wait = wait
