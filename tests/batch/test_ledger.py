@@ -173,7 +173,8 @@ def test_an_output_that_was_changed_is_refused(tmp_path):
 def test_an_output_without_one_of_its_lines_is_refused_and_left_as_it_is(tmp_path, results):
     """Cut where the journal ends, it would hold a row twice and lack another, or lose what its owner has kept."""
     output, _, journal = paths(tmp_path)
-    made = [json.dumps({"row": n, "result": "x" * (n if "longer" in results else 1)}).encode() + b"\n" for n in range(7)]
+    answers = ["x" * (n if "longer" in results else 1) for n in range(7)]
+    made = [json.dumps({"row": n, "result": answer}).encode() + b"\n" for n, answer in enumerate(answers)]
     with opened(tmp_path) as ledger:
         for n, line in enumerate(made):
             ledger.commit(line, b"", [(n, n)], [])
