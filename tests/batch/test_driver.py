@@ -199,6 +199,13 @@ def test_csv_to_parquet_with_kept_columns(folder):
     assert (folder / "out.parquet").exists()
 
 
+@pytest.mark.parametrize("rows", ["", "e\n"])
+def test_csv_without_a_result_has_its_header(folder, rows):
+    (folder / "in.csv").write_text(f"first,second,k\n{rows}")
+    run("in.csv", "joined", output="out.csv", keep=["k"], id_column="first")
+    assert (folder / "out.csv").read_text() == "row,first,k,result\n"
+
+
 @pytest.mark.parametrize("name", ["out.csv", "out.tsv"])
 def test_csv_that_is_resumed(folder, name):
     write_lines(folder / "in.jsonl", [{"text": f'say "{n}",\nagain', "k": {"n": n}} for n in range(60)])

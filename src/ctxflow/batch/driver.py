@@ -27,7 +27,7 @@ from ctxflow.batch.metrics import serving
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.publish import PUBLISHED, publish
 from ctxflow.batch.pump import Pump
-from ctxflow.batch.records import Record, openai_record, plain_record, tokens_of, truncated
+from ctxflow.batch.records import Record, openai_record, plain_columns, plain_record, tokens_of, truncated
 from ctxflow.batch.requests import URLS, Make, family_of, maker
 from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
@@ -218,7 +218,8 @@ def _finish(work: Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[s
         work.run(ledger, file, began)
         if files.rows != files.output:
             types = {name: kind for name, kind in work.source.types().items() if name in (job.id_column, *job.keep)}
-            publish(str(job.output_format), files.rows, files.output, job.task == "embed", types)
+            embeds = job.task == "embed"
+            publish(str(job.output_format), files.rows, files.output, embeds, types, plain_columns(job))
         ledger.finish()
 
 

@@ -9,7 +9,7 @@ import csv
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,28 @@ _ROWS = 5000
 
 
 def publish(
-    form: str, rows: Path, output: Path, embeddings: bool = False, types: Mapping[str, Any] | None = None
+    form: str,
+    rows: Path,
+    output: Path,
+    embeddings: bool = False,
+    types: Mapping[str, Any] | None = None,
+    columns: Sequence[str] = (),
 ) -> None:
     """Make a job's output of its file of JSON lines, at once or not at all.
 
     :param form: one of `PUBLISHED`.
     :param embeddings: whether the column "embedding" is to be of 32-bit floats, where the form has types.
     :param types: the Arrow types of columns that are the input's own.
+    :param columns: of a CSV file's header, where there are no rows to tell them.
     """
     with naming(output):
         if form == "csv":
-            publish_csv(rows, output)
+            publish_csv(rows, output, columns)
         else:
             publish_parquet(rows, output, embeddings, types)
 
 
-def publish_csv(rows: Path, output: Path) -> None:
+def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
     """Write a file of JSON lines as CSV with a header, tab-separated if its name ends in .tsv.
 
     Text stands as it is, null as nothing, all else as its JSON.
@@ -49,7 +55,7 @@ def publish_csv(rows: Path, output: Path) -> None:
     with open(part, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         plain = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         quoted = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        plain.writerow(names)
+        plain.writerow(names or columns)
         for records in _records(rows):
             for record in records:
                 cells = [_cell(record.get(name)) for name in names]

@@ -64,14 +64,25 @@ _ENCODE_NAN = json.JSONEncoder(ensure_ascii=False, default=plain_value).encode
 _ENCODE_ASCII_NAN = json.JSONEncoder(default=plain_value).encode
 
 
+def plain_columns(job: Job) -> tuple[str, ...]:
+    """The columns of results that are not in OpenAI's form, in their order."""
+    identifier = () if job.id_column is None else (job.id_column,)
+    return tuple(dict.fromkeys(("row", *identifier, *job.keep, *_parts(job))))
+
+
+def _parts(job: Job) -> tuple[str, ...]:
+    parts = _PARTS.get(str(job.task), ("result",))
+    if job.task is not None and job.too_long != "error":
+        parts = tuple(dict.fromkeys((*parts, *_CUT)))
+    return parts
+
+
 def plain_record(job: Job) -> Record:
     """Rows' numbers, ids and kept columns, the answers' parts as columns, and who answered where that may differ.
 
     :raises ValueError: if a kept column and a part of the answer have one name.
     """
-    parts = _PARTS.get(str(job.task), ("result",))
-    if job.task is not None and job.too_long != "error":
-        parts = tuple(dict.fromkeys((*parts, *_CUT)))
+    parts = _parts(job)
     copied = [name for name in parts if name != "embedding"]
     ours = {"row", *parts}
     if clash := sorted(ours & {*job.keep, job.id_column or "custom_id"}):
