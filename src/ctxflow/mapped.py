@@ -84,8 +84,12 @@ class Mapped(Generic[Result]):
         return self
 
     def __next__(self) -> Result:
-        while (result := next(self._results)) is NOTHING_YET:
-            self._mapping.wait()  # type: ignore[union-attr]
+        try:
+            while (result := next(self._results)) is NOTHING_YET:
+                self._mapping.wait()  # type: ignore[union-attr]
+        except KeyboardInterrupt:  # Whether or not a name holds the map on, as in a notebook.
+            self.close()
+            raise
         return result  # type: ignore[no-any-return]
 
     def __aiter__(self) -> Mapped[Result]:
