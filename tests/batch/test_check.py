@@ -151,6 +151,7 @@ def test_all_that_is_wrong_is_told_at_once(refused):
         ("judging:length", "has nothing called 'length': did you mean 'lengths'?"),
         ("judging", "to be named as module:name"),
         ("./judging.py:judge", "(without folders and .py: judging:judge)"),
+        ("judging.py:judge", "(without folders and .py: judging:judge)"),
         (
             "raising:f",
             "the module raising fails when it is imported: JSONDecodeError: Expecting value: line 1 column 1",

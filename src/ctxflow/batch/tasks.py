@@ -207,7 +207,7 @@ def function_app(job: Job) -> BatchApp:
 def _found(named: str) -> Any:
     """What is called MODULE:NAME."""
     module, _, name = named.partition(":")
-    if not name or not all(part.isidentifier() for part in module.split(".")):
+    if not name or module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
         hint = f" (without folders and .py: {Path(module).stem}:{name or 'name'})" if module.endswith(".py") else ""
         raise ValueError(f"the function {named!r} is to be named as module:name, such as my_prompts:summarise{hint}")
     if os.getcwd() not in sys.path:
