@@ -26,6 +26,7 @@ from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
 from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing
 from ctxflow.pickling import dumps
+from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class _App:
         self.function = function
         self.context = context
         self.options = options
+        self._deadline: tuple[str, float | None] = ("", None)
 
     @property
     def priority(self) -> int:
@@ -100,6 +102,12 @@ class _App:
         changed = dataclasses.replace(self.options, **changes)
         return type(self)(self.function, context if context is not None else self.context, changed)
 
+    def deadline_on(self, run: Run) -> float | None:
+        """The deadline on a run's clock, counted from the app's first call there."""
+        if self._deadline[0] != run.id:
+            self._deadline = (run.id, self.options.deadline_on(run))
+        return self._deadline[1]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.function, self.context, self.options)
 
@@ -128,13 +136,6 @@ class ContextApp(_App, Generic[Result]):
         super().__init__(function, context, options)
         if options.alternatives:
             raise TypeError("alternatives= are for batch apps, whose items can be divided: leave them out")
-        self._deadline: tuple[str, float | None] = ("", None)
-
-    def deadline_on(self, run: Run) -> float | None:
-        """The deadline on a run's clock, counted from the app's first call there."""
-        if self._deadline[0] != run.id:
-            self._deadline = (run.id, self.options.deadline_on(run))
-        return self._deadline[1]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """Call it on a worker that holds the context; any arguments, one result, in a future."""
@@ -158,6 +159,7 @@ class BatchApp(_App, Generic[Result]):
         self._defaulted = {p.name for p in positional if p.default is not p.empty}
         self._open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self._variants: dict[Any, App] = {}
+        self._referents: Referents | None = None  # Once it was declared.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """One item: its result in a future. Items that wait together share a batch."""
@@ -293,11 +295,23 @@ class BatchApp(_App, Generic[Result]):
         """Which constants a call may have."""
         return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
-    def declare(self, run: Run, constants: Mapping[str, Any]) -> str:
-        """Make this app with these constants known to a run; gives its id there."""
-        key = (run.id, constants_key(constants))
+    def declare(self, run: Run, constants: Mapping[str, Any], look_inside: bool = False) -> str:
+        """Make this app with these constants known to a run, as its code and its contexts are now; gives its id there.
+
+        A name that means another object than at the last call is noticed.
+
+        :param look_inside: notice what has changed inside of objects, too: takes a millisecond or more.
+        """
+        recipes = [each for each in (self.context, *(other.context for other in self.options.alternatives)) if each]
+        if self._referents is None or self._referents.changed():
+            self._variants.clear()
+            self._referents = Referents(self.function)
+        if look_inside:
+            for recipe in recipes:
+                recipe.look_again()
+        key = (run.id, constants_key(constants), *(recipe.id for recipe in recipes))
         known = self._variants.get(key)
-        if known is None:
+        if known is None or look_inside:
             variants = self._variant(run, constants)
             known = self._variants[key] = variants[0]
             for variant in variants:
@@ -313,7 +327,7 @@ class BatchApp(_App, Generic[Result]):
         names = [run.declare_context(context, options.level) for context, _ in contexts]
         if len(set(names)) < len(names):
             raise ValueError(f"the context of {self.__name__} and its alternatives differ: name each recipe once")
-        deadline = options.deadline_on(run)
+        deadline = self.deadline_on(run)
         errors = [error for _, error in contexts]
         identity = (self.function, dict(constants), names, errors, options.identity, self.priority, deadline)
         spec = ev.AppSpec(

@@ -12,11 +12,14 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ctxflow.context_options import AFFINITIES, NO_OPTIONS, checked
 from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing, short
 from ctxflow.pickling import dumps
+
+if TYPE_CHECKING:
+    from ctxflow.referents import Referents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,16 +54,27 @@ class Context:
     affinity: str | None = None
     priority: int = 0
 
-    @functools.cached_property
+    @property
     def id(self) -> str:
         """The digest of the code, inputs, files and environment: 32 hex digits.
+
+        It is computed anew where a name in the code means another object than before.
 
         :raises TypeError: if a captured object has no content to compare, naming it.
         :raises FileNotFoundError: if one of the files is not there.
         """
-        from ctxflow.digest import digest
+        known: tuple[str, Referents] | None = self.__dict__.get("_known")
+        if known is None or known[1].changed():
+            from ctxflow.digest import digest
+            from ctxflow.referents import Referents
 
-        return digest(self)
+            known = digest(self), Referents(self.function, *(each.function for each in inner_recipes(self)))
+            self.__dict__["_known"] = known
+        return known[0]
+
+    def look_again(self) -> None:
+        """Have the `id` computed anew when it is wanted next: what the code refers to may have changed inside."""
+        self.__dict__.pop("_known", None)
 
     def __ctxflow_digest__(self) -> object:
         """What makes it the recipe that it is."""
@@ -68,6 +82,10 @@ class Context:
 
         files = {name: digest_path(path) for name, path in self.files.items()}
         return "context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is known of it in this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Context) and self.id == other.id

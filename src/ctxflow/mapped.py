@@ -63,7 +63,7 @@ class Mapped(Generic[Result]):
         if progress is not None:
             flag("progress", progress)
         run = executor.calls.run
-        name = app.declare(run, constants)
+        name = app.declare(run, constants, look_inside=True)
         # Last of what may raise: a file that is open is locked.
         file = None
         if resume is not None:

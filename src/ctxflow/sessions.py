@@ -27,6 +27,7 @@ from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
 from ctxflow.option_values import number, refusing, text, whole
 from ctxflow.pickling import dumps
+from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
 from ctxflow.turns import idle, last
 
@@ -87,7 +88,8 @@ class SessionApp:
         self.function = function
         self.context = context
         self.options = options
-        self._declared: tuple[str, str] = ("", "")
+        self._declared: tuple[str, str, str | None] = ("", "", None)  # The run's, the app's, the context's.
+        self._referents: Referents | None = None
 
     def open(self, prompt: Any = None) -> Session:
         """Begin a session, with a first prompt if there is one.
@@ -100,7 +102,9 @@ class SessionApp:
         return Session(run, self._declare(run), self.options.ahead, prompt)
 
     def _declare(self, run: Run) -> str:
-        if self._declared[0] != run.id:
+        recipe = self.context.id if self.context is not None else None
+        if self._declared[::2] != (run.id, recipe) or self._referents is None or self._referents.changed():
+            self._referents = Referents(self.function)
             run.prepare_pickling()
             options = self.options
             context = run.declare_context(self.context, ev.PERVASIVE)
@@ -117,7 +121,7 @@ class SessionApp:
             )
             function = dumps(self.function, f"the app {self.__name__}")
             run.declare_app(App(spec, "step", function, timeout=options.timeout))
-            self._declared = (run.id, spec.id)
+            self._declared = (run.id, spec.id, recipe)
         return self._declared[1]
 
     def __reduce__(self) -> tuple[Any, ...]:

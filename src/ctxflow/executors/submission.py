@@ -24,6 +24,7 @@ from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import Run
 from ctxflow.option_values import choice, closest, number, refuse, whole
 from ctxflow.pickling import dumps
+from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")
@@ -76,7 +77,7 @@ class Calls:
         self._told: set[Any] = set()
         self._names = itertools.count(1)  # An address is no name: it is given again.
         self._apps: dict[Any, str] = {}
-        self._functions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._functions: weakref.WeakKeyDictionary[Any, tuple[str, Referents] | None] = weakref.WeakKeyDictionary()
         self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def submit(
@@ -170,21 +171,21 @@ class Calls:
             return self._apps[key]
 
     def _name(self, function: Callable[..., Any]) -> str:
-        """The name under which a function is known to the run, "" at its first call."""
+        """The name under which a function is known to the run as it is now, "" at its first call."""
         try:
-            name = self._functions.get(function)
+            if function not in self._functions:
+                self._functions[function] = None
+                return ""
         except TypeError:  # It cannot be referred to weakly: it travels with each call.
             return ""
-        if name:
-            return name
+        known = self._functions[function]
+        if known is not None and not known[1].changed():
+            return known[0]
         with self._declaring:
-            if name is None:
-                self._functions.setdefault(function, "")
-                return ""
-            name = f"function-{next(self._names)}"
+            name, referents = f"function-{next(self._names)}", Referents(function)
             self.run.prepare_pickling()
             self.run.declare_function(name, dumps(function, f"the function {_name_of(function)}"))
-            self._functions[function] = name
+            self._functions[function] = name, referents
         return name
 
     def _wants(self, function: Callable[..., Any]) -> bool:
