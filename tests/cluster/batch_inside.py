@@ -35,7 +35,7 @@ def double(numbers):
     time.sleep(0.2)
     return [2 * number for number in numbers]
 """
-ROWS = 2000
+ROWS = 3000
 BATCH = ["batch", "in.jsonl", "-o", "out.jsonl", "--function", "batch_doubling:double", "--column", "n",
          "--input-format", "jsonl", "--id-column", "custom_id"]  # fmt: skip
 ON_TESTBED = ["--site", SITE, "--workers", "2"]
@@ -75,7 +75,7 @@ def answers_on(site: str) -> dict[str, dict[Any, Any]]:
     from ctxflow.executors import ContextExecutor
 
     name = Path(site).stem
-    encoder = {"input": "texts.csv", "model": ENCODER, "max_input_tokens": 16, "site": site}
+    encoder = {"input": "texts.csv", "model": ENCODER, "max_input_tokens": 16, "too_long": "cut-end", "site": site}
     labels = ["mathematics", "networking", "files", "testing"]
     found: dict[str, dict[Any, Any]] = {}
     with ContextExecutor(site, workers=1) as executor:
@@ -104,7 +104,7 @@ def detached() -> dict[str, Any]:
     second = run(*BATCH, *ON_TESTBED, "--detach")
     reached, seen = 0, {}
     for how in ([], ["-fast"]):
-        reached = until_done(reached + luck.randrange(100, 500), first["job"])
+        reached = until_done(reached + luck.randrange(100, 300), first["job"])
         seen = seen or json.loads(run("status", "out.jsonl", "--json").stdout)
         subprocess.run(["condor_vacate_job", *how, first["htcondor"]], check=True, stdout=subprocess.DEVNULL)
         until_started(first["job"])

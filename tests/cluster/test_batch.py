@@ -37,13 +37,13 @@ def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> No
 @pytest.mark.timeout(500)
 def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: Testbed) -> None:
     found = inside(testbed, "detached")
-    assert found["seen"] == ["running", True, 2000], "`ctxflow status` follows it from another terminal"
+    assert found["seen"] == ["running", True, 3000], "`ctxflow status` follows it from another terminal"
     assert found["refused"][0] == 1
     assert re.search(r"job 1 writes out\.jsonl and is (queued|running)", found["refused"][1]), found["refused"]
     assert (found["followed"], found["whole"], found["starts"]) == (0, True, 3), found["job"]
     job = found["job"]
-    assert (job["state"], job["status"], job["restarts"], job["done"], job["dead"]) == ("done", 0, 2, 2000, 0)
-    assert "out.jsonl" in found["table"] and "2,000 of 2,000" in found["table"]
+    assert (job["state"], job["status"], job["restarts"], job["done"], job["dead"]) == ("done", 0, 2, 3000, 0)
+    assert "out.jsonl" in found["table"] and "3,000 of 3,000" in found["table"]
     assert found["queue"] == []
     assert found["cancelled"][::2] == [0, []], found["cancelled"]
     assert "is cancelled" in found["cancelled"][1] and "are kept in out.jsonl" in found["cancelled"][1]

@@ -33,10 +33,10 @@ def _three(value: float) -> str:
 def decimals(value: float) -> int:
     """How many decimals give a number three digits that count.
 
-    >>> decimals(0.01234), decimals(9.999), decimals(57.0), decimals(1234.0)
-    (4, 1, 1, 0)
+    >>> decimals(0.01234), decimals(9.999), decimals(57.0), decimals(1234.0), decimals(math.inf)
+    (4, 1, 1, 0, 0)
     """
-    if not value:
+    if not value or not math.isfinite(value):
         return 0
     exponent = math.floor(math.log10(abs(float(f"{value:.3g}"))))
     return max(0, 2 - exponent)
