@@ -75,7 +75,7 @@ def test_callbacks_come_in_the_order_of_the_answers_and_in_one_thread(tmp_path):
             executor.submit(pow, {}, n, 1).add_done_callback(note)
         gate.result(timeout=30)
     assert order == list(range(200)), "all have run when the block has ended"
-    assert threads == {"ctxflow-callbacks"}
+    assert threads == {"ctxflow-run"}
 
 
 def test_a_callback_of_what_is_answered_runs_at_once(tmp_path):
@@ -106,4 +106,4 @@ def test_callbacks_of_calls_that_the_end_cancels_may_wait_for_one_another(tmp_pa
     second.add_done_callback(lambda _: errors.append(first.exception(timeout=30)))
     executor.shutdown()
     assert [type(error).__name__ for error in errors] == ["RunEnded"] * 2
-    assert "ctxflow-callbacks" not in [thread.name for thread in threading.enumerate()]
+    assert not {"ctxflow-run", "ctxflow-watch"} & {thread.name for thread in threading.enumerate()}

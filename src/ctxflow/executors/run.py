@@ -101,8 +101,9 @@ class Run:
         self.keeps_status = True
         self.each_second: Callable[[], None] | None = None
         self.samples: list[tuple[float, int, int]] = []
-        self._thread = threading.Thread(target=self._loop, name="ctxflow-run", daemon=True)
-        self.callbacks = Callbacks()
+        self._tick_due = 0.0
+        self._loop_over = threading.Event()
+        self.callbacks = Callbacks(self._loop, engine.wake)
         self.is_copy = False
         belongs_here(self)
 
@@ -163,7 +164,8 @@ class Run:
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
         self._status_file = RunStatusFile(self.directory)
         self._write_status()
-        self._thread.start()
+        self._tick_due = self.clock() + _TICK_SECONDS
+        self.callbacks.start()
 
     def forked(self) -> None:
         """Be over, in a child, which never calls the engine, and whose locks may be held by threads that it lacks."""
@@ -176,13 +178,13 @@ class Run:
     def stop(self) -> None:
         """End all workers. Calls that are not answered fail with `RunEnded`."""
         with self._lock:
-            if self._ended.is_set() or not self._thread.ident:
+            if self._ended.is_set() or not self.callbacks.started:
                 return
             self._ended.set()
         try:
             self.engine.wake()
-            if threading.current_thread() is not self._thread:
-                self._thread.join(timeout=30)
+            if not self.callbacks.leads:
+                self._loop_over.wait(timeout=30)
             if self._failed is None:
                 self._write_status("done")
         finally:
@@ -336,31 +338,34 @@ class Run:
     # --- events
 
     def _loop(self) -> None:
-        next_tick = self.clock() + _TICK_SECONDS
-        while not self._ended.is_set():
-            if self._failed is not None:
-                self._give_up(self._failed)
-                return
-            wake = self._scheduler.next_wake
-            due = next_tick if wake is None else min(next_tick, wake)
+        while not self._ended.is_set() and self._failed is None:
             try:
-                timeout = self.callbacks.look(max(0.0, due - self.clock()))
-                events = [opened(event) for event in self.engine.poll(timeout)]
-                self._act()
-                now = self.clock()
-                if now >= due:
-                    next_tick = now + _TICK_SECONDS
-                    events.append(ev.Tick(now))
-                self._feed(*events)
-                if now >= due:
-                    self._sample(now)
+                self._turn()
             except EngineFailed as error:
-                self._give_up(error)
-                return
+                self._failed = error
             except Exception:
                 if not self._ended.is_set():
                     logger.exception("the run's loop met an error")
                     self._ended.wait(0.1)  # If it is met again and again, not as fast as can be.
+            if not self.callbacks.run():
+                return  # To go on, on another thread.
+        if self._failed is not None and not self._loop_over.is_set():
+            self._give_up(self._failed)
+        self._loop_over.set()
+
+    def _turn(self) -> None:
+        """Wait for events, and let the scheduler hear of them."""
+        wake = self._scheduler.next_wake
+        due = self._tick_due if wake is None else min(self._tick_due, wake)
+        events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+        self._act()
+        now = self.clock()
+        if now >= due:
+            self._tick_due = now + _TICK_SECONDS
+            events.append(ev.Tick(now))
+        self._feed(*events)
+        if now >= due:
+            self._sample(now)
 
     def _act(self) -> None:
         while self._actions:
