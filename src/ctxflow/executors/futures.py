@@ -123,7 +123,7 @@ class CallFuture(Future[Any]):
     def add_done_callback(self, fn: Callback) -> None:
         """Have a function called with this future once it is answered or cancelled; at once if it is.
 
-        It runs on a thread for callbacks, where it may take its time and wait for other futures.
+        It may take its time and wait for other futures: answers and other callbacks go on coming (callbacks.py).
         """
         if not self.done():
             fn = functools.partial(self._callbacks.put, fn)
