@@ -20,7 +20,7 @@ TESTBEDS ?= 3
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 
-.PHONY: demo lock test test-quick test-local test-cluster test-cluster-docker lint clean help
+.PHONY: same-python demo lock test test-quick test-local test-cluster test-cluster-docker lint clean help
 
 help: ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,8 +30,15 @@ $(BIN)/python:
 		{ echo "ctxflow needs Python 3.10 or newer: set PYTHON=python3.X"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "install venv first (Debian: apt-get install python3-venv)"; exit 1; }
 
+# Where a Python is named, it is that one, not the one of an environment that is there already.
+same-python: $(BIN)/python
+ifneq ($(origin PYTHON),file)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.argv[1] != sys.version)' "$$($(PYTHON) -c 'import sys; print(sys.version)')" || \
+		{ echo "$(VENV) is of another Python than $(PYTHON): add VENV=.venv-NAME for one beside it"; exit 1; }
+endif
+
 # All but PyTorch, which the tests without models do without.
-$(STAMP)example-packages: $(BIN)/python setup.cfg pyproject.toml requirements/torch.txt
+$(STAMP)example-packages: $(BIN)/python setup.cfg pyproject.toml requirements/torch.txt | same-python
 	@$(INSTALL) example $(DEPS)
 	@touch $@
 
