@@ -14,11 +14,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from hypothesis import HealthCheck, settings
 
 _HERE = Path(__file__).parent
 _OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
+_TESTS = str(_HERE / "tests") + os.sep
 _WAITING = 1
 """How many more tests than cores run side by side: a third of a test's time is waiting."""
 
@@ -81,6 +83,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             modules[item.path] = _module_needs_model(item.path)
         if modules[item.path] or _MODEL.search(_text(item)):
             item.add_marker(pytest.mark.model)
+
+
+def pytest_collection_finish() -> None:
+    """Have functions of tests travel by value, as a notebook's do: to import one of their modules costs a second."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path is not None and path.startswith(_TESTS) and not hasattr(module, "BY_REFERENCE"):
+            cloudpickle.register_pickle_by_value(module)
 
 
 def _text(item: pytest.Item) -> str:

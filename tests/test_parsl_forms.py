@@ -1,17 +1,11 @@
 """The forms that Parsl's users write: the paper's Figure 3, proposal #3724, memoization, files, joins."""
 
-import sys
-
-import cloudpickle
 import parsl
 import pytest
 from parsl import File, bash_app, join_app, python_app
 from parsl.dataflow.errors import DependencyError
 
 from ctxflow import ContextExecutor, batch_app, context, context_app
-
-# So that workers need not import this module, and Parsl and pytest with it, for each context.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,13 @@
 """Whole runs of Parsl: checkpoints on disk that a later run reads, and monitoring."""
 
 import sqlite3
-import sys
 
-import cloudpickle
 import parsl
 import pytest
 from parsl.dataflow.memoization import BasicMemoizer
 from parsl.utils import get_all_checkpoints
 
 from ctxflow import ContextExecutor, batch_app, context, context_app
-
-# So that workers need not import this module, and Parsl and pytest with it, for each context.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @context

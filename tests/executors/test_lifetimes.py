@@ -65,7 +65,7 @@ def test_shutdown_from_a_callback(tmp_path):
     future = executor.submit(pow, {}, 2, 3)
     future.add_done_callback(lambda _: (executor.shutdown(), done.set()))
     assert done.wait(30)
-    assert not executor.run._thread.is_alive() or eventually(lambda: not executor.run._thread.is_alive())
+    assert eventually(lambda: not {"ctxflow-run", "ctxflow-watch"} & {thread.name for thread in threading.enumerate()})
 
 
 def test_two_executors_at_once(tmp_path):

@@ -4,21 +4,16 @@ import functools
 import http.server
 import os
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
 
-import cloudpickle
 import parsl
 import pytest
 from executor_helpers import started
 from parsl import File, bash_app, python_app
 
 from ctxflow import ContextError, ContextExecutor, CtxflowError, batch_app, context, context_app, session_app
-
-# So that workers need not import this module, and Parsl and pytest with it, for each context.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")

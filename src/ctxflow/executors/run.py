@@ -103,7 +103,7 @@ class Run:
         self.samples: list[tuple[float, int, int]] = []
         self._tick_due = 0.0
         self._loop_over = threading.Event()
-        self.callbacks = Callbacks(self._loop, engine.wake)
+        self.callbacks = Callbacks(self._loop, self._wake)
         self.is_copy = False
         belongs_here(self)
 
@@ -352,6 +352,10 @@ class Run:
         if self._failed is not None and not self._loop_over.is_set():
             self._give_up(self._failed)
         self._loop_over.set()
+
+    def _wake(self) -> None:
+        if not self._ended.is_set():  # Else the engine may be stopped.
+            self.engine.wake()
 
     def _turn(self) -> None:
         """Wait for events, and let the scheduler hear of them."""

@@ -5,11 +5,9 @@ import http.server
 import logging
 import os
 import re
-import sys
 import threading
 from pathlib import Path
 
-import cloudpickle
 import parsl
 import pytest
 from parsl import File, bash_app, python_app
@@ -19,8 +17,6 @@ from played_engine import PlayedExecutor
 
 from ctxflow import CallCrashed, ContextError, batch_app, context, context_app
 from ctxflow.executors.files import SharedDiskStaging
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
