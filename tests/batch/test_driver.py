@@ -264,7 +264,7 @@ def test_results_that_cannot_be_written_are_dead_letters(folder):
     write_lines(folder / "in.jsonl", [{"t": "nan"}, {"t": "object"}, {"t": "fine"}])
     assert run("in.jsonl", "odd", column=["t"]).dead == 2
     messages = {each["row"]: each["error"]["message"] for each in read_lines(folder / "out.jsonl.errors.jsonl")}
-    assert "the result is nan, which JSON cannot hold" in messages[0] and "a object, which JSON cannot" in messages[1]
+    assert "the result is nan, which JSON cannot hold" in messages[0] and "an object, which JSON cannot" in messages[1]
     assert read_lines(folder / "out.jsonl") == [{"row": 2, "result": [1, 2]}]
 
 

@@ -1,11 +1,14 @@
 """A value that the output's form cannot hold costs that value, never the answer."""
 
+import collections
 import contextlib
 import csv
+import dataclasses
 import datetime
 import decimal
 import json
 import math
+import threading
 import uuid
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from ctxflow.batch.held import Held
 from ctxflow.batch.publish import PUBLISHED, publish
 
 FORMS = ("jsonl", "parquet", "csv")
+NULL, KEYS, HALVES = "null stands in their place", "their text stands in their place", "U+FFFD stands in its place"
 
 numbers = st.one_of(
     st.floats(), st.integers(), st.integers(-(10**30), 10**30), st.decimals(), st.booleans(), st.none(),
@@ -65,7 +69,7 @@ def test_whatever_is_kept_the_answer_stands(tmp_path, form, kept):
     held = Held(["kept"], nan=form in PUBLISHED, told=told.append)
     lines = [held.line({"row": n, "kept": value, "result": f"answer {n}"}) for n, value in enumerate(kept)]
     assert published(form, tmp_path, lines) == [f"answer {n}" for n in range(len(kept))]
-    assert len(told) == len(held.nulled) <= 1 and all("the column kept has values" in said for said in told)
+    assert held.nulled.keys() | held.altered.keys() <= {"kept"} and bool(told) == bool(held.nulled or held.altered)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -144,13 +148,22 @@ def test_parquet_and_csv_hold_it(folder):
     assert (folder / "out.csv").read_text().splitlines()[1:3] == ["0,NaN,A", "1,1.5,B"]
 
 
-def test_half_a_character_is_no_reason_to_lose_the_output(folder):
-    write_lines(folder / "in.jsonl", [{"text": "a", "price": "x\ud800"}, {"text": "b", "price": "y"}])
-    assert run_job(job("out.parquet", order="input")).done == 2
-    assert pyarrow.parquet.read_table(folder / "out.parquet").to_pylist() == [
-        {"row": 0, "price": "x�", "result": "A"},
-        {"row": 1, "price": "y", "result": "B"},
-    ]
+@pytest.mark.parametrize("form", FORMS)
+def test_half_a_character_is_told_and_counted(folder, form):
+    write_lines(folder / "in.jsonl", [{"text": "a", "price": "x\ud800"}, {"text": "b\udfff", "price": "y"}])
+    notes = Notes()
+    outcome = run_job(job(f"out.{form}", order="input"), display=notes)
+    assert (outcome.done, outcome.nulled, outcome.altered) == (2, {}, {"price": 1, "result": 1})
+    read = {
+        "jsonl": read_lines, "parquet": lambda path: pyarrow.parquet.read_table(path).to_pylist(),
+        "csv": lambda path: list(csv.DictReader(path.read_text().splitlines())),
+    }[form](folder / f"out.{form}")  # fmt: skip
+    assert [(each["price"], each["result"]) for each in read] == [("x�", "A"), ("y", "B�")]
+    assert len([said for said in notes.said if said.endswith(HALVES)]) == 2
+    assert (
+        "1 text or key of price was written otherwise, since the output cannot hold it as it is\n"
+        "1 text or key of result was written otherwise"
+    ) in summary(outcome, "out")
 
 
 def test_numbers_without_a_common_type_become_text(tmp_path):
@@ -164,9 +177,8 @@ def test_numbers_without_a_common_type_become_text(tmp_path):
     [
         (float("nan"), "the result is nan, which JSON cannot hold"),
         (np.float32("inf"), "the result is inf, which JSON cannot hold"),
-        (object(), "a object, which JSON cannot"),
-        ({"a": [object()]}, "a object, which JSON cannot"),
-        ({(1, 2): 3}, "keys must be str"),
+        (object(), "an object, which JSON cannot"),
+        (ValueError("no"), "a ValueError, which JSON cannot"),
     ],
 )
 def test_an_answer_that_cannot_be_held_is_refused_with_its_reason(answer, said):
@@ -184,6 +196,43 @@ def test_a_part_of_an_answer_costs_itself():
         "label": "x", "scores": {"x": None, "y": None}, "vector": [1.0, None],
     }  # fmt: skip
     assert held.nulled == {"result": 3} and len(told) == 1
+
+
+@dataclasses.dataclass
+class Verdict:
+    label: str
+    why: object
+
+
+@pytest.mark.parametrize(
+    ("answer", "written", "counts", "said"),
+    [
+        ({"label": "x", "error": ValueError("no")}, {"label": "x", "error": None}, (1, 0), f"ValueError('no'): {NULL}"),
+        (["x", object], ["x", None], (1, 0), f"such as <class 'object'>: {NULL}"),
+        ([{"a": [10**5000]}], [{"a": [None]}], (1, 0), f"such as an int: {NULL}"),
+        (Verdict("x", threading.Lock()), {"label": "x", "why": None}, (1, 0), NULL),
+        (collections.OrderedDict(a=object(), b=1), {"a": None, "b": 1}, (1, 0), NULL),
+        ({(1, 2): 3}, {"(1, 2)": 3}, (0, 1), f"result has keys that JSON cannot hold, such as (1, 2): {KEYS}"),
+        ({(1, 2): 3, "(1, 2)": 4}, {"(1, 2)": 4, "(1, 2)'": 3}, (0, 1), KEYS),
+        ({"pairs": [{("a", "b"): math.nan}]}, {"pairs": [{"('a', 'b')": None}]}, (1, 1), KEYS),
+        ("x\ud800", "x\ufffd", (0, 1), f"such as 'x\\ud800': {HALVES}"),
+        ({"\ud800": ["\udfff"]}, {"\ufffd": ["\ufffd"]}, (0, 2), HALVES),
+    ],
+)
+def test_what_an_answer_cannot_hold_costs_that_alone(answer, written, counts, said):
+    told = []
+    held = Held(told=told.append)
+    assert json.loads(held.line({"row": 0, "result": answer})) == {"row": 0, "result": written}
+    assert (held.nulled.get("result", 0), held.altered.get("result", 0)) == counts
+    assert any(said in sentence for sentence in told)
+
+
+def test_keys_are_text_as_values_of_their_type_are():
+    answer = {np.int64(3): 1, datetime.date(2026, 1, 2): [1], 4: 2, None: 3, "\ud83d\ude00": 5}
+    held = Held(told=pytest.fail)
+    assert json.loads(held.line({"result": answer}))["result"] == {
+        "3": 1, "2026-01-02": [1], "4": 2, "null": 3, "\U0001f600": 5,
+    }  # fmt: skip
 
 
 def test_dates_and_decimals_stand_as_text():

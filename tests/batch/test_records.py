@@ -7,7 +7,7 @@ import pytest
 
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
-from ctxflow.batch.records import dead_letter, line, openai_record, plain_record
+from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
 from ctxflow.errors import CallCrashed, RemoteTraceback
 
 ANSWER = {"text": "Paris", "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 2, "truncated": False}
@@ -83,7 +83,7 @@ def test_lines_hold_what_can_be_said_in_json():
     value = {"a": np.float32(0.5), "b": np.arange(2), "c": Verdict("é"), "d": {2, 1}, "e": datetime.date(2026, 1, 2)}
     assert json.loads(line(value)) == {"a": 0.5, "b": [0, 1], "c": {"label": "é"}, "d": [1, 2], "e": "2026-01-02"}
     assert "é".encode() in line(value)
-    assert json.loads(line({"a": "\ud800"})) == {"a": "\ud800"}
+    assert json.loads(error_line({"a": "\ud800"})) == {"a": "\ud800"}
     assert line({"a": "one\ntwo\u2028"}).count(b"\n") == 1
     for bad in (float("nan"), float("inf"), object(), {1: {object()}}):
         with pytest.raises((ValueError, TypeError)):

@@ -86,7 +86,7 @@ def test_exit_statuses_and_what_is_said(folder):
     status, out, said = run(folder, "--quiet", "--json")
     assert (status, said) == (3, "")
     assert json.loads(out) | {"seconds": 0} == {
-        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "nulled": {},
+        "done": 2, "dead": 1, "done_now": 0, "dead_now": 0, "seconds": 0, "already": True, "nulled": {}, "altered": {},
         "truncated_now": 0,
         "summary": None,
     }  # fmt: skip

@@ -18,6 +18,7 @@ from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.view import View
 from ctxflow.batch.words import count, duration, number, one_line
 from ctxflow.observe.progress import Progress
+from ctxflow.wording import counted
 
 _SHOWN_ERRORS = 10
 
@@ -174,6 +175,10 @@ def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
     for column, many in outcome.nulled.items():
         values = count(many, "value")
         text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"
+    for column, many in outcome.altered.items():
+        were, are = ("was", "it as it is") if many == 1 else ("were", "them as they are")
+        texts = counted(many, "text or key", "texts or keys")
+        text += f"\n{texts} of {column} {were} written otherwise, since the output cannot hold {are}"
     if outcome.dead:
         text += f"\n{count(outcome.dead, 'row')} failed"
         if output != os.devnull:

@@ -94,9 +94,11 @@ def run_job(
             display.note(f"{job.input} holds no rows: nothing to do")
         now = (ledger.done - before[0], ledger.dead - before[1])
         took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
-        cut = begun.work.truncated
-        nulled = begun.work.nulled
-        return Outcome(ledger.done, ledger.dead, *now, took, nulled=nulled, summary=summary, truncated_now=cut)
+        cut, held = begun.work.truncated, begun.work.held
+        return Outcome(
+            ledger.done, ledger.dead, *now, took, nulled=held.nulled, altered=held.altered, summary=summary,
+            truncated_now=cut,
+        )  # fmt: skip
 
 
 def begin_job(job: Job, *, fresh: bool = False, retry_errors: bool = False, display: Display | None = None) -> bool:
@@ -278,7 +280,7 @@ class Work:
     """What a job needs to run.
 
     :ivar job: with what its input decides; `source`, its input, and `head`, how that begins.
-    :ivar make: makes items of rows.
+    :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
     :raises ValueError: if the job makes no sense.
     """
 
@@ -310,17 +312,12 @@ class Work:
             if job.too_long != "error":
                 self._cut = truncated
         self._own = app
-        self._held = Held(job.keep, job.output_format in PUBLISHED, display.note)
+        self.held = Held(job.keep, job.output_format in PUBLISHED, display.note)
         self.make = self.maker(job)
         if job.output_format == "openai":
             self._record = openai_record(job, int(job.input.stat().st_mtime))
         else:
             self._record = plain_record(job)
-
-    @property
-    def nulled(self) -> dict[str, int]:
-        """Values that the output's form could not hold, by column."""
-        return self._held.nulled
 
     def maker(self, job: Job) -> Make:
         """What makes items of rows, by that job's settings.
@@ -360,7 +357,7 @@ class Work:
 
             pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
-                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self._held, self.passed_on,
+                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self.held, self.passed_on,
             )  # fmt: skip
             try:
                 pump.run()

@@ -18,7 +18,8 @@ class Outcome:
     :ivar seconds: that this run took.
     :ivar already: whether there was nothing to do, since an earlier run had finished.
     :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
-    :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column.
+    :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
+        `altered`, texts and keys of dictionaries that had to be written otherwise.
     :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
 
     >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
@@ -32,6 +33,7 @@ class Outcome:
     seconds: float
     already: bool = False
     nulled: dict[str, int] = dataclasses.field(default_factory=dict)
+    altered: dict[str, int] = dataclasses.field(default_factory=dict)
     summary: dict[str, Any] | None = None
     truncated_now: int = 0
 

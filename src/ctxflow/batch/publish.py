@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.append_file import naming
+from ctxflow.batch.records import whole_text
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 
@@ -149,7 +150,7 @@ def _array(values: list[Any], kind: Any = None) -> Any:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return whole_text(value)
     if isinstance(value, list):
         return [_whole(each) for each in value]
     return {_whole(key): _whole(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -16,7 +16,7 @@ from ctxflow.batch.held import Held
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.keys import row_digest
 from ctxflow.batch.ledger import Ledger, Pair
-from ctxflow.batch.records import Record, dead_letter, line
+from ctxflow.batch.records import Record, dead_letter, error_line
 from ctxflow.batch.tolerance import Tolerance, TooManyErrors
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.engine import EngineFailed
@@ -198,7 +198,7 @@ class Pump:
                     error = ResultError(f"the result cannot be written: {reason}")
             if error is not None:
                 place = self._place(row.number)
-                errors.append(line(dead_letter(row.number, row.key, row.id, place, error)))
+                errors.append(error_line(dead_letter(row.number, row.key, row.id, place, error)))
                 dead.append((row.key, row.number))
                 self._told(place, str(error))
                 self._tolerance.dead(row.number, type(error).__name__, str(error))

@@ -14,6 +14,7 @@ from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
 from ctxflow.errors import CallError, RemoteTraceback
 from ctxflow.rows.source import RowError
+from ctxflow.wording import article
 
 Record = Callable[[Prepared, Any], dict[str, Any]]
 """Makes the object of a result's line from its row and its answer."""
@@ -28,19 +29,33 @@ def line(record: Mapping[str, Any], nan: bool = False) -> bytes:
     """A record as a line of JSON.
 
     :param nan: whether NaN and infinities may be written, as Python reads them; JSON lacks them.
-    :raises ValueError: if it holds such a number and may not, or itself.
+    :raises ValueError: if it holds such a number and may not, or itself, or half of a surrogate pair in a text.
     :raises TypeError: if it holds what JSON cannot.
     """
+    return (_ENCODE_NAN if nan else _ENCODE)(record).encode() + b"\n"
+
+
+def error_line(letter: Mapping[str, Any]) -> bytes:
+    """A dead letter as a line of JSON, with whatever text is in it."""
     try:
-        return (_ENCODE_NAN if nan else _ENCODE)(record).encode() + b"\n"
+        return line(letter)
     except UnicodeEncodeError:
-        return (_ENCODE_ASCII_NAN if nan else _ENCODE_ASCII)(record).encode() + b"\n"
+        return json.dumps(letter, allow_nan=False, default=plain_value).encode() + b"\n"
+
+
+def whole_text(text: str) -> str:
+    r"""Text with U+FFFD in place of each half of a surrogate pair, which is no character.
+
+    >>> whole_text("x\ud800"), whole_text("\ud83d\ude00") == "\U0001f600"
+    ('x\ufffd', True)
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def plain_value(value: Any) -> Any:
     """What JSON lacks, as what it has: numpy's numbers and arrays, dataclasses, dates, decimals, bytes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (set, frozenset)):
@@ -55,13 +70,11 @@ def plain_value(value: Any) -> Any:
         return None if str(value) == "NaT" else str(value)
     if module.partition(".")[0] in ("datetime", "decimal", "uuid", "pathlib"):
         return str(value)
-    raise TypeError(f"the result holds a {type(value).__name__}, which JSON cannot: return plain data")
+    raise TypeError(f"the result holds {article(type(value).__name__)}, which JSON cannot: return plain data")
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=plain_value).encode
-_ENCODE_ASCII = json.JSONEncoder(allow_nan=False, default=plain_value).encode
 _ENCODE_NAN = json.JSONEncoder(ensure_ascii=False, default=plain_value).encode
-_ENCODE_ASCII_NAN = json.JSONEncoder(default=plain_value).encode
 
 
 def plain_columns(job: Job) -> tuple[str, ...]:

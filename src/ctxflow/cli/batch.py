@@ -136,7 +136,9 @@ def batch(
         print(f"ctxflow: interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        figures = ("done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "summary")
+        figures = (
+            "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "altered", "summary",
+        )  # fmt: skip
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
         said = summary(outcome, "standard-output" if filtering else str(chosen.output), goes_on=not filtering)
