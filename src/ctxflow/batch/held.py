@@ -24,7 +24,7 @@ class Held:
     :param kept: the columns that are the input's own; the others are the answer.
     :param nan: whether NaN and infinities may stand in the lines, since they are only read again here.
     :param told: called with a sentence the first time that a column loses a value.
-    :ivar nulled: how many values are null for that, by column; `altered`, how many texts and keys are written otherwise.
+    :ivar nulled: how many values are null for that, by column; `altered`, how many texts and keys are other ones.
 
     >>> held = Held(["price"], told=print)
     >>> held.line({"row": 0, "price": float("nan"), "result": "yes"})
@@ -67,8 +67,10 @@ class Held:
     def _count(self, change: _Changes) -> None:
         name = change.name
         for what, values, counts in (
-            (_NULL, change.lost, self.nulled), (_KEYS, change.keys, self.altered), (_HALVES, change.halves, self.altered)
-        ):  # fmt: skip
+            (_NULL, change.lost, self.nulled),
+            (_KEYS, change.keys, self.altered),
+            (_HALVES, change.halves, self.altered),
+        ):
             if not values:
                 continue
             counts[name] = counts.get(name, 0) + len(values)

@@ -137,7 +137,8 @@ def batch(
         raise typer.Exit(130) from None
     if as_json:
         figures = (
-            "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "altered", "summary",
+            "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "altered",
+            "summary",
         )  # fmt: skip
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
