@@ -1,11 +1,12 @@
 """How people call: batch apps and context apps, their options, and what they say of wrong use."""
 
 import datetime
+import functools
 
 import pytest
 
 import ctxflow
-from ctxflow import ContextExecutor, batch_app, context, context_app
+from ctxflow import ContextExecutor, batch_app, context, context_app, session_app
 from ctxflow.app_options import Options
 
 
@@ -93,7 +94,9 @@ def test_any_number_of_parameters(executor):
 
     assert row(1, 2, 3).result() == 6
     assert list(row.map([1, 2], [3, 4])) == [4, 6]
-    with pytest.raises(TypeError, match="row takes"):
+    with pytest.raises(
+        TypeError, match=r"row takes any number of values an item \(\*columns\), but got none: give one"
+    ):
         row()
 
 
@@ -145,6 +148,64 @@ def test_wrong_options_say_what_to_write(decorate, given, options, error, messag
     app = decorate(base(1))(lambda base, x: x)
     with pytest.raises(error, match=message):
         app.using(given, **options)
+
+
+async def fetch(urls):
+    return urls
+
+
+async def fetch_each(urls):
+    for url in urls:
+        yield url
+
+
+class Fetcher:
+    async def __call__(self, urls):
+        return urls
+
+
+def fetched(urls):
+    return urls
+
+
+ASYNC = r" is async, which workers do not await: write def \w+\(\.\.\.\), with asyncio\.run\(\.\.\.\) in it"
+
+
+@pytest.mark.parametrize("function", [fetch, fetch_each, Fetcher(), functools.partial(fetch)])
+@pytest.mark.parametrize(
+    "decorate", [batch_app, batch_app(base(1)), context_app, context_app(base(1)), session_app, context]
+)
+def test_async_functions_are_refused_where_they_are_declared(decorate, function):
+    with pytest.raises(TypeError, match=r"^(fetch|fetch_each|Fetcher)" + ASYNC):
+        decorate(function)
+
+
+@pytest.mark.parametrize(
+    ("decorate", "function", "message"),
+    [
+        (batch_app(None), None, "an app is made of a function, not of None"),
+        (context_app(base(1)), "text", "an app is made of a function, not of a str"),
+        (batch_app, 3, "the context of an app is a recipe made by a @context function, not an int"),
+        (
+            batch_app,
+            str,
+            r"str is a class, and a batch app is made of .*: write lambda items: \[str\(item\) for item in",
+        ),
+        (batch_app, Options, r"Options is a class, .*: write lambda items: \[Options\(item\) for item in items\]"),
+        (batch_app, min, "min does not tell its parameters: write a function around it"),
+        (batch_app, lambda: (), r"called with lists of items, but it has no parameter .*: write def f\(items\)"),
+        (batch_app(base(1)), lambda: (), r"it has no parameter for its items: write def f\(context, items\)"),
+        (batch_app(base(1)), fetched, r"urls gets its context, and nothing .*: write def fetched\(context, urls\)"),
+        (batch_app(fetched).using, base(1), r"urls gets its context, and nothing its items"),
+        (context_app(base(1)), lambda: 1, r"no parameter for its context, which comes first: write def f\(context\)"),
+        (batch_app, plain, r"plain is an app already: plain.using\(\.\.\.\) gives it another context or other options"),
+        (context_app, call, "call is an app already"),
+    ],
+)
+def test_what_cannot_be_an_app_is_refused_where_it_is_declared(decorate, function, message):
+    with pytest.raises(TypeError, match=message) as refused:
+        decorate(function)
+    assert "\n" not in str(refused.value)
 
 
 def test_without_an_executor_the_error_says_how_to_get_one(executor):

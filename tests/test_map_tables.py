@@ -164,7 +164,7 @@ def test_wrong_use_says_what_to_write(tmp_path):
         (TypeError, r"add takes 2 values an item \(n, other\), but got 1", [frame], {"columns": ["n"]}),
         (TypeError, "a table's rows are whole items: give it alone", [frame, [1]], {}),
         (TypeError, "columns= names those of a table: leave it out", [[1], [2]], {"columns": ["n"]}),
-        (TypeError, "anything takes 0 values an item", [frame], {}),
+        (TypeError, r"anything takes any number of values an item \(\*lists\), but got none: give", [frame], {}),
     ]:
         app = upper if "upper" in sentence else anything if "anything" in sentence else add
         with pytest.raises(error, match=sentence) as caught:

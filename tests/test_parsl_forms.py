@@ -49,6 +49,28 @@ def test_the_form_of_parsls_proposal(kernel):
     ).result()
 
 
+def test_async_functions_are_refused(kernel):
+    @python_app
+    async def fetch(url):
+        return url
+
+    with pytest.raises(TypeError, match=r"^fetch is async, which workers do not await"):
+        fetch("a").result()
+
+    @bash_app
+    async def shell(url):
+        return f"echo {url}"
+
+    with pytest.raises(TypeError, match=r"^shell is async"):
+        shell("a").result()
+
+    async def load():
+        return 1
+
+    with pytest.raises(TypeError, match=r"^load is async, which workers do not await"):
+        kernel.executors["ctxflow"].submit(pow, {"context": [load]}, 2, 5)
+
+
 def test_a_missing_variable_says_which_there_are(kernel):
     @python_app
     def wrong(parsl_resource_specification={}):  # noqa: B006

@@ -16,6 +16,7 @@ from ctxflow.digest import digest
 from ctxflow.executors.run import Run
 from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.scheduler import events as ev
+from ctxflow.wording import article
 
 Deadline = float | datetime.datetime | None
 
@@ -130,7 +131,7 @@ def check_context(context: Any) -> None:
         raise TypeError(f"{name} is a context function, not a recipe: call it with its inputs, as in {name}(...)")
     if context is not None and not isinstance(context, Context):
         raise TypeError(
-            f"the context of an app is a recipe made by a @context function, not a {type(context).__name__}"
+            f"the context of an app is a recipe made by a @context function, not {article(type(context).__name__)}"
         )
 
 

@@ -6,13 +6,14 @@ decorators (decorators.py), streams of many items (mapping.py), and what happens
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 from ctxflow.alternatives import Alternative, check_alternatives
 from ctxflow.alternatives import names as names_of
@@ -24,10 +25,12 @@ from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
+from ctxflow.functions import check_function, header
 from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing
 from ctxflow.pickling import dumps
 from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
+from ctxflow.wording import article, counted
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultTypeVar
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     Result = DefaultTypeVar("Result", default=Any)
 else:
     Result = TypeVar("Result")
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _SHOWN = 400  # Characters of a constant in a report.
 _Kind = TypeVar("_Kind", bound="_App")
 
@@ -46,6 +50,7 @@ class _App:
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         check_context(context)
+        self._check_function(function)
         if options.level is not None and context is None:
             raise ValueError("level= says what workers keep of an app's context: give the app one, or leave level= out")
         check_alternatives(context, options.error, options.alternatives, options.max_error)
@@ -55,6 +60,16 @@ class _App:
         self.context = context
         self.options = options
         self._deadline: tuple[str, float | None] = ("", None)
+
+    def _check_function(self, function: Any) -> None:
+        """See that an app can be made of it.
+
+        :raises TypeError: if not, saying what to write.
+        """
+        check_function("an app", function)
+        if isinstance(function, _App):
+            name = function.__name__
+            raise TypeError(f"{name} is an app already: {name}.using(...) gives it another context or other options")
 
     @property
     def priority(self) -> int:
@@ -134,6 +149,11 @@ class ContextApp(_App, Generic[Result]):
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         super().__init__(function, context, options)
+        with contextlib.suppress(ValueError):  # Some that are written in C do not tell their parameters.
+            kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+            if context is not None and not kinds & {*_POSITIONAL, inspect.Parameter.VAR_POSITIONAL}:
+                wanted = header(self.__name__, "context")
+                raise TypeError(f"{self.__name__} has no parameter for its context, which comes first: write {wanted}")
         if options.alternatives:
             raise TypeError("alternatives= are for batch apps, whose items can be divided: leave them out")
 
@@ -148,18 +168,49 @@ class BatchApp(_App, Generic[Result]):
     The function gets the live context (if there is one), then one list for each parameter of an item, side by
     side; it returns a list with one result per item, in their order, or yields them. Keyword-only parameters are
     constants of a call.
+
+    :ivar parameters: the names of an item's values, in their order; `rest`, of `*rest`, which takes further ones.
+    :ivar constants: the names of the keyword-only parameters.
     """
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
         super().__init__(function, context, options)
-        parameters = list(inspect.signature(function).parameters.values())
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        parameters = self._parameters_of(function)
+        positional = [p for p in parameters if p.kind in _POSITIONAL]
         self.parameters = [p.name for p in positional[0 if context is None else 1 :]]
         self.constants = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         self._defaulted = {p.name for p in positional if p.default is not p.empty}
-        self._open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        if not self.parameters and self.rest is None:
+            self._refuse_parameters([p.name for p in positional])
         self._variants: dict[Any, App] = {}
         self._referents: Referents | None = None  # Once it was declared.
+
+    def _check_function(self, function: Any) -> None:
+        super()._check_function(function)
+        if isinstance(function, type):
+            name = function.__name__
+            raise TypeError(
+                f"{name} is a class, and a batch app is made of a function over lists: write "
+                f"lambda items: [{name}(item) for item in items]"
+            )
+
+    def _parameters_of(self, function: Callable[..., Any]) -> list[inspect.Parameter]:
+        try:
+            return list(inspect.signature(function).parameters.values())
+        except ValueError:  # Some that are written in C do not tell them.
+            name = self.__name__
+            raise TypeError(
+                f"{name} does not tell its parameters: write a function around it, such as "
+                f"lambda items: [{name}(item) for item in items]"
+            ) from None
+
+    def _refuse_parameters(self, names: list[str]) -> NoReturn:
+        """Say what to write for a function that gets no items; `names` are its parameters."""
+        has = f"{names[0]} gets its context, and nothing its items" if names else "it has no parameter for its items"
+        items = names[0] if names else "items"
+        wanted = header(self.__name__, items if self.context is None else f"context, {items}")
+        raise TypeError(f"{self.__name__} is called with lists of items, but {has}: write {wanted}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
         """One item: its result in a future. Items that wait together share a batch."""
@@ -281,10 +332,15 @@ class BatchApp(_App, Generic[Result]):
 
         :raises TypeError: if it may not.
         """
-        fits = width == len(self.parameters) or (self._open and width > len(self.parameters))
-        if not fits or not width:
-            names = ", ".join(self.parameters) or "no parameters at all (it needs one list at least)"
-            takes = f"{self.__name__} takes {len(self.parameters)} values an item ({names}), but got {width}"
+        if not width and not self.parameters:
+            named = header(self.__name__, "left, right")
+            raise TypeError(
+                f"{self.__name__} takes any number of values an item (*{self.rest}), but got none: give one or more, "
+                f"of a table by columns=[...], or name its parameters, as in {named}"
+            )
+        if width != len(self.parameters) and (self.rest is None or width < len(self.parameters)):
+            values = f"{counted(len(self.parameters), 'value')}{'' if self.rest is None else ' or more'}"
+            takes = f"{self.__name__} takes {values} an item ({', '.join(self.parameters)}), but got {width}"
             if (missing := self.parameters[width:]) and self._defaulted.issuperset(missing):
                 takes += (
                     f"; {missing[0]} has a default: make it a constant: def {self.__name__}(..., *, {missing[0]}=...)"
@@ -363,4 +419,4 @@ def _in_words(constant: Any) -> str:
     """
     if isinstance(constant, str):
         return repr(constant if len(constant) <= _SHOWN else f"{constant[: _SHOWN - 3]}...")
-    return repr(constant) if isinstance(constant, (int, float, type(None))) else f"a {type(constant).__name__}"
+    return repr(constant) if isinstance(constant, (int, float, type(None))) else article(type(constant).__name__)

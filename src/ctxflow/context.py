@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from ctxflow.context_options import AFFINITIES, NO_OPTIONS, checked
+from ctxflow.functions import refuse_async
 from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing, short
 from ctxflow.pickling import dumps
 
@@ -398,6 +399,7 @@ def context(
 def _made(function: Any, options: Mapping[str, Any]) -> ContextFunction:
     if not callable(function):
         raise TypeError(f"@context is put above a function that builds something, not on {short(function)}")
+    refuse_async(function)
     return ContextFunction(function, options)
 
 

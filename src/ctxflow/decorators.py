@@ -86,7 +86,8 @@ def batch_app(
         executor does not say otherwise), or, to measure what that saves, "partial" (the files) or "none".
     :param error: the share of the context's answers that are wrong.
     :param alternatives: other contexts that may answer items, each an `Alternative`; for batch apps.
-    :raises TypeError: for an unknown option, one of a wrong type, or a context that is no recipe.
+    :raises TypeError: for an unknown option, one of a wrong type, a context that is no recipe, or a function that is
+        async or lacks a parameter for what it gets.
     :raises ValueError: for an option that makes no sense, saying what to write.
 
     >>> from ctxflow import ContextExecutor, context
@@ -172,7 +173,8 @@ def context_app(
         executor does not say otherwise), or, to measure what that saves, "partial" (the files) or "none".
     :param error: the share of the context's answers that are wrong.
     :param alternatives: other contexts that may answer items, each an `Alternative`; for batch apps.
-    :raises TypeError: for an unknown option, one of a wrong type, or a context that is no recipe.
+    :raises TypeError: for an unknown option, one of a wrong type, a context that is no recipe, or a function that is
+        async or lacks a parameter for what it gets.
     :raises ValueError: for an option that makes no sense, saying what to write.
 
     >>> from ctxflow import ContextExecutor, context

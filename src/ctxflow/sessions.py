@@ -25,6 +25,7 @@ from ctxflow.executors.declarations import App
 from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
+from ctxflow.functions import check_function
 from ctxflow.option_values import number, refusing, text, whole
 from ctxflow.pickling import dumps
 from ctxflow.referents import Referents
@@ -81,8 +82,7 @@ class SessionApp:
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: SessionOptions) -> None:
         check_context(context)
-        if not callable(function):
-            raise TypeError(f"a session app is made of a function, not of a {type(function).__name__}")
+        check_function("a session app", function)
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function

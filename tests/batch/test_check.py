@@ -55,6 +55,18 @@ class Judge:
     pass
 
 
+async def fetched(texts):
+    return texts
+
+
+def anything(*columns):
+    return columns[0]
+
+
+def nothing():
+    return []
+
+
 recipe = table()
 """
 ROWS = [{"id": "a", "claim": "one", "source": "x"}, {"id": "b", "claim": "two", "source": "y"}]
@@ -147,6 +159,10 @@ def test_all_that_is_wrong_is_told_at_once(refused):
         ("judging:recipe", "is a context, not a function"),
         ("judging:table", "is a context, not a function"),
         ("judging:Judge", "is a class, not a function or a batch app"),
+        ("judging:fetched", "judging:fetched cannot be taken: fetched is async, which workers do not await: write def"),
+        ("judging:nothing", "it has no parameter for its items: write def nothing(items)"),
+        ("builtins:min", "min does not tell its parameters: write a function around it"),
+        ("judging:anything", "takes any number of values an item (*columns): give --column for each, in their order"),
         ("judging:MODULE", "has nothing called 'MODULE'"),
         ("judging:length", "has nothing called 'length': did you mean 'lengths'?"),
         ("judging", "to be named as module:name"),

@@ -140,7 +140,7 @@ def test_the_run_of_a_program_is_known(folder):
     from ctxflow import ContextExecutor, batch_app
 
     with ContextExecutor(workers=1):
-        assert list(batch_app(list).map([1])) == [1]
+        assert list(batch_app(lambda items: items).map([1])) == [1]
         assert json.loads(run("--json", "--older-than", "0").stdout)["runs"][0]["removable"] is False
     [found] = json.loads(run("--json", "--older-than", "0", "--yes").stdout)["runs"]
     assert (found["state"], found["removed"]) == ("done", True)

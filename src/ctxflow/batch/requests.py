@@ -16,6 +16,7 @@ from ctxflow.batch.templates import Render, compile_template
 from ctxflow.models.sampling import Sampling
 from ctxflow.rows.columns import cell, columns_for, item_maker
 from ctxflow.rows.source import RowError
+from ctxflow.wording import counted
 
 Item = tuple[Any, ...]
 Make = Callable[[Mapping[str, Any]], Item]
@@ -131,17 +132,23 @@ def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) 
     names = app.parameters
     if job.template is not None:
         render = compile_template(job.template)
-        _check_width(job, names, 1)
+        _check_width(job, app, 1)
         return lambda values: (render(values),)
     columns = columns_for(str(job.function), names, job.columns, known, str(job.input))
-    _check_width(job, names, len(columns) or 1)
+    if not names and not columns:
+        raise ValueError(
+            f"{job.function} takes any number of values an item (*{app.rest}): give --column for each, in their order, "
+            "or name its parameters"
+        )
+    _check_width(job, app, len(columns) or 1)
     return item_maker(columns)
 
 
-def _check_width(job: Job, names: Sequence[str], width: int) -> None:
-    if len(names) != width:
+def _check_width(job: Job, app: BatchApp, width: int) -> None:
+    names = app.parameters
+    if width != len(names) and (app.rest is None or width < len(names)):
         raise ValueError(
-            f"{job.function} takes {len(names)} values an item ({', '.join(names)}), but gets {width}: "
+            f"{job.function} takes {counted(len(names), 'value')} an item ({', '.join(names)}), but gets {width}: "
             "give --column for each, in their order"
         )
 

@@ -197,8 +197,8 @@ def function_app(job: Job) -> BatchApp:
             raise ValueError(f"{job.function} is {sentence}")
         try:
             found = batch_app(found)
-        except ValueError as error:  # Some that are written in C do not tell their parameters.
-            raise ValueError(f"{job.function} cannot be taken as it is ({error}): write a function around it") from None
+        except TypeError as error:
+            raise ValueError(f"{job.function} cannot be taken: {error}") from None
     changes: dict[str, Any] = {"batch_size": job.batch_size, "timeout": job.timeout, "retries": job.retries or None}
     changed: BatchApp = found.using(**{name: value for name, value in changes.items() if value is not None})
     return changed

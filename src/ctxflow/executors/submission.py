@@ -6,6 +6,7 @@ What does not live here: ctxflow's own apps, which bring a `Submission` along (a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import logging
@@ -22,6 +23,7 @@ from ctxflow.executors.call_files import call_files
 from ctxflow.executors.declarations import App, ApplyCall
 from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import Run
+from ctxflow.functions import name_of, refuse_async
 from ctxflow.option_values import choice, closest, number, refuse, whole
 from ctxflow.pickling import dumps
 from ctxflow.referents import Referents
@@ -135,7 +137,7 @@ class Calls:
         if not name:
             self.run.prepare_pickling()
         given: Any = (args, kwargs) if name else (function, args, kwargs)
-        what = f"a call of {_name_of(function)}"
+        what = f"a call of {name_of(function)}"
         return self.run.submit_call(self._app(options), ApplyCall(name, dumps(given, what), files))
 
     def item(self, app: str, values: tuple[Any, ...]) -> Future[Any]:
@@ -173,18 +175,21 @@ class Calls:
     def _name(self, function: Callable[..., Any]) -> str:
         """The name under which a function is known to the run as it is now, "" at its first call."""
         try:
-            if function not in self._functions:
-                self._functions[function] = None
-                return ""
+            known = function in self._functions
         except TypeError:  # It cannot be referred to weakly: it travels with each call.
+            refuse_async(_written(function))
             return ""
-        known = self._functions[function]
-        if known is not None and not known[1].changed():
-            return known[0]
+        if not known:
+            refuse_async(_written(function))
+            self._functions[function] = None
+            return ""
+        pickled = self._functions[function]
+        if pickled is not None and not pickled[1].changed():
+            return pickled[0]
         with self._declaring:
             name, referents = f"function-{next(self._names)}", Referents(function)
             self.run.prepare_pickling()
-            self.run.declare_function(name, dumps(function, f"the function {_name_of(function)}"))
+            self.run.declare_function(name, dumps(function, f"the function {name_of(function)}"))
             self._functions[function] = name, referents
         return name
 
@@ -203,8 +208,16 @@ class Calls:
         return wants
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+def _written(function: Any) -> Any:
+    """What its user wrote of a function that Parsl wraps."""
+    while getattr(function, "__globals__", {}).get("__name__", "").startswith("parsl.app."):
+        within = getattr(function, "__wrapped__", None)
+        if isinstance(within, functools.partial):  # What runs the command lines of bash apps.
+            within = within.args[0]
+        if within is None:
+            break
+        function = within
+    return function
 
 
 _DEFAULT = CallOptions()
@@ -239,8 +252,9 @@ def _context_of(specification: Mapping[str, Any]) -> Context | None:
         return None
     if not callable(function) or not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
         raise refuse("context", [function, args, kwargs], _CONTEXT, TypeError)
+    refuse_async(function)
     gpus = _option(specification, "gpus", 0)
-    return Context(_name_of(function), function, tuple(args), dict(kwargs), gpus=gpus)
+    return Context(name_of(function), function, tuple(args), dict(kwargs), gpus=gpus)
 
 
 _CONTEXT = "a recipe made by a @context function, or [function, [arguments], {named arguments}]"
