@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ctxflow.errors import BusyError
 from ctxflow.forks import belongs_here, lead_nowhere
 
 
@@ -70,14 +71,13 @@ class AppendFile:
         """Keep other drivers out, until the file is closed or this process ends.
 
         :param output: the file of results that the lock is for.
-        :raises ValueError: if another driver has the lock, or there can be none.
+        :raises BusyError: if another driver has the lock.
+        :raises ValueError: if there can be none.
         """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"{output} is being written by another driver: wait for it, or name another file"
-            ) from None
+            raise BusyError(f"{output} is being written by another driver: wait for it, or name another file") from None
         except OSError as error:
             raise ValueError(
                 f"{self.path} cannot be locked ({error.strerror}): put the output on a filesystem that has locks"

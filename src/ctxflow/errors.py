@@ -8,7 +8,14 @@ class CtxflowError(Exception):
 
 
 class UsageError(CtxflowError, ValueError):
-    """What was asked for makes no sense, whatever the data are: of the command line, exit status 2."""
+    """What was asked for is refused before anything was started, and asking for something else mends it.
+
+    Of the command line, exit status 2.
+    """
+
+
+class BusyError(CtxflowError, ValueError):
+    """Another program writes there: the same goes on once that has ended."""
 
 
 class CallError(CtxflowError):

@@ -83,7 +83,7 @@ def test_a_wrong_command_line_is_another_exit_status():
     assert command("check").returncode == 2
     assert command("check", "local", "--alive").returncode == 2
     run = command("show", "/nowhere/site.toml")
-    assert run.returncode == 1 and "there is no site '/nowhere/site.toml'" in run.stderr
+    assert run.returncode == 2 and "there is no site '/nowhere/site.toml'" in run.stderr
 
 
 def test_live_asks_this_machine(write):

@@ -67,11 +67,11 @@ def test_what_is_not_clear_is_said(write, tmp_path):
     for name in ("abc123", "abd456"):
         write(name)
     both = command("ab", runtime=tmp_path)
-    assert both.returncode == 1 and "abc123 in" in both.stderr and "abd456 in" in both.stderr
+    assert both.returncode == 2 and "abc123 in" in both.stderr and "abd456 in" in both.stderr
     assert "abd456" in command("abd", runtime=tmp_path).stdout
     assert "abd456" in command(str(tmp_path / "runs" / "abd456"), runtime=tmp_path).stdout
     wrong = command("zzz", runtime=tmp_path)
-    assert wrong.returncode == 1 and "no run 'zzz' is going on; these are" in wrong.stderr
+    assert wrong.returncode == 2 and "no run 'zzz' is going on; these are" in wrong.stderr
 
 
 def test_runs_that_are_over_or_elsewhere_do_not_count(write, tmp_path):

@@ -31,7 +31,7 @@ from ctxflow.batch.detached_state import ENDED, Standing, standing_of
 from ctxflow.batch.job import Job
 from ctxflow.batch.status_file import read_status
 from ctxflow.batch.templates import template_text
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory import condor_driver
 from ctxflow.factory.condor_description import BATCH_VARIABLE
 from ctxflow.factory.connection import write_private
@@ -108,17 +108,18 @@ def jobs_directory() -> Path:
 def site_for_detaching(job: Job) -> Site:
     """The site of a job that is to be detached.
 
-    :raises CtxflowError: if no driver can be submitted for it from here, or one that is not over writes the same
+    :raises UsageError: if it is a site for which no driver can be submitted.
+    :raises CtxflowError: if none can be submitted from here, or one that is not over writes the same
         output; saying what to do.
     """
     site = load_site(job.site, workers=job.workers)
     if site.engine != "taskvine":
-        raise CtxflowError(
+        raise UsageError(
             "--detach makes the driver a job of HTCondor's, beside its workers: give --site with a site file whose "
             "tiers are HTCondor's; on this machine, run the command in tmux or with nohup"
         )
     if others := [tier for tier in site.tiers if tier.provider != "condor"]:
-        raise CtxflowError(
+        raise UsageError(
             f"--detach submits the driver to HTCondor, and the tier {others[0].name} of {job.site} is "
             f"{others[0].provider}'s: leave --detach out, and run the command in tmux or with nohup"
         )

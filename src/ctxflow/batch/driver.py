@@ -33,7 +33,7 @@ from ctxflow.batch.status_file import StatusFile, read_status
 from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.tolerance import Tolerance
 from ctxflow.batch.watch import Watch
-from ctxflow.errors import UsageError
+from ctxflow.errors import BusyError, UsageError
 from ctxflow.executors import ContextExecutor
 from ctxflow.executors.futures import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
@@ -43,6 +43,7 @@ from ctxflow.observe.progress import Progress
 from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Limited, Source
 from ctxflow.sites import Site, load_site
+from ctxflow.wording import counted
 
 
 def run_job(
@@ -60,7 +61,8 @@ def run_job(
     :param retry_errors: try the dead letters again.
     :param metrics: the address and the port at which Prometheus may ask how it stands.
     :param passed_on: gets the lines of results, too, as they are kept.
-    :raises ValueError: for an input, output or choice that makes no sense, saying what to do.
+    :raises UsageError: a ValueError, for an input, output or choice that makes no sense, saying what to do.
+    :raises BusyError: if another driver writes there.
     :raises CtxflowError: if nothing can be run, such as when the model cannot be loaded.
 
     >>> import json, pathlib, tempfile
@@ -132,31 +134,53 @@ class _Begun:
 def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
     """Open a job's files, once all that can be told before is seen to be in order."""
     work = prepared(job, display)
-    job, source = work.job, work.source
-    identity = work.identity()
-    with _files(work) as files, Ledger(files.rows, files.errors, files.journal, fresh) as ledger:
-        facts = facts_of(job, source, identity, ledger.facts)
-        if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
-            yield _Begun(job, work, ledger, files, ended=True)
-            return
-        if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
-            raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
-        missing = True
-        if ledger.done:
-            check_same(ledger, facts, files, retry_errors, display)
-            if input_changed(ledger, facts):
-                whole = source.whole if isinstance(source, Limited) else source
-                missing = check_rows(whole, maker_then(ledger, job, work.maker), ledger, job, files, display)
-        if ledger.forgotten:
-            display.note(f"{files.rows} is shorter than it was: the {ledger.forgotten:,} rows that it lost run again")
-        # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
-        if retry_errors or (not ledger.done and ledger.facts != facts):
-            ledger.retry()
-        ended = ledger.finished and not missing and not retry_errors and files.output.exists()
-        ledger.note(facts)
-        if ended:
-            ledger.finish()
-        yield _Begun(job, work, ledger, files, ended)
+    with contextlib.ExitStack() as stack:
+        with _as_usage():
+            files = stack.enter_context(_files(work))
+            ledger = stack.enter_context(Ledger(files.rows, files.errors, files.journal, fresh))
+            ended = _opened(work, files, ledger, fresh, retry_errors)
+        yield _Begun(work.job, work, ledger, files, ended)
+
+
+@contextlib.contextmanager
+def _as_usage() -> Iterator[None]:
+    """Take what is refused before anything runs for what another command mends, unless another driver is at it."""
+    try:
+        yield
+    except BusyError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors: bool) -> bool:
+    """See that a job may go on where its files are; whether an earlier run did all of it.
+
+    :raises ValueError: if it may not, saying what to do.
+    """
+    job, source, display = work.job, work.source, work.display
+    facts = facts_of(job, source, work.identity(), ledger.facts)
+    if ledger.finished and ledger.facts == facts and not retry_errors and files.output.exists():
+        return True
+    if not ledger.facts and not fresh and files.rows != files.output and files.output.exists():
+        raise ValueError(f"{files.output} is there already: name another output, or overwrite it with --fresh")
+    missing = True
+    if ledger.done:
+        check_same(ledger, facts, files, retry_errors, display)
+        if input_changed(ledger, facts):
+            whole = source.whole if isinstance(source, Limited) else source
+            missing = check_rows(whole, maker_then(ledger, job, work.maker), ledger, job, files, display)
+    if ledger.forgotten:
+        lost = counted(ledger.forgotten, "row")
+        display.note(f"{files.rows} is shorter than it was: {lost} that it lost will run again")
+    # Where nothing is done there is nothing that could be mixed, so that a mistake can be mended at once.
+    if retry_errors or (not ledger.done and ledger.facts != facts):
+        ledger.retry()
+    ended = ledger.finished and not missing and not retry_errors and files.output.exists()
+    ledger.note(facts)
+    if ended:
+        ledger.finish()
+    return ended
 
 
 @contextlib.contextmanager
@@ -177,14 +201,12 @@ def prepared(job: Job, display: Display) -> Work:
     :raises UsageError: for what a person is to mend.
     :raises CtxflowError: if something is not installed that it takes.
     """
-    try:
+    with _as_usage():
         form, source = open_source(job.input, job.reading)
         if job.limit is not None:
             source = Limited(source, job.limit)
         head = head_of(source)
         job = resolved(job, form, source)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     files = files_of(job.output, str(job.output_format))
     wrong: list[str] = []
     app = site = None
@@ -197,10 +219,8 @@ def prepared(job: Job, display: Display) -> Work:
     here = folder_here(job.model) if job.model is not None else None
     check(Subject(job, head, app, ability_of(here) if here is not None else None), wrong)
     assert site is not None
-    try:
+    with _as_usage():
         return Work(job, source, head, files, site, app, display)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 @contextlib.contextmanager

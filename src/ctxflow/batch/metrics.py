@@ -83,7 +83,8 @@ def serving(now: Callable[[], Progress], place: tuple[str, int] | None) -> Itera
     """Let Prometheus ask how a job stands; gives the port.
 
     :param place: the address and the port, 0 for any; None for nowhere.
-    :raises CtxflowError: if prometheus-client is missing, or nobody can listen there.
+    :raises CtxflowError: if prometheus-client is missing.
+    :raises UsageError: if nobody can listen there.
     """
     if place is None:
         yield None

@@ -1,7 +1,7 @@
 """The command's frame: its verbs, its version, and how errors become one sentence and an exit status.
 
-Exit statuses: 0 all went well, 1 it failed, 2 the command line is wrong, 3 some rows of a batch failed,
-130 interrupted.
+Exit statuses: 0 all went well, 1 it failed, 2 refused before anything was started, where another command line mends it,
+3 some rows of a batch failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> None:
         if isinstance(error, OSError) and error.filename is not None:
             text = f"{error.filename}: {error.strerror}"
         print(f"ctxflow: {text}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(2 if isinstance(error, UsageError) or getattr(error, "missing", False) else 1)
     except KeyboardInterrupt:
         print("ctxflow: interrupted", file=sys.stderr)
         sys.exit(130)

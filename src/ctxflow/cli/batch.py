@@ -84,9 +84,10 @@ def batch(
 
     \b
     Exit status
-      0    every row has a result      1    the job failed, the reason is printed
-      3    some rows failed            2    refused, before anything was started
-      130  interrupted; what was done is kept
+      0    every row has a result      1    the job failed, the reason is printed;
+      3    some rows failed                 or another driver writes there
+      130  interrupted; what was       2    refused before anything was started:
+           done is kept                     another command line mends it
     """
     from ctxflow.batch import load_job
     from ctxflow.batch.display import make_display, summary

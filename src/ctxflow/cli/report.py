@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import UsageError
 from ctxflow.installing import how_to_install
 from ctxflow.observe.report import Report, as_data, find_run, logs_of, read_report
 from ctxflow.observe.text import as_text
@@ -92,13 +92,18 @@ def report(
     ctxflow report runinfo/003 --format pdf
     ctxflow report runinfo/003 --html night.html
     ctxflow report --json --no-pictures | jq .summary.hours
+
+    \b
+    Exit status
+      0    it is said      1    what the run wrote cannot be read
+                           2    no run is found, or it is not clear which
     """
     if html and file is None and run is not None and run.suffix == ".html" and not run.exists():
         run, file = None, run  # The latest run, to that file.
     if file is not None and not html:
-        raise CtxflowError(f"{file} is one argument too many: name a run, or with --html also the page's file")
+        raise UsageError(f"{file} is one argument too many: name a run, or with --html also the page's file")
     if html and (as_json or output is not None):
-        raise CtxflowError("a page holds all of it: leave --json and --output out, or --html")
+        raise UsageError("a page holds all of it: leave --json and --output out, or --html")
     found = find_run(run)
     with _progress(sum(log.stat().st_size for log in logs_of(found))) as advance:
         what = read_report(found, advance)

@@ -45,6 +45,8 @@ def check(
         found = load_site(file)
         problems = list(_policy_problems(found))
     except SiteError as error:
+        if error.missing:
+            raise
         problems = list(error.lines)
     advice = list(hints(found, environment=not live)) if found else []
     environment: EnvironmentAnswer | None = None

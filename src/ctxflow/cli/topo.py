@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import UsageError
 from ctxflow.topology import Topology, changes, from_graph, to_graph
 from ctxflow.topology.condor import to_classad
 from ctxflow.topology.drawing import draw
@@ -42,7 +42,7 @@ def topo(
     topologies = [read_machine(group_size)] if file is None else read_topologies(file.read_text("utf-8"), str(file))
     if state is not None:
         if len(topologies) != 1:
-            raise CtxflowError("--state is for one machine: the file has several")
+            raise UsageError("--state is for one machine: the file has several")
         if not _news(topologies[0], state):
             return
     if as_json:
@@ -50,7 +50,7 @@ def topo(
         print(json.dumps(graphs[0] if len(graphs) == 1 else graphs, indent=2))
     elif classad:
         if len(topologies) != 1:
-            raise CtxflowError("--classad is for one machine's ad: the file has several")
+            raise UsageError("--classad is for one machine's ad: the file has several")
         print(to_classad(topologies[0]))
     else:
         print("\n".join(map(draw, topologies)))

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.installing import how_to_install
 
 SHIPPED = ("abilene", "polska", "gabriel", "cost2")
@@ -31,7 +31,7 @@ def train(
     if wrong:
         raise typer.BadParameter(f"there is no topology {wrong[0]!r}: choose from {', '.join(SHIPPED)}")
     if not output.parent.is_dir():
-        raise CtxflowError(f"there is no folder {output.parent}: make it first")
+        raise UsageError(f"there is no folder {output.parent}: make it first")
     try:
         from ctxflow.simulator.torta import training
     except ModuleNotFoundError as error:

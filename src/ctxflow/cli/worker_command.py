@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory.connection import Run, live_runs
 
 
@@ -41,7 +41,7 @@ def worker_command(
     found = _choose(live_runs(), run)
     name = tier or next(iter(found.commands))
     if name not in found.commands:
-        raise CtxflowError(f"run {found.id} has no tier {name!r}: its tiers are {', '.join(found.commands)}")
+        raise UsageError(f"run {found.id} has no tier {name!r}: its tiers are {', '.join(found.commands)}")
     if as_json:
         print(json.dumps({**dataclasses.asdict(found), "tier": name, "command": found.commands[name]}))
         return
@@ -52,7 +52,8 @@ def worker_command(
 def _choose(runs: list[Run], wanted: str | None) -> Run:
     """The run that is meant.
 
-    :raises CtxflowError: if there is none, or it is not clear which.
+    :raises CtxflowError: if there is none.
+    :raises UsageError: if it is not clear which, or none is of that name.
     """
     if wanted is None:
         fitting = runs
@@ -68,8 +69,8 @@ def _choose(runs: list[Run], wanted: str | None) -> Run:
         )
     told = "; ".join(f"{run.id} in {run.directory}" for run in fitting or runs)
     if fitting:
-        raise CtxflowError(f"{len(fitting)} runs are going on: say which, by the beginning of its id: {told}")
-    raise CtxflowError(f"no run {wanted!r} is going on; these are: {told}")
+        raise UsageError(f"{len(fitting)} runs are going on: say which, by the beginning of its id: {told}")
+    raise UsageError(f"no run {wanted!r} is going on; these are: {told}")
 
 
 def _lies_in(directory: str, place: str) -> bool:

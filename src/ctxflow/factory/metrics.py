@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory.service import Service
 from ctxflow.installing import how_to_install
 
@@ -80,7 +80,8 @@ def serve_metrics(service: Service, address: str, port: int) -> int:
     """Let Prometheus ask a factory, for as long as this process lives; gives the port.
 
     :param port: 0 for any.
-    :raises CtxflowError: if prometheus-client is missing, or nobody can listen there.
+    :raises CtxflowError: if prometheus-client is missing.
+    :raises UsageError: if nobody can listen there.
     """
     return int(start_server(FactoryCollector(service), address, port).server_port)
 
@@ -89,7 +90,8 @@ def start_server(collector: Any, address: str, port: int) -> WSGIServer:
     """Let Prometheus ask a collector, from a thread of its own; gives the server, for whoever ends it.
 
     :param port: 0 for any.
-    :raises CtxflowError: if prometheus-client is missing, or nobody can listen there.
+    :raises CtxflowError: if prometheus-client is missing.
+    :raises UsageError: if nobody can listen there.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -102,5 +104,5 @@ def start_server(collector: Any, address: str, port: int) -> WSGIServer:
     try:
         server, _ = start_http_server(port, address, registry)
     except OSError as error:
-        raise CtxflowError(f"metrics cannot be served at {address}:{port}: {error.strerror}; name another") from None
+        raise UsageError(f"metrics cannot be served at {address}:{port}: {error.strerror}; name another") from None
     return server

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxflow.errors import CtxflowError
+from ctxflow.errors import UsageError
 from ctxflow.observe.causes import Cause, Causes
 from ctxflow.observe.history import History, Tier
 from ctxflow.observe.history_reader import read_history
@@ -55,25 +55,25 @@ def find_run(path: Path | None = None, here: Path = Path()) -> Path:
 
     :param path: the run's directory, or one above it that holds exactly one; by default, the latest run below
         ./runs, ./runinfo and the folder of `ctxflow demo`.
-    :raises CtxflowError: if there is none, or if it is not clear which is meant.
+    :raises UsageError: if there is none, or if it is not clear which is meant.
     """
     if path is None:
         runs = [run for place in _PLACES for run in _runs_below(here / place)]
         if not runs:
-            raise CtxflowError(
+            raise UsageError(
                 "no run below ./runs, ./runinfo or ./.demo: name a run's directory, as in `ctxflow report DIR`"
             )
         return max(runs, key=_age)
     if path.is_file() and path.name == EVENTS:
         path = path.parent
     if not path.is_dir():
-        raise CtxflowError(f"there is no directory {path}: name a run's directory, which holds {EVENTS}")
+        raise UsageError(f"there is no directory {path}: name a run's directory, which holds {EVENTS}")
     runs = list(_runs_below(path))
     if not runs:
-        raise CtxflowError(f"{path} holds no run: name a directory with an {EVENTS} in it, or one above")
+        raise UsageError(f"{path} holds no run: name a directory with an {EVENTS} in it, or one above")
     if len(runs) > 1:
         latest = max(runs, key=_age)
-        raise CtxflowError(f"{path} holds {len(runs)} runs: name one of them (the latest is {latest})")
+        raise UsageError(f"{path} holds {len(runs)} runs: name one of them (the latest is {latest})")
     return runs[0]
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ctxflow.errors import UsageError
 from ctxflow.policies.registry import DEFAULTS
 from ctxflow.sites import toml_text
 from ctxflow.sites.problem import Path
@@ -53,7 +54,7 @@ class Change:
 def parse(text: str) -> Change:
     """A change from `KEY=VALUE`.
 
-    :raises ValueError: if it is none.
+    :raises UsageError: if it is none.
 
     >>> parse("tiers.a10.workers=40").value, parse("workers=2x").value, parse("batching=opportunistic").value
     (40, Factor(by=2.0), 'opportunistic')
@@ -61,7 +62,7 @@ def parse(text: str) -> Change:
     key, equals, value = text.partition("=")
     parts = tuple(key.strip().split("."))
     if not equals or not all(parts) or parts == ("workload",):
-        raise ValueError(
+        raise UsageError(
             f"{text!r} changes nothing: write KEY=VALUE, such as batching=opportunistic, tiers.a10.workers=40 or "
             "workload.evictions.per_hour=6"
         )
@@ -82,7 +83,7 @@ def _value(text: str) -> Any:
 def parse_sweep(text: str) -> list[Change]:
     """The changes of a sweep, from `KEY=A,B,C`.
 
-    :raises ValueError: if it is none.
+    :raises UsageError: if it is none.
 
     >>> [change.text for change in parse_sweep("batching=opportunistic,{policy='fixed', size=10}")]
     ['batching=opportunistic', "batching={policy='fixed', size=10}"]
@@ -90,7 +91,7 @@ def parse_sweep(text: str) -> list[Change]:
     key, equals, values = text.partition("=")
     found = [part.strip() for part in _split(values)]
     if not equals or not all(found):
-        raise ValueError(f"{text!r} is no sweep: write KEY=A,B,C, such as batching=fixed,opportunistic")
+        raise UsageError(f"{text!r} is no sweep: write KEY=A,B,C, such as batching=fixed,opportunistic")
     return [parse(f"{key.strip()}={value}") for value in found]
 
 
@@ -124,7 +125,7 @@ def applied(values: Mapping[str, Any], now: Any, changes: Iterable[Change]) -> t
 
     :param values: as the file has them.
     :param now: the model that they made: what `2x` is twice of.
-    :raises ValueError: for an entry that there is not, or a factor of what is no number.
+    :raises UsageError: for an entry that there is not, or a factor of what is no number.
 
     >>> from ctxflow.sites import Site
     >>> applied({}, Site(workers=2), [parse("workers=2x"), parse("batching.size=10")])[0]
@@ -160,7 +161,7 @@ def _times(factor: float, change: Change, now: Any) -> Any:
     if isinstance(now, dict) and all(isinstance(each, (int, float)) for each in now.values()):
         return {key: each * factor for key, each in now.items()}
     if isinstance(now, bool) or not isinstance(now, (int, float)):
-        raise ValueError(f"{change.text} needs a number to multiply, and there is none: write what it should be")
+        raise UsageError(f"{change.text} needs a number to multiply, and there is none: write what it should be")
     return round(now * factor) if isinstance(now, int) else now * factor
 
 
@@ -172,7 +173,7 @@ def _number(entries: Sequence[Any], key: str, change: Change) -> int:
     if key.isdigit() and int(key) < len(entries):
         return int(key)
     there = ", ".join(str(name) for name in names if name) or "none"
-    raise ValueError(f"{change.text}: there is no {key!r} in {change.path[0]}: there are {there}")
+    raise UsageError(f"{change.text}: there is no {key!r} in {change.path[0]}: there are {there}")
 
 
 def _put(values: dict[str, Any], now: Any, change: Change, value: Any) -> Path:
@@ -189,7 +190,7 @@ def _put(values: dict[str, Any], now: Any, change: Change, value: Any) -> Path:
         place.append(at)
         inside = inside[at]
     if isinstance(inside, list):
-        raise ValueError(
+        raise UsageError(
             f"{change.text} is of a whole entry: name one of its keys, as in {'.'.join(change.key)}.KEY=..."
         )
     if value is None:

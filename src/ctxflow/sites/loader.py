@@ -64,11 +64,11 @@ def read_toml(
         text = path.read_text(encoding="utf-8")
         return text, toml_text.parse(text)
     except FileNotFoundError:
-        raise error([f"there is no {what} {str(path)!r}: give {instead}"]) from None
+        raise error([f"there is no {what} {str(path)!r}: give {instead}"], missing=True) from None
     except IsADirectoryError:
         inside = sorted(path.glob("*.toml"))
         hint = f"one of the files in it, such as {inside[0]}" if inside else f"the path of a {what} file"
-        raise error([f"{path} is a folder: give {hint}"]) from None
+        raise error([f"{path} is a folder: give {hint}"], missing=True) from None
     except OSError as trouble:
         raise error([f"the {what} file {path} cannot be read: {trouble.strerror}"]) from None
     except UnicodeDecodeError as trouble:

@@ -31,10 +31,12 @@ class FileError(ValueError):
     """What a person wrote cannot be used. Its message has one line for each problem.
 
     :ivar lines: those lines, each with the file and its line where there is a file.
+    :ivar missing: whether there is no such file, so that another one is to be named.
     """
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, lines: Iterable[str], missing: bool = False) -> None:
         self.lines = tuple(lines)
+        self.missing = missing
         super().__init__("\n".join(self.lines))
 
 
