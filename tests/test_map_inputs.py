@@ -178,7 +178,10 @@ def test_a_set_has_no_order_that_a_later_run_could_go_by(folder):
 def test_a_line_that_is_not_utf8_fails_in_its_place(folder):
     good, bad, more = echo.map("latin.txt", on_error="return")
     assert (good, more) == ("'fine'", "'fine too'")
-    assert str(bad) == "latin.txt, line 2: the line is not UTF-8: byte 2 is 0xfc"
+    assert str(bad) == (
+        "latin.txt, line 2: the line is not UTF-8: byte 2 is 0xfc; if all of the input is of another encoding, "
+        'save it as UTF-8, or map what pandas.read_csv(path, encoding="cp1252") gives'
+    )
 
 
 def test_the_one_column_of_a_text_file_may_be_named(folder):

@@ -66,7 +66,7 @@ def test_another_stream_is_compared_with_what_is_done(folder, shared):
     assert run(ROWS + b'{"text": "c"}\n', said).done == 3
     assert said == [f"the standard input is not what it was; its copy of before is {folder}/out.jsonl.input.before"]
     assert (folder / "out.jsonl.input.before").read_bytes() == ROWS
-    with pytest.raises(ValueError, match=r"out.jsonl.input, line 1: .*another row in its place"):
+    with pytest.raises(ValueError, match=r"^the standard input, line 1: .*another row in its place"):
         run(b'{"text": "other"}\n')
     assert results(folder / "out.jsonl") == ["A", "B", "C"]
     assert run(b'{"text": "other"}\n', fresh=True).done == 1
@@ -93,6 +93,35 @@ def test_nothing_to_read_is_a_wrong_command_line(folder):
         assert with_input(job(), terminal, said.append).input == folder / "out.jsonl.input"
         assert "going on with its copy" in said[0]
     assert os.listdir(folder) == ["out.jsonl.input"]
+
+
+@pytest.mark.parametrize(
+    ("data", "choices", "sentence"),
+    [
+        (b"id,text\n1,a\n", {}, "the format of the standard input cannot be told: name it with --input-format"),
+        (b"id,text\n1,a\n", {"input_format": "csv", "column": ["txt"]}, "the standard input has no column 'txt'"),
+        (
+            b"k\xf6ln\n1\n",
+            {"input_format": "csv"},
+            r"the header of the standard input is not UTF-8 .*: give --encoding",
+        ),
+        (b'[{"text": "a"}]', {}, r"the standard input is a JSON array, not an object a line: jq -c '\.\[\]' makes one"),
+        (
+            b"i\0d\0",
+            {"input_format": "csv"},
+            "the standard input seems to be of UTF-16: give --encoding, such as utf-16",
+        ),
+        (
+            b"PAR1",
+            {"delimiter": ";", "input_format": "jsonl"},
+            "the standard input is read as jsonl, which has no delim",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_stream_names_the_stream(folder, data, choices, sentence):
+    with pytest.raises(UsageError, match=sentence) as refused:
+        run(data, **choices)
+    assert "out.jsonl.input" not in str(refused.value)
 
 
 def test_nothing_is_kept_in_dev(folder):

@@ -95,8 +95,8 @@ def test_csv(tmp_path):
     found = outcomes(rows_of(source))
     assert found == {
         0: {"a": "1", "b": "two\nlines"},
-        1: "the row has 1 fields, but the header has 2",
-        2: "the column 'b' is not UTF-8",
+        1: "the row has 1 field, but the header has 2",
+        2: "the column 'b' is not UTF-8; if all of the input is of another encoding, give --encoding, such as cp1252",
         3: "the row has 3 fields, but the header has 2",
         4: "the row cannot be read: ',' expected after '\"'",
         5: {"a": "10", "b": "11"},

@@ -68,9 +68,9 @@ def test_lines_of_text(tmp_path, encoding):
 @pytest.mark.parametrize(
     ("name", "data", "reading", "sentence"),
     [
-        ("in.csv", "id\né".encode("utf-16-le"), {}, "seems to be of UTF-16: give --encoding utf-16-le"),
+        ("in.csv", "id\né".encode("utf-16-le"), {}, "seems to be of UTF-16: give --encoding, such as utf-16-le"),
         ("in.csv", b"\xff\xfei\0d\0", {"encoding": "latin-1"}, "byte order mark of utf-16: leave --encoding out"),
-        ("in.csv", b"k\xf6ln,b\n1,2\n", {}, r"not UTF-8 \(k\\xf6ln\): give its --encoding, such as cp1252"),
+        ("in.csv", b"k\xf6ln,b\n1,2\n", {}, r"not UTF-8 \(k\\xf6ln\): give --encoding, such as cp1252"),
         ("in.csv", b"a\n", {"encoding": "klingon"}, "there is no encoding 'klingon'"),
         ("in.csv", b"a\n", {"encoding": "base64"}, "there is no encoding 'base64'"),
         ("in.jsonl", b'{"a": 1}\n', {"delimiter": ";", "form": "jsonl"}, "read as jsonl, which has no delimiter"),

@@ -11,6 +11,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
+from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import CHUNK_ROWS, RowError
 from ctxflow.rows.tables import open_table, values_of
 
@@ -201,3 +202,47 @@ def test_nothing_is_imported_that_was_not_given():
         "print([name for name in ('pandas', 'pyarrow', 'datasets') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout == "[]\n"
+
+
+def write(folder, files):
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+ANOTHER = 'save it as UTF-8, or map what pandas.read_csv(path, encoding="cp1252") gives'
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "said"),
+    [
+        (".", {"train.csv": b"a\n1\n", "test.csv": b"a\n2\n"}, 'as datasets.load_dataset(".", split="test") gives it'),
+        (
+            ".",
+            {"dataset_dict.json": b'{"splits": ["train", "test"]}'},
+            "give the folder of one of them, such as ./train",
+        ),
+        (".", {"a.csv": b"a\n1\n", "b.jsonl": b'{"a": 1}\n'}, "put those of one form into a folder of their own"),
+        ("in.dat", {"in.dat": b"hello"}, ".parquet or .txt (a line is a row)"),
+        ("in.csv", {"in.csv": "id\né".encode("utf-16-be")}, 'pandas.read_csv(path, encoding="utf-16-be") gives'),
+        ("in.csv", {"in.csv": b"k\xf6ln,b\n1,2\n"}, ANOTHER),
+        ("in.csv", {"in.csv": b"a\nk\xf6ln\n"}, ANOTHER),
+        ("in.jsonl", {"in.jsonl": b'{"a": "k\xf6ln"}\n'}, ANOTHER),
+        ("in.txt", {"in.txt": b"k\xf6ln\n"}, ANOTHER),
+        ("/dev/null", {}, "which cannot be read again after a restart: save it as a file"),
+    ],
+)
+def test_what_cannot_be_read_names_what_its_reader_can_write(tmp_path, monkeypatch, given, files, said):
+    """Who maps it has no flags; who runs `ctxflow batch`, nothing else."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, files)
+    told = []
+    for source in (lambda: open_table(given), lambda: open_source(given)[1]):
+        try:
+            found = source()
+            found.columns()
+            told.append(next(str(row.values) for chunk in found.chunks() for row in chunk))
+        except ValueError as error:
+            told.append(str(error))
+    assert told[0].endswith(said) and "--" not in told[0]
+    assert ("--" in told[1] or "`ctxflow batch -`" in told[1]) and not told[1].endswith(said)

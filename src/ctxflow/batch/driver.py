@@ -93,7 +93,7 @@ def run_job(
         finally:
             display.end()
         if not ledger.done + ledger.dead:
-            display.note(f"{job.input} holds no rows: nothing to do")
+            display.note(f"{begun.work.source.name} holds no rows: nothing to do")
         now = (ledger.done - before[0], ledger.dead - before[1])
         took, summary = time.monotonic() - began, kept_summary(begun.work.directory, display)
         cut, held = begun.work.truncated, begun.work.held

@@ -111,8 +111,9 @@ def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: File
             display.note(f"the input has changed: {source.fraction():.0%} of it are compared with what is done")
     by_numbers = job.id_column is None
     if by_numbers and compared < len(keys):
+        called = job.reading.name or f"the input {job.input}"
         raise ValueError(
-            f"the input {job.input} has changed since {files.output} was begun, and its rows are known by their "
+            f"{called} has changed since {files.output} was begun, and its rows are known by their "
             f"numbers alone: {_not_compared(found, digests)}: {_INSTEAD}; another time, know rows by an --id-column"
         )
     gone = len(keys) - int(found.sum())

@@ -85,6 +85,7 @@ class Job(pydantic.BaseModel):
     order: Literal["completed", "input"] = "completed"
     max_errors: str | None = None
     _file: Path | None = pydantic.PrivateAttr(None)
+    _called: str = pydantic.PrivateAttr("")
 
     @pydantic.field_validator("input", "output", mode="before")
     @classmethod
@@ -166,7 +167,13 @@ class Job(pydantic.BaseModel):
     @property
     def reading(self) -> Reading:
         """How the input is to be read."""
-        return Reading(self.input_format, self.split, self.delimiter, self.encoding)
+        return Reading(self.input_format, self.split, self.delimiter, self.encoding, self._called)
+
+    def reads_copy(self, copy: Path, of: str) -> Job:
+        """It with a copy as its input, which a person knows as what it was copied of."""
+        job = self.model_copy(update={"input": copy})
+        job._called = of
+        return job
 
     def identity(self) -> dict[str, Any]:
         """What the results depend on, as JSON: a job that differs here is another job."""

@@ -134,7 +134,7 @@ def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) 
         render = compile_template(job.template)
         _check_width(job, app, 1)
         return lambda values: (render(values),)
-    columns = columns_for(str(job.function), names, job.columns, known, str(job.input))
+    columns = columns_for(str(job.function), names, job.columns, known, job.reading.name or str(job.input))
     if not names and not columns:
         raise ValueError(
             f"{job.function} takes any number of values an item (*{app.rest}): give --column for each, in their order, "

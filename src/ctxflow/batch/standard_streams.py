@@ -48,7 +48,7 @@ def with_input(job: Job, stream: BinaryIO, told: Callable[[str], None]) -> Job:
         told(f"the standard input is a terminal: going on with its copy of before, {copy}")
     else:
         _copy(stream, copy, files, told)
-    return job.model_copy(update={"input": copy})
+    return job.reads_copy(copy, "the standard input")
 
 
 def _copy(stream: BinaryIO, copy: Path, files: Files, told: Callable[[str], None]) -> None:

@@ -18,18 +18,47 @@ _DELIMITER = re.compile(r"[;|,](?=\S)|\t")  # A comma before a space is one of a
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What a person writes to choose columns.
+    """What a person writes to choose columns, or to have an input read otherwise than it tells itself.
 
     :ivar column: to choose one; `whole`: to get whole rows; `delimiter`: to read a file of another delimiter.
+    :ivar encoding: to read one in another encoding; `form`: one whose format cannot be told, "" if nothing does.
+    :ivar forms: to choose among files of several formats; `split`: among the splits that files are; `saved`: among
+        those that are folders; `pipe`: to read what can be read once.
     """
 
     column: str
     whole: str
     delimiter: str
+    encoding: str
+    form: str
+    forms: str
+    split: str
+    saved: str
+    pipe: str
 
 
-IN_BATCH = Words("--column NAME", "--column '*'", "give --delimiter {!r}")
-IN_MAP = Words('columns=["NAME"]', 'columns="*"', "read it with pandas.read_csv(path, sep={!r}), and map that")
+IN_BATCH = Words(
+    column="--column NAME",
+    whole="--column '*'",
+    delimiter="give --delimiter {!r}",
+    encoding="give --encoding, such as {}",
+    form="name it with --input-format",
+    forms="name one with --input-format",
+    split="give --split with one of {splits}",
+    saved="give --split with one of {splits}",
+    pipe="save it as a file, or pipe it to `ctxflow batch -`, which keeps a copy",
+)
+IN_MAP = Words(
+    column='columns=["NAME"]',
+    whole='columns="*"',
+    delimiter="read it with pandas.read_csv(path, sep={!r}), and map that",
+    encoding='save it as UTF-8, or map what pandas.read_csv(path, encoding="{}") gives',
+    form="",
+    forms="put those of one form into a folder of their own",
+    split='it has {splits}: map one of them, as datasets.load_dataset("{folder}", split="{first}") gives it',
+    saved="it has {splits}: give the folder of one of them, such as {folder}/{first}",
+    pipe="save it as a file",
+)
 
 
 def columns_for(

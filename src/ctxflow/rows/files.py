@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from ctxflow.rows.columns import IN_BATCH, Words
 from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError
 
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
@@ -138,38 +139,43 @@ codecs.register_error("ctxflow-marked", _marked)
 
 
 @contextlib.contextmanager
-def open_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[Lines, BinaryIO]]:
+def open_lines(
+    path: Path, encoding: str | None = None, name: str = "", words: Words = IN_BATCH
+) -> Iterator[tuple[Lines, BinaryIO]]:
     """Open a file for reading its lines, without its byte order mark; gives the file itself, too.
 
     :param encoding: by default as its byte order mark tells, or UTF-8.
+    :param name: what a person calls the file, by default its path; `words`, what to write to have it read otherwise.
     :raises ValueError: if it cannot be read, or is in another encoding.
     """
+    called = name or f"the input {path}"
     with opened(path) as raw, contextlib.ExitStack() as stack:
         data: Any = raw
         if raw.read(2) == _GZIP:
             raw.seek(0)
             data = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=raw)))
         raw.seek(0)
-        head = _head(data, path)
+        head = _head(data, called)
         data.seek(0)
         mark, by_mark = next(((mark, name) for mark, name in _MARKS if head.startswith(mark)), (b"", None))
         chosen = check_encoding(encoding) if encoding is not None else by_mark or "utf-8"
         if by_mark is not None and not chosen.startswith(by_mark):
-            raise ValueError(f"the input {path} begins with the byte order mark of {by_mark}: leave --encoding out")
+            raise ValueError(f"{called} begins with the byte order mark of {by_mark}: leave --encoding out")
         if chosen in ("utf-8", "utf-8-sig", "ascii"):
             if encoding is None and by_mark is None and _seems_utf16(head):
-                raise ValueError(f"the input {path} seems to be of UTF-16: give --encoding utf-16-le (or utf-16-be)")
+                kind = "utf-16-le" if head[1] == 0 else "utf-16-be"
+                raise ValueError(f"{called} seems to be of UTF-16: {words.encoding.format(kind)}")
             data.seek(len(mark))
-            yield Lines(data, "utf-8", str(path)), raw
+            yield Lines(data, "utf-8", name or str(path)), raw
         else:
-            yield Lines(_Transcoded(data, chosen), chosen, str(path)), raw
+            yield Lines(_Transcoded(data, chosen), chosen, name or str(path)), raw
 
 
-def _head(data: Any, path: Path) -> bytes:
+def _head(data: Any, called: str) -> bytes:
     try:
         return bytes(data.read(4))
     except (*_UNREADABLE, OSError) as error:
-        raise ValueError(f"the input {path} cannot be read, as its compressed data are broken: {error}") from None
+        raise ValueError(f"{called} cannot be read, as its compressed data are broken: {error}") from None
 
 
 def _seems_utf16(head: bytes) -> bool:
@@ -198,16 +204,19 @@ class FileSource:
     """What all kinds of files of lines share.
 
     :param encoding: by default as a byte order mark tells, or UTF-8.
+    :param name: what a person calls it, by default its path; `words`, what to write to have it read otherwise.
     :ivar count: how many numbers rows have, once it was read to its end.
     """
 
-    def __init__(self, path: Path, encoding: str | None = None) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, encoding: str | None = None, name: str = "", words: Words = IN_BATCH) -> None:
+        self.name = name or str(path)
         self.total: int | None = None
         self.files: Sequence[Path] = [path]
         self.count = 0
         self._path = path
         self._encoding = encoding
+        self._called = name
+        self._words = words
         self._size = max(1, path.stat().st_size)
         self._read = 0
 
@@ -233,8 +242,11 @@ class FileSource:
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
         """The rows, whole."""
-        with open_lines(self._path, self._encoding) as (lines, raw):
+        with self._open() as (lines, raw):
             yield from self._chunked(self._rows(lines, skip), raw)
+
+    def _open(self) -> contextlib.AbstractContextManager[tuple[Lines, BinaryIO]]:
+        return open_lines(self._path, self._encoding, self._called, self._words)
 
     def _rows(self, lines: Lines, skip: bytes) -> Iterator[Row]:
         raise NotImplementedError

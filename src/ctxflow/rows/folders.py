@@ -6,6 +6,7 @@ What does not live here: what is in a file (readers.py, arrow_readers.py).
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,10 +38,10 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
     """
     if (folder / "dataset_dict.json").is_file():
         splits = [str(each) for each in _json(folder / "dataset_dict.json").get("splits", [])]
-        split = _chosen(folder, splits, reading.split)
-        return open_folder(folder / split, Reading(reading.form, None, reading.delimiter, reading.encoding))
+        split = _chosen(folder, splits, reading.split, reading.words.saved)
+        return open_folder(folder / split, dataclasses.replace(reading, split=None))
     saved = (folder / "state.json").is_file()
-    kind, files = ("arrow", []) if saved else _files_of(folder, reading.form)
+    kind, files = ("arrow", []) if saved else _files_of(folder, reading)
     if kind in ("arrow", "parquet"):
         for flag, given in (("--delimiter", reading.delimiter), ("--encoding", reading.encoding)):
             if given is not None:
@@ -52,21 +53,20 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
                 raise ValueError(f"the dataset {folder} has no splits: leave --split out")
             listed = _json(folder / "state.json").get("_data_files", [])
             return "dataset", ArrowSource([folder / str(file["filename"]) for file in listed], str(folder))
-        return "dataset", ParquetSource(_of_split(folder, files, reading.split), str(folder))
+        return "dataset", ParquetSource(_of_split(folder, files, reading), str(folder))
     form = None if kind == "jsonl" and reading.form is None else reading.form or kind
     parts = [
-        open_file(file, Reading(form, None, reading.delimiter, reading.encoding))
-        for file in _of_split(folder, files, reading.split)
+        open_file(file, dataclasses.replace(reading, form=form, split=None))
+        for file in _of_split(folder, files, reading)
     ]
     if len(forms := sorted({form for form, _ in parts})) > 1:
-        raise ValueError(
-            f"the files of {folder} are of several forms ({', '.join(forms)}): name one with --input-format"
-        )
+        raise ValueError(f"the files of {folder} are of several forms ({', '.join(forms)}): {reading.words.forms}")
     return forms[0], Shards([source for _, source in parts], str(folder))
 
 
-def _files_of(folder: Path, form: str | None) -> tuple[str, list[Path]]:
+def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
     """The kind of the files that are the folder's rows, and these files."""
+    form = reading.form
     for place in (folder, folder / "data"):
         if not place.is_dir():
             continue
@@ -80,8 +80,7 @@ def _files_of(folder: Path, form: str | None) -> tuple[str, list[Path]]:
             by_kind.pop("text", None)  # Which says what the others are.
         if len(by_kind) > 1:
             raise ValueError(
-                f"the folder {place} has files of several forms ({', '.join(sorted(by_kind))}): name one with "
-                "--input-format"
+                f"the folder {place} has files of several forms ({', '.join(sorted(by_kind))}): {reading.words.forms}"
             )
         for kind, files in by_kind.items():
             return kind, [file for file in files if file.stat().st_size] or files
@@ -91,15 +90,16 @@ def _files_of(folder: Path, form: str | None) -> tuple[str, list[Path]]:
     )
 
 
-def _of_split(folder: Path, files: Sequence[Path], split: str | None) -> list[Path]:
+def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Path]:
     """The files of the split that is asked for; all of them, if their names are not those of splits."""
+    split = reading.split
     names = [_split_of(file) for file in files]
     if not any(names):
         if split is not None:
             raise ValueError(f"the files of {folder} are one table, not splits: leave --split out")
         return list(files)
     named = [name or _stem(file) for name, file in zip(names, files, strict=True)]
-    chosen = _chosen(folder, sorted(set(named)), split)
+    chosen = _chosen(folder, sorted(set(named)), split, reading.words.split)
     return [file for name, file in zip(named, files, strict=True) if name == chosen]
 
 
@@ -119,12 +119,14 @@ def _split_of(file: Path) -> str | None:
     return shard[1] if shard else first if first.lower() in _SPLITS else None
 
 
-def _chosen(folder: Path, splits: Sequence[str], split: str | None) -> str:
+def _chosen(folder: Path, splits: Sequence[str], split: str | None, advice: str) -> str:
+    """The split that is asked for, or the only one; `advice` says how to ask for one of them."""
     if split is None and len(splits) == 1:
         return splits[0]
     if split is None or split not in splits:
         what = "has several splits" if split is None else f"has no split {split!r}"
-        raise ValueError(f"the dataset {folder} {what}: give --split with one of {', '.join(splits)}")
+        given = {"splits": ", ".join(splits), "folder": folder, "first": next(iter(splits), "train")}
+        raise ValueError(f"the dataset {folder} {what}: {advice.format(**given)}")
     return split
 
 

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxflow.rows.columns import IN_BATCH, Words
 from ctxflow.rows.files import FileSource, Lines, head_of_file, open_lines, suffix_of
 from ctxflow.rows.source import MAX_ROW_BYTES, Row, RowError, Source, left_out
+from ctxflow.wording import counted
 
 FORMATS = ("openai", "jsonl", "csv", "text", "parquet", "dataset")
 _SNIFFED_LINES = 100
@@ -30,12 +32,15 @@ class Reading:
     :ivar split: which part of a dataset's folder.
     :ivar delimiter: what separates the values of CSV.
     :ivar encoding: what text is in.
+    :ivar name: what a person calls the input, by default its path; `words`, what to write to have it read otherwise.
     """
 
     form: str | None = None
     split: str | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    name: str = ""
+    words: Words = IN_BATCH
 
 
 def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, Source]:
@@ -54,8 +59,7 @@ def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, 
         return open_folder(path, reading)
     if not stat.S_ISREG(mode):
         raise ValueError(
-            f"the input {path} is a pipe or a device, which cannot be read again after a restart: save it as a file, "
-            "or pipe it to `ctxflow batch -`, which keeps a copy"
+            f"the input {path} is a pipe or a device, which cannot be read again after a restart: {reading.words.pipe}"
         )
     if reading.split is not None:
         raise ValueError(f"the input {path} is a file, which has no splits: leave --split out")
@@ -69,57 +73,59 @@ def open_file(path: Path, reading: Reading) -> tuple[str, Source]:
 
     :raises ValueError: for a file that cannot be read so, saying what to do.
     """
-    form = reading.form or ("csv" if reading.delimiter is not None else detect(path, reading.encoding))
+    form = reading.form or ("csv" if reading.delimiter is not None else detect(path, reading))
+    called = reading.name or f"the input {path}"
     if reading.delimiter is not None and form != "csv":
-        raise ValueError(f"the input {path} is read as {form}, which has no delimiter: leave --delimiter out")
+        raise ValueError(f"{called} is read as {form}, which has no delimiter: leave --delimiter out")
     if form == "parquet":
         if reading.encoding is not None:
-            raise ValueError(f"the input {path} is Parquet, which says its encoding itself: leave --encoding out")
+            raise ValueError(f"{called} is Parquet, which says its encoding itself: leave --encoding out")
         from ctxflow.rows.arrow_readers import ParquetSource
 
-        return form, ParquetSource([path], str(path))
+        return form, ParquetSource([path], reading.name or str(path))
     if form == "csv":
-        return form, CsvSource(path, reading.encoding, reading.delimiter)
+        return form, CsvSource(path, reading.encoding, reading.name, reading.words, reading.delimiter)
     if form == "text":
         from ctxflow.rows.text_lines import TextSource
 
-        return form, TextSource(path, reading.encoding)
-    return form, JsonLinesSource(path, reading.encoding)
+        return form, TextSource(path, reading.encoding, reading.name, reading.words)
+    return form, JsonLinesSource(path, reading.encoding, reading.name, reading.words)
 
 
-def detect(path: Path, encoding: str | None = None) -> str:
+def detect(path: Path, reading: Reading = Reading()) -> str:
     """The format of a file.
 
     :raises ValueError: if it cannot be told, or is known but not read here.
     """
+    called, words = reading.name or f"the input {path}", reading.words
     head = head_of_file(path, 1 << 16)
     suffix = suffix_of(path)
     if head.startswith(b"PAR1") or path.suffix.lower() == ".parquet":
         return "parquet"
     if head.startswith((b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04")):
-        raise ValueError(f"the input {path} is compressed, and not by gzip: decompress it first, as with unzip")
+        raise ValueError(f"{called} is compressed, and not by gzip: decompress it first, as with unzip")
     if suffix in (".csv", ".tsv"):
         return "csv"
     if suffix in (".txt", ".text"):
         return "text"
-    with open_lines(path, encoding) as (lines, _):
+    with open_lines(path, reading.encoding, reading.name, words) as (lines, _):
         try:
             begin = next((line.lstrip() for line in lines if line.strip()), b"")
         except RowError:
             begin = b""
-    if begin.startswith(b"[") and suffix == ".json":
-        raise ValueError(f"the input {path} is a JSON array, not an object a line: jq -c '.[]' {path} makes one")
+    if begin.startswith(b"[") and (suffix == ".json" or reading.name):
+        of = "" if reading.name else f" {path}"
+        raise ValueError(f"{called} is a JSON array, not an object a line: jq -c '.[]'{of} makes one")
     if suffix in (".jsonl", ".ndjson", ".json") or begin.startswith(b"{"):
-        return "openai" if _is_openai(path, encoding) else "jsonl"
-    raise ValueError(
-        f"the format of the input {path} cannot be told: have its name end in .jsonl, .csv, .tsv, .parquet or .txt (a "
-        "line is a row), or name it with --input-format"
-    )
+        return "openai" if _is_openai(path, reading) else "jsonl"
+    ending = "have its name end in .jsonl, .csv, .tsv, .parquet or .txt (a line is a row)"
+    advice = [ending] * (not reading.name) + [words.form] * bool(words.form)
+    raise ValueError(f"the format of {called} cannot be told: {', or '.join(advice)}")
 
 
-def _is_openai(path: Path, encoding: str | None) -> bool:
+def _is_openai(path: Path, reading: Reading) -> bool:
     """Whether the first line that is an object is a request of OpenAI's batch format."""
-    for chunk in JsonLinesSource(path, encoding).chunks():
+    for chunk in JsonLinesSource(path, reading.encoding, reading.name, reading.words).chunks():
         for row in chunk:
             if isinstance(row.values, dict):
                 return "custom_id" in row.values and isinstance(row.values.get("body"), dict)
@@ -150,7 +156,7 @@ class JsonLinesSource(FileSource):
                 values = json.loads(line.rstrip().decode())
             except (ValueError, RecursionError) as error:
                 if line.strip():
-                    yield Row(number, RowError(_json_reason(error, lines.encoding)), len(line))
+                    yield Row(number, RowError(_json_reason(error, lines.encoding, self._words)), len(line))
                 continue
             if type(values) is not dict:
                 kind = _JSON_KINDS.get(type(values), "a number")
@@ -162,9 +168,9 @@ class JsonLinesSource(FileSource):
 _JSON_KINDS: dict[type, str] = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
-def _json_reason(error: Exception, encoding: str) -> str:
+def _json_reason(error: Exception, encoding: str, words: Words) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return undecodable(error, encoding)
+        return undecodable(error, encoding, words)
     if isinstance(error, json.JSONDecodeError):
         return f"the line is not JSON: {error.msg} at column {error.colno}"
     if isinstance(error, RecursionError):
@@ -172,10 +178,19 @@ def _json_reason(error: Exception, encoding: str) -> str:
     return f"the line is not JSON that can be read: {str(error).split(';')[0]}"
 
 
-def undecodable(error: UnicodeDecodeError, encoding: str) -> str:
+def undecodable(error: UnicodeDecodeError, encoding: str, words: Words) -> str:
     """Return what is to be said of a line that is not of its file's encoding."""
     byte = f": byte {error.start + 1} is {error.object[error.start]:#04x}" if encoding == "UTF-8" else ""
-    return f"the line is not {encoding}{byte}"
+    return f"the line is not {encoding}{byte}{_another(encoding, words)}"
+
+
+def _another(encoding: str, words: Words) -> str:
+    """What else can be done, where nobody named the encoding."""
+    return (
+        f"; if all of the input is of another encoding, {words.encoding.format('cp1252')}"
+        if encoding == "UTF-8"
+        else ""
+    )
 
 
 class _Text:
@@ -197,8 +212,15 @@ class CsvSource(FileSource):
     :param delimiter: what separates values, if it is another character.
     """
 
-    def __init__(self, path: Path, encoding: str | None = None, delimiter: str | None = None) -> None:
-        super().__init__(path, encoding)
+    def __init__(
+        self,
+        path: Path,
+        encoding: str | None = None,
+        name: str = "",
+        words: Words = IN_BATCH,
+        delimiter: str | None = None,
+    ) -> None:
+        super().__init__(path, encoding, name, words)
         self._delimiter = delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
 
     def place(self, number: int) -> str:
@@ -207,7 +229,7 @@ class CsvSource(FileSource):
 
     def columns(self) -> Sequence[str] | None:
         """Those that the header names; None if there is none."""
-        with open_lines(self._path, self._encoding) as (lines, _):
+        with self._open() as (lines, _):
             return self._columns(self._reader(lines), lines.encoding) or None
 
     def _reader(self, lines: Lines) -> Iterator[list[str]]:
@@ -245,17 +267,16 @@ class CsvSource(FileSource):
             except UnicodeEncodeError:
                 shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
                 raise ValueError(
-                    f"the header of {self.name} is not {encoding} ({shown}): give its --encoding, such as cp1252"
+                    f"the header of {self.name} is not {encoding} ({shown}): {self._words.encoding.format('cp1252')}"
                 ) from None
         if repeated := {name for name in columns if columns.count(name) > 1}:
             raise ValueError(f"the header of {self.name} names the column {min(repeated)!r} twice")
         return columns
 
-    @staticmethod
-    def _row(number: int, columns: list[str], fields: list[str], encoding: str) -> Row:
+    def _row(self, number: int, columns: list[str], fields: list[str], encoding: str) -> Row:
         size = sum(map(len, fields))
         if len(fields) != len(columns):
-            reason = f"the row has {len(fields)} fields, but the header has {len(columns)}"
+            reason = f"the row has {counted(len(fields), 'field')}, but the header has {len(columns)}"
             return Row(number, RowError(reason), size)
         values: dict[str, Any] = dict(zip(columns, fields, strict=True))
         if not "".join(fields).isascii():
@@ -263,5 +284,6 @@ class CsvSource(FileSource):
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    return Row(number, RowError(f"the column {name!r} is not {encoding}"), size)
+                    reason = f"the column {name!r} is not {encoding}{_another(encoding, self._words)}"
+                    return Row(number, RowError(reason), size)
         return Row(number, values, size)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.option_values import short
-from ctxflow.rows.readers import open_source
+from ctxflow.rows.columns import IN_MAP
+from ctxflow.rows.readers import Reading, open_source
 from ctxflow.rows.source import CHUNK_ROWS, Row, Table, left_out
 
 
@@ -81,7 +82,7 @@ def _of_path(given: str | os.PathLike[str]) -> Table:
             f"there is no file or folder {short(os.fsdecode(given))}: give the path of one that is there, or a list of "
             "texts if this is one itself"
         )
-    return open_source(path)[1]
+    return open_source(path, Reading(words=IN_MAP))[1]
 
 
 class _Held:

@@ -39,4 +39,4 @@ class TextSource(FileSource):
             try:
                 yield Row(number, {COLUMN: line.rstrip(b"\r\n").decode()}, len(line))
             except UnicodeDecodeError as error:
-                yield Row(number, RowError(undecodable(error, lines.encoding)), len(line))
+                yield Row(number, RowError(undecodable(error, lines.encoding, self._words)), len(line))
