@@ -1,7 +1,9 @@
 """What a map says when something fails: which item, which option; and what it does not lose."""
 
+import contextlib
 import itertools
 import json
+import sqlite3
 import threading
 import traceback
 from concurrent.futures import CancelledError, Future
@@ -20,6 +22,7 @@ from ctxflow import (
     idle,
     session_app,
 )
+from ctxflow.errors import add_note
 
 
 @context
@@ -122,7 +125,7 @@ def test_inputs_that_raise_lose_no_result(executor, tmp_path, good, order, on_er
         for result in results:
             taken.append(result)
     assert sorted(taken) == ([(n, n) for n in range(good)] if order == "completed" else list(range(good)))
-    assert caught.value.__notes__ == [f"raised by the inputs of half.map, after {good} items"]
+    assert caught.value.__notes__ == [f"raised by the inputs of half.map, after {good:,} item{'s' * (good != 1)}"]
     assert any(frame.name == "broken" for frame in traceback.extract_tb(caught.value.__traceback__))
     assert list(results) == []
     kept = [json.loads(line)["index"] for line in (tmp_path / "r.jsonl").read_text().splitlines()[1:]]
@@ -316,4 +319,32 @@ def test_inputs_that_let_a_stop_iteration_out_are_told(executor):
     assert next(results) == 1
     with pytest.raises(RuntimeError, match="generator raised StopIteration") as caught:
         next(results)
-    assert caught.value.__notes__ == ["raised by the inputs of half.map, after 1 items"]
+    assert caught.value.__notes__ == ["raised by the inputs of half.map, after 1 item"]
+
+
+def test_several_notes_are_all_told_by_any_python():
+    class Early(ValueError):  # As of Python 3.10.
+        @property
+        def add_note(self):
+            raise AttributeError
+
+    error = Early("gone")
+    for note in ("one", "two"):
+        add_note(error, note)
+    assert error.__notes__ == ["one", "two"] and "one\ntwo" in "".join(traceback.format_exception(error))
+
+
+def test_a_cursor_that_was_opened_elsewhere_says_where_to_open_it(executor):
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        cursor = connection.execute("select 2")
+        with pytest.raises(sqlite3.ProgrammingError, match="SQLite objects created in a thread") as caught:
+            list(half.map(number for (number,) in cursor))
+        told = "".join(traceback.format_exception(caught.value))
+        assert "open what belongs to one thread inside of the generator, as in def rows(): yield from sqlite3" in told
+
+    def rows():
+        with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+            for (number,) in connection.execute("select 2"):
+                yield number
+
+    assert list(half.map(rows())) == [1]

@@ -97,6 +97,8 @@ def add_note(error: BaseException, text: str) -> None:
         error.__cause__ = RemoteTraceback(f"{error.__cause__.text.rstrip()}\n{text}")
     elif error.__cause__ is None:
         error.__cause__ = Note(text)
+    elif isinstance(error.__cause__, Note):
+        error.__cause__ = Note(f"{error.__cause__}\n{text}")
 
 
 class Note(Exception):

@@ -24,6 +24,7 @@ from ctxflow.map_pulling import Ahead, Here, Inputs
 from ctxflow.map_spans import Spans
 from ctxflow.option_values import short
 from ctxflow.resume import ResultsFile
+from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.executors.run import Run
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _FEED = 1000
 _FEED_SECONDS = 0.05
 LEAST_WINDOW = 20_000
+_OPEN_WITHIN = (
+    "iterators are taken on a thread of their own: open what belongs to one thread inside of the generator, as in "
+    "def rows(): yield from sqlite3.connect(path).execute(query)"
+)
 _READER_SECONDS = 60.0  # So long after it took results, a thread is taken to read a map on.
 _NONE = object()
 NOTHING_YET = object()
@@ -281,7 +286,9 @@ class MapWork:
         """Raise what the inputs have raised, now that all that came before it is yielded."""
         error = self._inputs.error
         if error is not None:
-            add_note(error, f"raised by the inputs of {self.called}.map, after {self._pulled} items")
+            add_note(error, f"raised by the inputs of {self.called}.map, after {counted(self._pulled, 'item')}")
+            if not self._inputs.here and "thread" in str(error):  # As sqlite3 says it of a connection.
+                add_note(error, _OPEN_WITHIN)
             raise error
 
     def end(self) -> None:
