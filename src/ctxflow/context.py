@@ -18,6 +18,7 @@ from ctxflow.context_options import AFFINITIES, NO_OPTIONS, checked
 from ctxflow.functions import refuse_async
 from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing, short
 from ctxflow.pickling import dumps
+from ctxflow.wording import article
 
 if TYPE_CHECKING:
     from ctxflow.referents import Referents
@@ -173,7 +174,7 @@ def _check_no_recipe(container: Iterable[Any]) -> None:
     values = container.values() if isinstance(container, dict) and type(container) is not dict else ()
     for part in (*container, *values):
         if isinstance(part, Context):
-            kind = "the keys of a dict" if type(container) is dict else f"a {type(container).__name__}"
+            kind = "the keys of a dict" if type(container) is dict else article(type(container).__name__)
             raise ValueError(f"{part!r} is in {kind}: put recipes in plain lists, tuples, or the values of dicts")
 
 

@@ -19,6 +19,7 @@ from ctxflow.option_values import closest, refuse, short
 from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
 from ctxflow.rows.source import RowError, Table
 from ctxflow.rows.tables import open_table, values_of
+from ctxflow.wording import article
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
@@ -90,22 +91,22 @@ def _check(given: Any, by_index: bool) -> None:
         advice = "bytes are one value, not a sequence of items: give a list of them, or a path as text"
     elif isinstance(given, io.IOBase) or (hasattr(given, "readline") and hasattr(given, "read")):
         advice = (
-            f"an open file (a {kind}) would give its lines, header and line ends among them: give its path, or "
+            f"an open file ({article(kind)}) would give its lines, header and line ends among them: give its path, or "
             '(line.rstrip("\\n") for line in file)'
         )
     elif isinstance(given, Mapping) and not hasattr(given, "column_names"):
         advice = (
-            f"a {kind} would give its keys alone: give list(d), d.values() or d.items(); a dict of columns as "
+            f"{article(kind)} would give its keys alone: give list(d), d.values() or d.items(); a dict of columns as "
             "pandas.DataFrame(d)"
         )
     elif isinstance(given, Future):
         advice = "a future is one value to come, not a sequence of items: give its result()"
     elif hasattr(given, "__aiter__"):
-        advice = f"a {kind} is read with `async for`, which a map cannot do: collect its items in a list first"
+        advice = f"{article(kind)} is read with `async for`, which a map cannot do: collect its items in a list first"
     elif by_index and isinstance(given, (set, frozenset)):
         advice = (
-            f"a {kind} has another order in each run, and resume= knows items by their places: give sorted(...), or "
-            'write resume_by="content"'
+            f"{article(kind)} has another order in each run, and resume= knows items by their places: give "
+            'sorted(...), or write resume_by="content"'
         )
     elif inspect.isgeneratorfunction(given):
         advice = f"{given.__name__} is a function that makes a generator: call it, as in {given.__name__}(...)"

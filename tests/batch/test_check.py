@@ -242,7 +242,7 @@ def test_a_template_that_some_of_the_first_rows_satisfy_is_not_refused(folder, r
         job = Job(input="in", output="out", model="m", template=template, input_format="jsonl")
         check(Subject(job, Head("in", None, rows)))
     job = Job(input="in", output="out", model="m", template="{{ a.b.c }}", input_format="jsonl", task="generate")
-    with pytest.raises(UsageError, match="it fails so on each of the first 1 rows"):
+    with pytest.raises(UsageError, match="it fails so on the first row of in"):
         check(Subject(job, Head("in", None, rows[:1])))
 
 

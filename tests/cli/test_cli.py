@@ -98,4 +98,4 @@ def test_doctor_tells_of_the_other_package_of_this_name(tmp_path):
     run = command("doctor", env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"})
     assert run.returncode == 1
     assert "1.5: another project's package" in run.stdout and "pip uninstall ctxflow" in run.stdout
-    assert "1 thing(s) will not work: ctxflow" in run.stdout and "Ready" not in run.stdout
+    assert "1 thing will not work: ctxflow" in run.stdout and "Ready" not in run.stdout

@@ -176,7 +176,7 @@ def test_jobs_of_dead_runs_are_found_once_and_removed(queues, capsys):
     assert (found.elsewhere, found.troubles) == (1, [])
     assert command_module._clean(site, as_json=False, yes=True) == 0
     told = capsys.readouterr().out
-    assert "Removed: 2 jobs and 0 files" in told and "1 jobs belong to runs of other machines" in told
+    assert "Removed: 2 jobs and 0 files" in told and "Runs of other machines that share your home have 1 job" in told
     assert (set(queues["one"].jobs), set(queues["two"].jobs)) == ({"1.0", "1.2"}, set())
 
 
@@ -184,5 +184,5 @@ def test_a_batch_system_that_is_down_does_not_keep_others_dirty(queues, capsys):
     queues["one"].down = True
     assert command_module._clean(Site(engine="taskvine", tiers=TIERS), as_json=False, yes=True) == 1
     told = capsys.readouterr()
-    assert "Removed: 1 jobs" in told.out and "ctxflow: the schedd does not answer" in told.err
+    assert "Removed: 1 job and" in told.out and "ctxflow: the schedd does not answer" in told.err
     assert queues["two"].jobs == {}

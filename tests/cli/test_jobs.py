@@ -165,7 +165,7 @@ def command(*words):
 def test_from_a_shell(home):
     (home / "in.csv").write_text("text\none\n")
     refused = command("batch", "in.csv", "-o", "out.jsonl", "--function", "copy:copy", "--column", "text", "--detach")
-    assert refused.returncode == 1 and refused.stdout == "" and "give --site with a site file" in refused.stderr
+    assert refused.returncode == 2 and refused.stdout == "" and "give --site with a site file" in refused.stderr
     assert not (home / "out.jsonl").exists()
     unknown = command("logs", "7")
     assert unknown.returncode == 2 and "there is none yet" in unknown.stderr

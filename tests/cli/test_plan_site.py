@@ -123,7 +123,7 @@ def test_live_counts_the_machines_that_there_are(files, monkeypatch):
 
     monkeypatch.setattr(plan_command, "ask_tiers", ask)
     found = data(files, "--live")
-    assert "tier a10: 2 of its 20 workers have a machine now" in found["notes"]
+    assert "tier a10: machines are there for 2 of its 20 workers now" in found["notes"]
     assert any("tier titan could not be asked" in note for note in found["notes"])
     assert sum(each["workers"] for each in found["workers"] if each["tier"] == "a10") <= 2
 

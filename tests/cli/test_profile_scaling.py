@@ -37,7 +37,7 @@ def test_the_line_it_prints_is_one_for_a_site_file(files):
 def test_a_target_out_of_reach_is_told(files):
     done = command(*files, "--target", "1", "--shares", "0.5,0.8")
     assert done.exit_code == 1
-    assert "miss the target with every share: give the site more workers" in " ".join(done.stdout.split())
+    assert "no share meets the target in" in " ".join(done.stdout.split())
     assert "(too long)" in done.stdout
 
 

@@ -93,7 +93,7 @@ def test_live_asks_this_machine(write):
     assert told["tiers"]["here"]["provider"] == "local" and told["tiers"]["here"]["may_submit"]
     assert told["environment"] == "python3 of the workers' PATH, which cannot be seen from here"
     run = command("check", write(LOCAL), "--live")
-    assert run.returncode == 0 and run.stdout.startswith("tier here (local): 1 machines, 1 free; ")
+    assert run.returncode == 0 and run.stdout.startswith("tier here (local): 1 machine, 1 free; ")
 
 
 def test_live_finds_the_environment_or_says_what_to_do(write, tmp_path):

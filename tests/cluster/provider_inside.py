@@ -166,7 +166,7 @@ def test_an_image_makes_a_container_job(condor):
 
 def test_what_htcondor_does_not_take_is_one_sentence(condor):
     for options in ({"requirements": "((("}, {"submit": {"request_disk": "((("}}):
-        with pytest.raises(ProviderError, match=r"HTCondor did not take 1 workers of tier any: .*condor_q"):
+        with pytest.raises(ProviderError, match=r"HTCondor did not take 1 worker of tier any: .*condor_q"):
             condor.submit(sh("true", options=options), 1)
     lost = CondorProvider(run="lost", schedd="nobody@nowhere")
     lost.start(condor._directory)

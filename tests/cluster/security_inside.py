@@ -124,12 +124,12 @@ def test_several_runs_are_told_apart(tmp_path: Path) -> None:
         assert [run.id for run in live_runs()] and {run.id for run in live_runs()} == {a.run.id, b.run.id}
         command = [sys.executable, "-m", "ctxflow", "worker-command", "--json"]
         unclear = subprocess.run(command, capture_output=True, check=False, text=True)
-        assert unclear.returncode == 1 and a.run.id in unclear.stderr and b.run.id in unclear.stderr
+        assert unclear.returncode == 2 and a.run.id in unclear.stderr and b.run.id in unclear.stderr
         for which in (b.run.id[:8], b.run.directory, str(tmp_path / "b")):
             told = subprocess.run([*command, which], capture_output=True, check=True, text=True)
             assert json.loads(told.stdout)["id"] == b.run.id
         wrong = subprocess.run([*command, b.run.id, "--tier", "gold"], capture_output=True, check=False, text=True)
-        assert wrong.returncode == 1 and "its tiers are local" in wrong.stderr
+        assert wrong.returncode == 2 and "its tiers are local" in wrong.stderr
 
 
 # --- strangers

@@ -101,7 +101,7 @@ def test_nodes_that_would_do_are_counted_and_those_that_are_free() -> None:
             True,
             "has 8 GPUs: the most are 16 cores, 64000 MiB of memory and 4 GPUs, of the models a100, gpu",
         ),
-        ({"gpus": 1}, {"gres": "gpu:h100:1"}, True, "1 GPUs of the model h100"),
+        ({"gpus": 1}, {"gres": "gpu:h100:1"}, True, "1 GPU of the model h100"),
         ({"cores": 99}, {}, True, "99 cores"),
         ({}, {"constraint": "quick"}, True, "the feature quick"),
         ({}, {"trial": "sbatch: error: Invalid account"}, False, "takes no such jobs of yours (Invalid account)"),

@@ -310,10 +310,10 @@ def spec(gpus, affinity=None):
     ("wanted", "tiers", "reserves", "says"),
     [
         (spec(1), [tier()], False, None),
-        (spec(2), [tier()], False, 'needs 2 GPU(s), but a worker here has 1: set preemption = "exact" in the site'),
+        (spec(2), [tier()], False, 'needs 2 GPUs, but a worker here has 1: set preemption = "exact" in the site'),
         (spec(8, "guaranteed"), [tier()], True, None),
-        (spec(9), [tier()], True, "needs 9 GPU(s), but a worker here has 1 and a machine 8: use a site whose workers"),
-        (spec(2), [ev.TierSpec("t", gpus=1)], True, "needs 2 GPU(s), but a worker here has 1: use a site whose"),
+        (spec(9), [tier()], True, "needs 9 GPUs, but a worker here has 1 and a machine 8: use a site whose workers"),
+        (spec(2), [ev.TierSpec("t", gpus=1)], True, "needs 2 GPUs, but a worker here has 1: use a site whose"),
         (spec(2, "best-effort"), [ev.TierSpec("t", gpus=2)], False, None),
         (
             spec(2, "guaranteed"),

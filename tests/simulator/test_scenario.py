@@ -201,7 +201,7 @@ def test_a_simulation_that_cannot_end_is_ended(files):
     result = play(never, until=7200.0)
     assert (result.finished, result.seconds, result.efficiency) == (False, 7200.0, 0.0)
     assert 0 < result.done < 30000
-    with pytest.raises(RuntimeError, match="items are left"):
+    with pytest.raises(RuntimeError, match="items left at"):
         play(never)
 
 

@@ -148,7 +148,8 @@ def _unsatisfied(head: Head, render: Callable[[Mapping[str, Any]], str], named: 
     if missing:
         yield from missing
     elif head.rows:
-        yield f"{reason}: it fails so on each of the first {len(head.rows):,} rows of {head.name}"
+        first = "the first row" if len(head.rows) == 1 else f"each of the first {len(head.rows):,} rows"
+        yield f"{reason}: it fails so on {first} of {head.name}"
 
 
 def _function(subject: Subject) -> Iterator[str]:

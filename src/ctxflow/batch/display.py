@@ -16,7 +16,7 @@ from rich.live import Live
 
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.view import View
-from ctxflow.batch.words import count, duration, number, one_line
+from ctxflow.batch.words import duration, number, one_line
 from ctxflow.observe.progress import Progress
 from ctxflow.wording import counted
 
@@ -146,17 +146,17 @@ def describe(now: Progress) -> str:
             parts.append(f"{now.dead:,} dead")
         parts.append(f"{number(now.rate)} {now.unit}/s")
     if now.sessions:
-        parts.append(f"{count(sum(now.sessions.values()), 'session')} ({now.sessions.get('running', 0):,} running)")
+        parts.append(f"{counted(sum(now.sessions.values()), 'session')} ({now.sessions.get('running', 0):,} running)")
         parts.append(f"{number(now.chunks_per_s)} chunks/s")
     if now.tokens_per_s is not None:
         parts.append(f"{number(now.tokens_per_s)} tokens/s")
     if now.left:
         parts.append(f"{duration(now.left)} left")
     if now.workers is not None:
-        parts.append(count(now.workers, "worker"))
+        parts.append(counted(now.workers, "worker"))
     parts += [f"{amount} {state}" for state, amount in now.by_state.items() if state != "warm"]
     if now.evictions:
-        parts.append(count(now.evictions, "eviction"))
+        parts.append(counted(now.evictions, "eviction"))
     return ", ".join(parts)
 
 
@@ -166,21 +166,21 @@ def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
     :param goes_on: whether it can be taken up again.
     """
     if outcome.already:
-        text = f"nothing to do: {count(outcome.done, 'row')} done before, in {output}"
+        text = f"nothing to do: {counted(outcome.done, 'row')} done before, in {output}"
     else:
-        text = f"{count(outcome.done_now, 'row')} done in {duration(outcome.seconds)}"
+        text = f"{counted(outcome.done_now, 'row')} done in {duration(outcome.seconds)}"
         text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
     if outcome.truncated_now:
-        text += f'\n{count(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
+        text += f'\n{counted(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
     for column, many in outcome.nulled.items():
-        values = count(many, "value")
+        values = counted(many, "value")
         text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"
     for column, many in outcome.altered.items():
         were, are = ("was", "it as it is") if many == 1 else ("were", "them as they are")
         texts = counted(many, "text or key", "texts or keys")
         text += f"\n{texts} of {column} {were} written otherwise, since the output cannot hold {are}"
     if outcome.dead:
-        text += f"\n{count(outcome.dead, 'row')} failed"
+        text += f"\n{counted(outcome.dead, 'row')} failed"
         if output != os.devnull:
             text += f", see {output}.errors.jsonl" + ("; --retry-errors tries them again" if goes_on else "")
     return text

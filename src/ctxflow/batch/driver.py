@@ -86,7 +86,7 @@ def run_job(
             return Outcome(ledger.done, ledger.dead, 0, 0, time.monotonic() - began, already=True)
         before = ledger.done, ledger.dead
         if sum(before):
-            display.note(f"going on: {ledger.done:,} rows are done, {ledger.dead:,} dead")
+            display.note(f"going on: {counted(ledger.done, 'row')} done, {ledger.dead:,} dead")
         try:
             begun.work.passed_on = passed_on
             _finish(begun.work, ledger, files, begun.job, metrics, began)

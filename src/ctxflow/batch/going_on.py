@@ -20,6 +20,7 @@ from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.requests import Make
 from ctxflow.identity import Identity, changes
 from ctxflow.rows.source import Source
+from ctxflow.wording import counted
 
 _PATIENCE = 2.0  # Seconds until a person is told how far it is; and from one time to the next.
 _INSTEAD = "name another output, or begin anew with --fresh"
@@ -142,4 +143,4 @@ def _check_row(row: Prepared, digest: int, source: Source, job: Job, files: File
 def _not_compared(found: Any, digests: Any) -> str:
     if (digests == 0).any():
         return "of the rows that an earlier ctxflow did nobody can tell whether they are as they were"
-    return f"{int((~found).sum()):,} rows that have results are in it no more"
+    return f"it lacks {counted(int((~found).sum()), 'row')} done before"

@@ -13,8 +13,8 @@ from ctxflow.batch.driver import prepared
 from ctxflow.batch.job import Job
 from ctxflow.batch.requests import Item
 from ctxflow.batch.status_file import status_path
-from ctxflow.batch.words import count
 from ctxflow.rows.source import RowError, Source
+from ctxflow.wording import counted
 
 _SHOWN = 3
 _COUNTED_BYTES = 16 << 20  # Of files up to this, rows are counted by reading them.
@@ -80,7 +80,7 @@ def preview_text(found: Mapping[str, Any]) -> str:
 
     :param found: what `preview` returned.
     """
-    rows = "rows" if found["rows"] is None else count(found["rows"], "row")
+    rows = "rows" if found["rows"] is None else counted(found["rows"], "row")
     does = ", ".join(f"{name} {value}" for name, value in found["does"].items())
     going_on = "going on where an earlier run ended" if found["goes_on"] else "from its beginning"
     lines = [

@@ -23,6 +23,7 @@ from ctxflow.models import encoder, generator, vllm_generator
 from ctxflow.models.errors import InputTooLong
 from ctxflow.rows.columns import closest
 from ctxflow.sessions import SessionApp
+from ctxflow.wording import article
 
 if TYPE_CHECKING:
     from ctxflow.models.reading import Tokens
@@ -246,10 +247,6 @@ def _no_function(found: Any) -> str | None:
     if isinstance(found, (Context, ContextFunction)):
         return "a context, not a function: name a batch_app that uses it"
     if not callable(found) or isinstance(found, type):
-        kind = "a class" if isinstance(found, type) else f"{_article(type(found).__name__)} {type(found).__name__}"
+        kind = "a class" if isinstance(found, type) else article(type(found).__name__)
         return f"{kind}, not a function or a batch app"
     return None
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[:1].lower() in "aeiou" else "a"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ctxflow.batch.words import count, one_line
+from ctxflow.batch.words import one_line
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.causes import Causes
+from ctxflow.wording import counted
 
 FIRST = 100
 """So many rows are looked at before a job can be said to go wrong throughout, or a share be told."""
@@ -79,10 +80,10 @@ class Tolerance:
         """Return why the job is to be ended, None if it is not."""
         if self._most is not None:
             too_many = self._dead > self._most
-            said = f"{count(self._dead, 'row')} failed, and --max-errors allows {self._most:,}"
+            said = f"{counted(self._dead, 'row')} failed, and --max-errors allows {self._most:,}"
         elif self._share is not None:
             too_many = self._read >= FIRST and self._dead > self._read * self._share / 100
-            said = f"{count(self._dead, 'row')} of {self._read:,} failed, and --max-errors allows {self._share:g} %"
+            said = f"{counted(self._dead, 'row')} of {self._read:,} failed, and --max-errors allows {self._share:g} %"
         else:
             too_many = not self._went_well and self._first_dead >= FIRST
             said = f"each of the first {self._first_dead:,} rows failed"

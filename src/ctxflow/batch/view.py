@@ -13,8 +13,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.words import count, duration, hours, number, one_line, time_left
+from ctxflow.batch.words import duration, hours, number, one_line, time_left
 from ctxflow.observe.progress import Progress
+from ctxflow.wording import counted
 
 _WIDE = 120
 _TIERS = 8  # Lines; what is beyond becomes one.
@@ -107,7 +108,7 @@ def _session_lines(now: Progress, ended: bool) -> Lines:
     if not ended:
         chunks.append(f", {number(now.chunks_per_s)} chunks/s now", "not bold")
     if now.migrations:
-        chunks.append(f", {count(now.migrations, 'migration')}", "not bold")
+        chunks.append(f", {counted(now.migrations, 'migration')}", "not bold")
     return [("sessions", Text(told or "none is open"))] * (not ended) + [("chunks", chunks)]
 
 
@@ -131,9 +132,9 @@ def _run_lines(now: Progress) -> Lines:
         names = [state for state in _STATES if state in found] + sorted(found.keys() - set(_STATES))
         told = ", ".join(f"{found[state]:,} {state}" for state in names) or "none"
         lines.append(("contexts", Text(told)))
-    lost = Text().append(count(now.evictions, "eviction"), "yellow" if now.evictions else "")
+    lost = Text().append(counted(now.evictions, "eviction"), "yellow" if now.evictions else "")
     if now.crashes:
-        lost.append(", ").append("1 crash" if now.crashes == 1 else f"{now.crashes:,} crashes", "red")
+        lost.append(", ").append(counted(now.crashes, "crash", "crashes"), "red")
     lines.append(("losses", lost))
     lines.append(("used", Text(_used(now.gpu_hours, now.worker_hours, now.cost))))
     return lines

@@ -40,15 +40,6 @@ def hours(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def count(amount: int, noun: str) -> str:
-    """So many of something.
-
-    >>> count(1, "worker"), count(1200, "worker")
-    ('1 worker', '1,200 workers')
-    """
-    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
-
-
 def time_left(left: float | None, low: float | None, high: float | None) -> str:
     """How long it takes still, and between which bounds that is likely.
 

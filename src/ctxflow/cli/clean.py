@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxflow.batch.words import count, duration
+from ctxflow.batch.words import duration
 from ctxflow.errors import UsageError
 from ctxflow.observe.ended_runs import KnownRun, known_runs, removable, remove
+from ctxflow.wording import counted
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -62,7 +63,7 @@ def clean(
         print(json.dumps({"runs": [_as_data(run, run in chosen, run in gone) for run in runs]}, indent=1))
     elif removed:
         freed = sum(run.size for run in removed if run not in failed)
-        print(f"removed {count(len(removed) - len(failed), 'run')}, {size_text(freed)}")
+        print(f"removed {counted(len(removed) - len(failed), 'run')}, {size_text(freed)}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -71,10 +72,10 @@ def _show(chosen: list[KnownRun], younger: int, live: int, age: float) -> None:
         ago = duration(max(0.0, time.time() - run.updated))
         of = f"  {run.output}" if run.output else ""
         print(f"{size_text(run.size):>9}  {run.state:<11}  {ago:>12} ago  {run.folder}{of}")
-    rest = [f"{count(younger, 'run')} ended less than {duration(age)} ago"] if younger else []
-    rest += [f"{count(live, 'run')} not known to have ended"] if live else []
+    rest = [f"{counted(younger, 'run')} ended less than {duration(age)} ago"] if younger else []
+    rest += [f"{counted(live, 'run')} not known to have ended"] if live else []
     if chosen:
-        print(f"{count(len(chosen), 'run')}, {size_text(sum(run.size for run in chosen))} in all")
+        print(f"{counted(len(chosen), 'run')}, {size_text(sum(run.size for run in chosen))} in all")
     else:
         print("there is nothing to remove")
     if rest:

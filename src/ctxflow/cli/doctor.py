@@ -24,6 +24,7 @@ from rich.table import Table
 from ctxflow.cli.demo import NEEDED_BY_DEMO
 from ctxflow.installing import COST_OF_TORCH, ctxflow_command, how_to_install, how_to_install_ctxflow, namesake
 from ctxflow.version import __version__
+from ctxflow.wording import counted
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
 
@@ -74,7 +75,9 @@ def _show(findings: list[Finding]) -> None:
     console.print(table)
     bad = [finding for finding in findings if finding.state == "bad"]
     if bad:
-        console.print(f"[red]{len(bad)} thing(s) will not work[/]: {', '.join(finding.name for finding in bad)}")
+        console.print(
+            f"[red]{counted(len(bad), 'thing')} will not work[/]: {', '.join(finding.name for finding in bad)}"
+        )
     else:
         shown = [
             finding for finding in findings if finding.topic in ("Tasks", "Engines") and finding.name != "embedded"

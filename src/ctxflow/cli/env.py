@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 from ctxflow.environments.opening import open_environment, read_manifest
 from ctxflow.environments.packing import pack_environment
 from ctxflow.errors import CtxflowError
+from ctxflow.wording import counted
 
 env = typer.Typer(
     name="env",
@@ -67,8 +68,8 @@ def pack(
         print(packed.path)
         done = f"Packed in {seconds:.1f} s" if packed.new else "Packed before, and kept"
         console.print(
-            f"{done}: {manifest['files']:,} files, {manifest['bytes'] / 1e6:,.0f} MB, as {size / 1e6:,.0f} MB; "
-            f"for {manifest['platform']} with glibc {manifest['glibc']} or newer",
+            f"{done}: {counted(manifest['files'], 'file')}, {manifest['bytes'] / 1e6:,.0f} MB, as "
+            f"{size / 1e6:,.0f} MB; for {manifest['platform']} with glibc {manifest['glibc']} or newer",
             soft_wrap=True,
         )
 

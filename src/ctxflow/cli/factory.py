@@ -26,6 +26,7 @@ from ctxflow.factory.metrics import place_of, serve_metrics
 from ctxflow.factory.rehearsal import rehearse
 from ctxflow.factory.service import Service, only_factory
 from ctxflow.sites import Site, load_site
+from ctxflow.wording import counted
 
 _SUMMARY_SECONDS = 60.0
 
@@ -158,7 +159,7 @@ def _rehearse(site: Site, as_json: bool) -> None:
             if each.run
             else "a run that wants all there may be (no live run has its workers from here)"
         )
-        print(f"# tier {each.tier}, {of}: {each.count} workers at first")
+        print(f"# tier {each.tier}, {of}: {counted(each.count, 'worker')} at first")
         print(each.description)
 
 
@@ -199,7 +200,7 @@ def _show(found: Leftovers) -> None:
 
 
 def _report(found: Leftovers, wanted: bool, asked: bool, troubles: list[str]) -> None:
-    told = f"{len(found.jobs)} jobs and {len(found.files)} files of runs that are over"
+    told = f"{counted(len(found.jobs), 'job')} and {counted(len(found.files), 'file')} of runs that are over"
     if not (found.jobs or found.files):
         print("Nothing is left of runs that are over.")
     elif wanted:
@@ -207,7 +208,7 @@ def _report(found: Leftovers, wanted: bool, asked: bool, troubles: list[str]) ->
     else:
         print(f"Left where they are: {told}." + ("" if asked else " Say --yes to remove them."))
     if found.elsewhere:
-        print(f"{found.elsewhere} jobs belong to runs of other machines that share your home: clean up there.")
+        print(f"Runs of other machines that share your home have {counted(found.elsewhere, 'job')}: clean up there.")
     for trouble in troubles:
         print(f"ctxflow: {trouble}", file=sys.stderr)
 

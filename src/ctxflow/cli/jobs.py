@@ -20,6 +20,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ctxflow.batch.words import number
+from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.batch.detached import Detached, View
@@ -108,7 +109,7 @@ def jobs(
     console = Console() if sys.stdout.isatty() else Console(width=max(100, shutil.get_terminal_size().columns))
     console.print(jobs_table([view for view in found if view.job.id not in hidden], time.time()))
     if hidden:
-        console.print(f"[dim]{len(hidden)} jobs that ended earlier: ctxflow jobs --all[/dim]")
+        console.print(f"[dim]{counted(len(hidden), 'job')} that ended earlier: ctxflow jobs --all[/dim]")
 
 
 def jobs_table(found: "list[View]", now: float) -> Group:
@@ -265,13 +266,13 @@ def cancel(job: _Job) -> None:
     if before.state in ENDED:
         print(f"ctxflow: job {chosen.id} had ended before: it is {before.state}", file=sys.stderr)
         return
-    done = "" if view.status is None else f"; {view.status.get('done', 0):,} rows are kept in {_near(chosen.output)}"
+    done = "" if view.status is None else f"; {_near(chosen.output)} keeps {counted(view.status.get('done', 0), 'row')}"
     print(f"ctxflow: job {chosen.id} is cancelled{done}", file=sys.stderr)
 
 
 def _leaving(job: "Detached", left: dict[str, int]) -> str:
     workers = len(set(left) - {job.cluster})
-    parts = ["its driver"] * (job.cluster in left) + [f"{workers} workers"] * bool(workers)
+    parts = ["its driver"] * (job.cluster in left) + [counted(workers, "worker")] * bool(workers)
     return f"job {job.id}: {' and '.join(parts)} end"
 
 

@@ -20,6 +20,7 @@ from ctxflow.policies.placement.workers import Offer, Speed, problem_of
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.scenario import Tier, tiers_of_site
 from ctxflow.sites import Site
+from ctxflow.wording import counted
 
 UNSERVED = 10.0
 """What it costs to leave a query unserved, by default, in rents of the whole site."""
@@ -112,7 +113,7 @@ def _offered(site: Site, tier: Tier, job: Job, survey: Survey | None, notes: lis
     if survey is not None:
         there = survey.workers if survey.workers is not None else survey.machines
         if there is not None and there < workers:
-            notes.append(f"tier {name}: {there} of its {workers} workers have a machine now")
+            notes.append(f"tier {name}: machines are there for {there} of its {counted(workers, 'worker')} now")
             workers = there
     price = next((each for each in (known.price, tier.spec.price) if each is not None), float(max(1, gpus)))
     memory = stated or (gpu.memory_gb if gpu is not None else None)

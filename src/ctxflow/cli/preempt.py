@@ -14,6 +14,7 @@ from ctxflow.policies.preemption.cluster import Preemptor
 from ctxflow.policies.preemption.cluster_json import cluster_from_json
 from ctxflow.policies.preemption.scoring import Scoring
 from ctxflow.policies.preemption.selection import Decision, decide
+from ctxflow.wording import counted
 
 
 class Method(str, enum.Enum):
@@ -72,7 +73,7 @@ def _as_json(decision: Decision | None, policy: Method, seconds: float) -> dict[
 def _in_words(decision: Decision | None, preemptor: Preemptor, nodes: int) -> str:
     if decision is None:
         wish = " aligned" if preemptor.affinity == "guaranteed" else ""
-        return f"{preemptor.id} fits on none of {nodes} nodes{wish}, whoever of lower priority gives way."
+        return f"{preemptor.id} fits on none of {counted(nodes, 'node')}{wish}, whoever of lower priority gives way."
     together = {"numa": "in one NUMA node", "socket": "in one socket", "machine": "across sockets"}
     lines = [
         f"{preemptor.id} goes to {decision.node}, {together[decision.level.name.lower()]}"

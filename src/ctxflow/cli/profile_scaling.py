@@ -20,6 +20,7 @@ from ctxflow.simulator.changes import parse
 from ctxflow.simulator.scaling_profile import SHARES, closed_loop_of, profiled, windows_of
 from ctxflow.simulator.scenario import Scenario, load_scenario, recorded_scenario
 from ctxflow.simulator.session_profile import SessionRun, profiled_sessions, read_sessions
+from ctxflow.wording import counted
 
 
 def profile_scaling(
@@ -135,7 +136,9 @@ def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scena
 
 def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None:
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD, title=f"{len(rows)} windows, {what} within {target:g} s", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"{counted(len(rows), 'window')}, {what} within {target:g} s", title_justify="left"
+    )
     longest = "longest chunk, s" if what == "chunks" else "longest wait, s"
     for name in ("volatility", "share", "worker-hours", longest):
         table.add_column(name, justify="right")
@@ -145,7 +148,7 @@ def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None
     console.print(table)
     if missed := sum(not row.valid for row in rows):
         print(
-            f"{missed} of {len(rows)} windows miss the target with every share: give the site more workers, or --target"
-            " more seconds. They have the share with the shortest wait.\n"
+            f"no share meets the target in {missed} of {counted(len(rows), 'window')}: give the site more workers, or "
+            "--target more seconds. They have the share with the shortest wait.\n"
         )
     print(f"For the site file:\n\n{line}")

@@ -16,6 +16,7 @@ from ctxflow.observe.words import seconds
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.result import Result
 from ctxflow.simulator.studies import Summary
+from ctxflow.wording import counted
 
 _DERIVED = ("items_per_second", "efficiency")
 
@@ -55,7 +56,9 @@ def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
         if not summary.finished:
             left = max(result.items - result.done for result in summary.results)
             when = seconds(summary.median("seconds"))
-            print(f"{summary.case.name}: {left:,} items were left after {when}: see --until, and whether batches fit")
+            print(
+                f"{summary.case.name}: {counted(left, 'item')} left after {when}: see --until, and whether batches fit"
+            )
     if recorded is not None:
         for doubt in recorded.doubts:
             print(f"Note: {doubt}.")
@@ -69,13 +72,14 @@ def one(summary: Summary) -> str:
     moved = ", ".join(f"{size / 1e9:,.4g} GB from {source}" for source, size in summary.moved.items()) or "nothing"
     joined = f"{median('workers'):,.1f} on average, {median('joined'):,.0f} joined, {median('evicted'):,.0f} evicted"
     twice = f"; {median('wasted_items'):,.0f} answered a second time by duplicates" if median("duplicates") else ""
+    batches = counted(round(median("batches")), "batch", "batches")
     lines = [
         ("Makespan", f"{seconds(median('seconds'))}, {median('items_per_second'):,.4g} items/s{around}"),
         ("Bound", f"{seconds(median('fluid_seconds'))}: {median('efficiency'):.1%} of what nobody beats"),
-        ("Items", f"{median('done'):,.0f} of {median('items'):,.0f} done in {median('batches'):,.0f} batches"),
+        ("Items", f"{median('done'):,.0f} of {median('items'):,.0f} done in {batches}"),
         ("Workers", joined),
-        ("Lost", f"{median('lost_items'):,.0f} items in {seconds(median('lost_seconds'))} of work{twice}"),
-        ("Contexts", f"{median('loads'):,.0f} loads in {seconds(median('load_seconds'))}"),
+        ("Lost", f"{counted(round(median('lost_items')), 'item')} in {seconds(median('lost_seconds'))} of work{twice}"),
+        ("Contexts", f"{counted(round(median('loads')), 'load')} in {seconds(median('load_seconds'))}"),
         ("Moved", f"{moved}; staging took {seconds(median('stage_seconds'))} of the workers' time"),
     ]
     return "\n".join(f"{name:9} {text}" for name, text in lines)

@@ -17,6 +17,7 @@ from ctxflow.policies.registry import FAMILIES, make
 from ctxflow.sites import Site, SiteError, load_site
 from ctxflow.sites.hints import hints
 from ctxflow.sites.listing import as_data, toml_lines
+from ctxflow.wording import counted
 
 site = typer.Typer(name="site", help="Check a site file, and print all that it says.", no_args_is_help=True)
 _File = Annotated[str, typer.Argument(metavar="FILE", help='A site file, or "local".')]
@@ -153,12 +154,16 @@ def _line(answer: TierAnswer) -> str:
     if survey is None:
         return begin + "no answer"
     parts = [
-        f"{_number(survey.machines)} machines, {_number(survey.free)} free",
-        f"{_number(survey.workers)} workers at most",
+        f"{_counted(survey.machines, 'machine')}, {_number(survey.free)} free",
+        f"{_counted(survey.workers, 'worker')} at most",
         f"GPUs: {_models(answer, ', ') or 'none'}",
         f"may submit: {'yes' if survey.may_submit else 'no'}",
     ]
     return begin + "; ".join(parts)
+
+
+def _counted(found: int | None, noun: str) -> str:
+    return f"? {noun}s" if found is None else counted(found, noun)
 
 
 def _number(found: int | None) -> str:

@@ -13,6 +13,7 @@ from ctxflow.executors.call_files import CallFiles
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused
+from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +95,10 @@ def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> Non
     known = [each for each in found if each is not None]
     if len(known) == len(found) and max(known, default=0) < spec.gpu_memory:
         raise ValueError(
-            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its {spec.gpus} GPU(s), "
-            f"and the most here is {max(known, default=0) / 1e9:g} GB (gpu_memory_gb of the site's tiers): give a "
-            "smaller model or precision, more GPUs to share it, or a tier with larger ones"
+            f"the context {spec.name} needs gpu_memory={spec.gpu_memory / 1e9:g} GB on each of its "
+            f"{counted(spec.gpus, 'GPU')}, and the most here is {max(known, default=0) / 1e9:g} GB "
+            "(gpu_memory_gb of the site's tiers): give a smaller model or precision, more GPUs to share it, or a tier "
+            "with larger ones"
         )
 
 

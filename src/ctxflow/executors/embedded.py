@@ -34,6 +34,7 @@ from ctxflow.host.processes import kill_tree
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.wording import counted
 
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.
@@ -73,8 +74,9 @@ class EmbeddedEngine:
         each = len(self._devices) // self.workers if gpus_per_worker is None else gpus_per_worker
         if each * self.workers > len(self._devices):
             raise ValueError(
-                f"{self.workers} workers with {each} GPUs each need {each * self.workers} GPUs, but this machine "
-                f"has {len(self._devices)}: ask for fewer workers or fewer GPUs a worker"
+                f"{counted(self.workers, 'worker')} with {counted(each, 'GPU')} each: this takes "
+                f"{each * self.workers}, but the machine has {len(self._devices)}: ask for fewer workers, or "
+                "fewer GPUs a worker"
             )
         self.gpus_per_worker = each
         self._local = LocalWorkers(self.workers, self._devices, each, rejoin_seconds, slowdowns)

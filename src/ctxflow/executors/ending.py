@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from parsl.dataflow.dflow import DataFlowKernel
 
 from ctxflow.executors.status import Status
+from ctxflow.wording import counted
 
 _FIRST_SECONDS = 2.0  # A wait that is over by then needs no explanation.
 _LONGEST_SECONDS = 60.0
@@ -44,15 +45,6 @@ def tell(text: str) -> None:
     """Write a line for the person at the terminal, wherever logging goes."""
     with contextlib.suppress(OSError, ValueError):  # It may be closed.
         print(f"ctxflow: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "call"), counted(2, "map")
-    ('1 call', '2 maps')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def waiting_text(calls: int, maps: int, status: Status) -> str:

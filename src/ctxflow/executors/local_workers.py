@@ -14,6 +14,7 @@ from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.shares import Share, Shares
 from ctxflow.executors.workers import Worker, share
 from ctxflow.host.devices import Device
+from ctxflow.wording import counted
 
 _STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
 
@@ -139,8 +140,8 @@ class LocalWorkers:
         nobody = not any(worker.joined for worker in self.there.values())
         if nobody and self._stillborn >= _STILLBIRTHS + self._places:
             self.failure = EngineFailed(
-                f"{self._stillborn} workers in a row did not start, so that nothing can run: {reason}; see that "
-                "the machine has memory, processes and descriptors left, or run "
+                f"{counted(self._stillborn, 'worker')} in a row did not start, so that nothing can run: {reason}; see "
+                "that the machine has memory, processes and descriptors left, or run "
                 f"`{sys.executable} -c 'import ctxflow.host.host'` "
                 "to see whether that program can be imported"
             )

@@ -13,6 +13,7 @@ from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import Session, Worker
 from ctxflow.scheduler.tiers import first_needed
+from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def awaiting_text(state: RunState) -> str:
     """What a run says that waits for workers before its first call."""
     asked = sum(tier.asked or 0 for tier in state.tiers.values())
     return (
-        f"waiting for {first_needed(state):,} of {asked:,} workers before the first call "
+        f"waiting for {first_needed(state):,} of {counted(asked, 'worker')} before the first call "
         f"(start_when = {state.start_when:g}), {len(state.workers):,} here: "
         "lower start_when if so many do not come"
     )

@@ -18,6 +18,7 @@ from typing import Any
 from ctxflow.factory.places import Places, machines_of
 from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
 from ctxflow.factory.tier_jobs import TierJobs
+from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 1.0
@@ -322,7 +323,9 @@ class Acquirer:
             self._failed(name, held, f"the worker of job {job} runs and does not join, so it is given up: {words}")
         if plan.surplus:
             self._give_up(held, list(plan.surplus))
-            self._decided(name, f"gave up {len(plan.surplus)} jobs that wait: {wanted} wanted, {held_now} held")
+            self._decided(
+                name, f"gave up {counted(len(plan.surplus), 'job')} that waited: {wanted} wanted, {held_now} held"
+            )
         if plan.submit:
             jobs = held.provider.submit(held.job, plan.submit)
             with self._condition:
@@ -332,7 +335,7 @@ class Acquirer:
             if jobs:
                 held.totals["submissions"] += 1
                 held.totals["submitted"] += len(jobs)
-                self._decided(name, f"asked for {len(jobs)} workers: {wanted} wanted, {held_now} held")
+                self._decided(name, f"asked for {counted(len(jobs), 'worker')}: {wanted} wanted, {held_now} held")
 
     def _survey(self, name: str, held: _Held) -> None:
         """Find out which machines there are, and who uses their GPUs."""
@@ -352,7 +355,7 @@ class Acquirer:
             jobs = held.provider.submit(job, 1)
             with self._condition:
                 held.removing += held.places.submitted(pin, jobs)
-            self._decided(name, f"asked for a worker with {job.gpus} GPUs in a place of its own")
+            self._decided(name, f"asked for a worker with {counted(job.gpus, 'GPU')} in a place of its own")
 
     def _explain(self, name: str, held: _Held) -> None:
         """Where jobs only wait, find out whether any machine will do."""
@@ -369,7 +372,9 @@ class Acquirer:
             why = "; ".join(survey.advice) or "change the tier's requirements"
             self._troubled(name, f"its jobs wait in vain, since no machine will do: {why}")
         elif survey.machines is not None:
-            self._decided(name, f"its jobs wait: {survey.machines} machines would do, {survey.free} of them free")
+            self._decided(
+                name, f"its jobs wait: {counted(survey.machines, 'machine')} would do, {survey.free} of them free"
+            )
 
 
 _TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")

@@ -28,6 +28,7 @@ from ctxflow.factory.condor_survey import ask, ask_for_places
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
 from ctxflow.installing import how_to_install
 from ctxflow.topology import Topology
+from ctxflow.wording import counted
 
 _BY_US = 0  # The subcode of a removal's reason.
 _STATES: dict[int, JobState] = {1: "queued", 2: "running", 5: "held", 6: "running", 7: "evicted"}  # By JobStatus.
@@ -109,7 +110,7 @@ class CondorProvider:
             return []
         batch = os.environ.get(BATCH_VARIABLE, "")
         description = describe(job, self._directory, self.run, self._clock(), self._lease, batch)
-        with told(f"HTCondor did not take {count} workers of tier {job.tier}"):
+        with told(f"HTCondor did not take {counted(count, 'worker')} of tier {job.tier}"):
             schedd = self._schedd()
             self._asked = True  # From here on jobs may be queued, even if we never learn of it.
             done = schedd.submit(bindings().Submit(description), count=count)

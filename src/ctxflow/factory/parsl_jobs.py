@@ -26,6 +26,7 @@ from ctxflow.factory.parsl_ear import Ear, OnePod, word_of
 from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
 from ctxflow.factory.parsl_story import Story, Word
 from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
+from ctxflow.wording import counted
 
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
 _SETTLE_SECONDS = 10.0  # How long a batch system may take to see that a job's script has ended.
@@ -182,7 +183,7 @@ class ParslProvider:
         own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
         submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
         theirs = self._elsewhere(functools.partial(self._ear.rehearsal, submit))
-        return f"# {count} times, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
+        return f"# {counted(count, 'time')}, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
 
     def _elsewhere(self, call: Callable[[], str]) -> str:
         """Call Parsl where the scripts that it writes are not kept."""

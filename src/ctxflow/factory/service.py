@@ -24,6 +24,7 @@ from ctxflow.factory.served_run import Say, ServedRun
 from ctxflow.factory.shares import grants, shares, to_give
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
+from ctxflow.wording import counted
 
 _LOOK_SECONDS = 0.25  # How often what runs want is looked at: a few files' dates.
 _RUNS_SECONDS = 1.0
@@ -271,7 +272,8 @@ class Service:
                 continue
             told[run] = want, share[run]
             if share[run] < want:
-                self._say(name, run, f"wants {want}, and gets {share[run]}: {len(wants)} runs share {maximum}")
+                sharing = "1 run shares" if len(wants) == 1 else f"{len(wants)} runs share"
+                self._say(name, run, f"wants {want}, and gets {share[run]}: {sharing} {maximum}")
             else:
                 self._say(name, run, f"wants {want}")
         for run in set(told) - set(wants):
@@ -301,7 +303,7 @@ class Service:
     def _end(self) -> None:
         with self._lock:
             jobs = sum(run.held(tier) for run in self._serving.values() for tier in run.offers())
-        self._say("", "", f"ends: {jobs} jobs of {len(self._serving)} runs are given back")
+        self._say("", "", f"ends, and gives back {counted(jobs, 'job')} of {counted(len(self._serving), 'run')}")
         for run in self._serving.values():
             run.take_leave()
         threads = [threading.Thread(target=run.end, daemon=True) for run in self._serving.values()]
@@ -315,7 +317,7 @@ class Service:
     def _what_is_left(self, ended: list[ServedRun]) -> str:
         with self._lock:
             left = sum(run.held(tier) for run in ended for tier in run.offers())
-        return f"{left} jobs may be left: call `ctxflow factory` with --clean later" if left else ""
+        return f"{counted(left, 'job')} may be left: call `ctxflow factory` with --clean later" if left else ""
 
     def _summarise(self) -> None:
         if self._summaries is not None and time.monotonic() > self._said_at + self._summaries:
@@ -323,7 +325,7 @@ class Service:
 
     def summary(self) -> str:
         """How things are, in a line."""
-        told = [f"{self.runs()} runs"]
+        told = [counted(self.runs(), "run")]
         for tier, counts in self.counts().items():
             waiting = counts["queued"] + counts["evicted"] + counts["held"]
             told.append(f"{tier}: {counts['joined']} of {counts['granted']} work, {waiting} wait")
@@ -340,7 +342,7 @@ def _differences(before: Site, after: Site) -> list[str]:
         if name in old:
             many = maximum_of(before, old[name]), maximum_of(after, new[name])
             if many[0] != many[1]:
-                told.append(f"tier {name} has at most {many[1]} workers now, not {many[0]}")
+                told.append(f"tier {name} has at most {counted(many[1], 'worker')} now, not {many[0]}")
             changed = [key for key, value in new[name] if value != getattr(old[name], key) and key != "workers"]
             if changed:
                 told.append(f"tier {name} has another {', '.join(changed)}")

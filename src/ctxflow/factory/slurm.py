@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ctxflow.factory.parsl_story import Word
 from ctxflow.factory.provider import FoundJob, ProviderError, Survey, WorkerJob
+from ctxflow.wording import counted
 
 Ask = Callable[[str], str]
 """Runs a command line and gives what it wrote, or raises a ProviderError."""
@@ -212,13 +213,13 @@ class _Need:
     def lacks(self, node: _Node) -> str:
         """What a node has too little of, "" if nothing."""
         if node.cores < self.cores:
-            return f"{self.cores} cores"
+            return counted(self.cores, "core")
         if node.memory < self.memory:
             return f"{self.memory} MiB of memory"
         if self.model is not None and node.gpus.get(self.model, 0) < self.gpus:
-            return f"{self.gpus} GPUs of the model {self.model}"
+            return f"{counted(self.gpus, 'GPU')} of the model {self.model}"
         if sum(node.gpus.values()) < self.gpus:
-            return f"{self.gpus} GPUs"
+            return counted(self.gpus, "GPU")
         missing = [feature for feature in self.features if feature not in node.features]
         return f"the feature {missing[0]}" if missing else ""
 
@@ -229,10 +230,9 @@ def _what_excludes(wanted: _Need, nodes: Sequence[_Node], partition: str | None)
         return [f"{where} has no nodes: `sinfo` lists the partitions, and options.partition names one"]
     if all(not node.up for node in nodes):
         return [f"no node of {where} is up: see `sinfo --list-reasons`"]
-    most = (
-        f"the most are {max(node.cores for node in nodes)} cores, {max(node.memory for node in nodes)} MiB of memory "
-        f"and {max(sum(node.gpus.values()) for node in nodes)} GPUs"
-    )
+    cores, gpus = max(node.cores for node in nodes), max(sum(node.gpus.values()) for node in nodes)
+    memory = max(node.memory for node in nodes)
+    most = f"the most are {counted(cores, 'core')}, {memory} MiB of memory and {counted(gpus, 'GPU')}"
     models = sorted({model for node in nodes for model in node.gpus})
     lacking = sorted({wanted.lacks(node) for node in nodes if node.up})
     return [f"no node of {where} has {' or '.join(lacking)}: {most}, of the models {', '.join(models) or 'none'}"]

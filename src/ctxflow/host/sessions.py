@@ -263,10 +263,11 @@ def _pairs(made: Any, expected: int, function: Callable[..., Any]) -> list[tuple
     :raises TypeError: if it is not one pair of chunk and state for each session.
     """
     name = getattr(function, "__name__", "the app")
+    sessions = "1 session" if expected == 1 else f"{expected} sessions"
     wish = "return (or yield) one pair of chunk and state for each, in their order"
     if not hasattr(made, "__iter__"):
-        raise TypeError(f"{name} returned {type(made).__name__} for {expected} sessions: {wish}")
+        raise TypeError(f"{name} returned {type(made).__name__} for {sessions}: {wish}")
     pairs = list(made)
     if len(pairs) != expected or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise TypeError(f"{name} gave {len(pairs)} results for {expected} sessions, or no pairs: {wish}")
+        raise TypeError(f"{name} gave {len(pairs)} result{'s' * (len(pairs) != 1)} for {sessions}, or no pairs: {wish}")
     return pairs

@@ -28,11 +28,12 @@ class InputTooLong(CtxflowError, ValueError):
 
     def __init__(self, what: str, tokens: int, limit: int, why: str) -> None:
         self.what, self.tokens, self.limit, self.why = what, tokens, limit, why
+        has = f"{what} has {tokens} token{'' if tokens == 1 else 's'}"
         if limit > 0:
             remedy = 'shorten it, or have it cut, with too_long="cut-start" or "cut-end" (ctxflow batch: --too-long)'
-            super().__init__(f"{what} has {tokens} tokens, but {limit} fit ({why}): {remedy}")
+            super().__init__(f"{has}, but {limit} fit ({why}): {remedy}")
         else:
-            super().__init__(f"{what} has {tokens} tokens, but there is no room for any ({why}): give less")
+            super().__init__(f"{has}, but there is no room for any ({why}): give less")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.what, self.tokens, self.limit, self.why)

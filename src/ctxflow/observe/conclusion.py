@@ -12,6 +12,7 @@ from ctxflow.observe.accounts import PARTS
 from ctxflow.observe.history import History
 from ctxflow.observe.summary import percent
 from ctxflow.observe.words import seconds
+from ctxflow.wording import counted
 
 _MOSTLY = 0.75  # A share of useful time with which there is little left to gain.
 _WENT_INTO = {
@@ -76,7 +77,9 @@ def _loading(summary: Mapping[str, Any], history: History) -> str:
     if _gone(history) and _gone(history) * 2 >= history.workers.joined:
         return f"a worker lived {seconds(_lived(history))} on average, and a load took {seconds(load)}"
     if loads > history.workers.joined * max(1, len(history.contexts)):
-        return f"contexts gave way for each other: {loads:,} loads on {history.workers.joined:,} workers"
+        return (
+            f"contexts gave way for each other: {counted(loads, 'load')} on {counted(history.workers.joined, 'worker')}"
+        )
     return f"a load took {seconds(load)}, and the run was over after {seconds(history.duration)}"
 
 
@@ -127,7 +130,7 @@ def presence_around(history: History, begin: float, end: float) -> tuple[float, 
 def _failed(summary: Mapping[str, Any], history: History) -> str:
     ordered = history.causes.ordered()
     failed = sum(sum(app.failed.values()) for app in history.apps.values())
-    return f"{failed:,} calls did, mostly with {ordered[0].error}" if ordered and failed else ""
+    return f"{counted(failed, 'call')} did, mostly with {ordered[0].error}" if ordered and failed else ""
 
 
 def _sending(summary: Mapping[str, Any], history: History) -> str:

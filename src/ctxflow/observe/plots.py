@@ -21,6 +21,7 @@ from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
 from ctxflow.observe.words import seconds, shortened
+from ctxflow.wording import counted
 
 _LABELLED = 48  # More rows than this are labelled by host only.
 _ARROWS = 400  # More transfers than this are lines without heads.
@@ -290,4 +291,6 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
     narrow = axes.figure.get_figwidth() < WIDTH
     name = app.name if not narrow and len(app.name) <= 80 else shortened(app.name)
     above = 18.0 if narrow or len(name) > 28 else None  # Where both have no place on a line.
-    axes.set_title(f"{name}: {app.calls:,} calls, {app.items:,} items{trimmed}", loc="left", pad=above)
+    axes.set_title(
+        f"{name}: {counted(app.calls, 'call')}, {counted(app.items, 'item')}{trimmed}", loc="left", pad=above
+    )

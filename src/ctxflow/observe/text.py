@@ -14,6 +14,7 @@ from ctxflow.observe.report import Report
 from ctxflow.observe.summary import percent, summary_text
 from ctxflow.observe.tree import tree_lines
 from ctxflow.observe.words import even, figure, seconds, table
+from ctxflow.wording import counted
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
 _MOST_CAUSES = 8
@@ -91,7 +92,7 @@ def overview(history: History) -> list[tuple[str, str]]:
         ("Items", f"{items.done:,} of {items.submitted:,} done{''.join(', ' + part for part in left)}{again}"),
         ("Workers", f"{history.mean_workers:.1f} on average, {history.peak_workers:,} at most, "
                     f"{workers.joined:,} joined{hosts}{lost}{notices}"),
-        ("Contexts", f"{loads:,} loads{f', {failed:,} failed' if failed else ''}"),
+        ("Contexts", f"{counted(loads, 'load')}{f', {failed:,} failed' if failed else ''}"),
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ctxflow.observe.history import History, Tier
 from ctxflow.observe.style import DARK, GREY, PALE, WIDTH
 from ctxflow.observe.words import shortened
+from ctxflow.wording import counted
 
 # Of Okabe and Ito's; vermilion is for evictions, and what is dark beside it is lost.
 _SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
@@ -156,7 +157,7 @@ def lifetimes(figure_class: Any, history: History) -> Any:
         points = [(0.0, 0.0), *tier.survival()]
         points.append((_oldest(tier), points[-1][1]))
         ages, shares = zip(*points, strict=True)
-        label = f"{shortened(name)}: {tier.evicted:,} of {tier.joined:,} workers evicted"
+        label = f"{shortened(name)}: {tier.evicted:,} of {counted(tier.joined, 'worker')} evicted"
         axes.step(
             np.array(ages) / length, 100 * np.array(shares), where="post", color=colours[name], linewidth=1.7,
             label=label,

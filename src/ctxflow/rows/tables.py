@@ -17,6 +17,7 @@ from ctxflow.option_values import short
 from ctxflow.rows.columns import IN_MAP
 from ctxflow.rows.readers import Reading, open_source
 from ctxflow.rows.source import CHUNK_ROWS, Row, Table, left_out
+from ctxflow.wording import article
 
 
 def open_table(given: Any) -> Table | None:
@@ -42,7 +43,7 @@ def open_table(given: Any) -> Table | None:
     if hasattr(given, "column_names") and (hasattr(given, "features") or isinstance(given, dict)):
         if isinstance(given, dict):
             splits = ", ".join(map(str, given))
-            raise ValueError(f"a {type(given).__name__} holds several datasets: give one of them ({splits})")
+            raise ValueError(f"{article(type(given).__name__)} holds several datasets: give one of them ({splits})")
         return _Dataset(given)
     return None
 

@@ -30,6 +30,7 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
 from ctxflow.scheduler.validate import validate
+from ctxflow.wording import counted
 
 SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
 
@@ -282,8 +283,8 @@ class Scheduler:
                 failure = ev.Failure(
                     "lost",
                     "WorkerLost",
-                    f"the workers that ran it were lost {state.limits.losses} times running, without notice: "
-                    "the call may exhaust the machine's memory or end the worker",
+                    f"the workers that ran it were lost {counted(state.limits.losses, 'time')} running, without "
+                    "notice: the call may exhaust the machine's memory or end the worker",
                     worker=worker.id,
                 )
                 items.lost(state, attempt, left, failure, out)

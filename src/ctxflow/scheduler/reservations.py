@@ -19,6 +19,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import leaving
 from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release
 from ctxflow.scheduler.state import App, Worker
+from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.scheduler.run_state import RunState
@@ -300,8 +301,8 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
         _pause(state, context, PAUSE_SECONDS)
         close = " close together" if spec.affinity == "guaranteed" else ""
         text = (
-            f"no machine has {spec.gpus} GPUs{close} for the context {spec.name}, even if all workers of lower "
-            f"priority than {app.priority} gave way: it waits"
+            f"no machine has {counted(spec.gpus, 'GPU')}{close} for the context {spec.name}, even if all workers of "
+            f"lower priority than {app.priority} gave way: it waits"
         )
         if text != want.told:
             want.told = text

@@ -31,6 +31,7 @@ from ctxflow.scheduler.sessions import (
     unload,
 )
 from ctxflow.scheduler.state import App, Attempt, Frozen, Session, Worker
+from ctxflow.wording import counted
 
 if TYPE_CHECKING:
     from ctxflow.scheduler.run_state import RunState
@@ -362,8 +363,8 @@ def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: l
             session.doubtful = max(session.doubtful, order.made + 1)
             blamed.append(session)
     message = (
-        f"the workers that made its chunks were lost {state.limits.losses} times running, without notice: its state "
-        "may exhaust the machine's memory"
+        f"the workers that made its chunks were lost {counted(state.limits.losses, 'time')} running, without "
+        "notice: its state may exhaust the machine's memory"
     )
     failure = Failure("lost", "WorkerLost", message, worker=worker.id)
     _blame(state, blamed, _is_alone(orders), failure, out)

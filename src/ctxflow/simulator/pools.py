@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ctxflow.executors.simulated import Availability, Machine
+from ctxflow.wording import counted
 
 
 def during(begin: float, end: float = math.inf) -> Availability:
@@ -118,7 +119,7 @@ def with_counts(order: Sequence[Machine], steps: Iterable[tuple[float, int]]) ->
     since: list[float] = []
     for time, count in steps:
         if count > len(order):
-            raise ValueError(f"the steps need {count} machines, but there are {len(order)}: give more")
+            raise ValueError(f"the steps need {counted(count, 'machine')}, but there are {len(order)}: give more")
         while len(since) > count:
             begun = since.pop()
             periods[len(since)].append((begun, time))

@@ -11,6 +11,7 @@ from typing import Any
 
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler.log import Setup
+from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +127,9 @@ class Recorded:
                 f"give another with --set {own[0]}=..."
             )
         if self.open:
-            found.append(f"{self.open:,} items had no answer when its log ended: they are left out")
+            found.append(f"{counted(self.open, 'item')} had no answer when its log ended, and no part in this")
         if self.failed:
-            found.append(f"{self.failed:,} calls failed, which the simulation does not model")
+            found.append(f"{counted(self.failed, 'call')} failed, which the simulation does not model")
         if any(app.call_seconds == 0 for app in self.apps):
             names = ", ".join(app.name for app in self.apps if app.call_seconds == 0)
             found.append(

@@ -16,6 +16,7 @@ from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.bounds import fluid_seconds
+from ctxflow.wording import counted
 
 _STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
 Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
@@ -154,7 +155,7 @@ class Simulation:
                     moved = now
                 elif now > moved + _STUCK_SECONDS:
                     if until == math.inf:
-                        left = f"{self._left} items are left at {now:,.0f} s"
+                        left = f"{counted(self._left, 'item')} left at {now:,.0f} s"
                         raise RuntimeError(f"{left}, and nothing will happen any more")
                     engine.poll(until - now)
         engine.stop()

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from ctxflow.wording import counted
+
 MOST = 1e15
 """The largest number, but for limits: products of several are still numbers. A limit above it is none."""
 
@@ -223,10 +225,12 @@ def _check_shape(field: str, table: Any, shape: tuple[int, int, int]) -> None:
         raise ValueError(f"{field}: has rows for {len(table)} query types, and there are {shape[0]}")
     for i, plane in enumerate(table):
         if len(plane) != shape[1]:
-            raise ValueError(f"{field}[{i}]: has rows for {len(plane)} models, and there are {shape[1]}")
+            raise ValueError(f"{field}[{i}]: has rows for {counted(len(plane), 'model')}, and there are {shape[1]}")
         for j, row in enumerate(plane):
             if len(row) != shape[2]:
-                raise ValueError(f"{field}[{i}][{j}]: has numbers for {len(row)} tiers, and there are {shape[2]}")
+                raise ValueError(
+                    f"{field}[{i}][{j}]: has numbers for {counted(len(row), 'tier')}, and there are {shape[2]}"
+                )
 
 
 _WANTED = {

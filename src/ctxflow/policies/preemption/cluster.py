@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from ctxflow.topology import Topology
+from ctxflow.wording import counted
 
 Affinity = Literal["guaranteed", "best-effort"]
 AFFINITIES: tuple[Affinity, ...] = ("guaranteed", "best-effort")
@@ -268,4 +269,6 @@ class Preemptor:
         if self.affinity not in (None, *AFFINITIES):
             raise ValueError(f"there is no affinity {self.affinity!r}: write {', '.join(AFFINITIES)} or leave it out")
         if min(self.gpus, self.cores) < 0 or self.gpus + self.cores == 0:
-            raise ValueError(f"{self.id} asks for {self.gpus} GPUs and {self.cores} cores: ask for one or more")
+            raise ValueError(
+                f"{self.id} asks for {counted(self.gpus, 'GPU')} and {counted(self.cores, 'core')}: ask for one or more"
+            )

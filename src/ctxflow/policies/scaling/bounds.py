@@ -14,6 +14,7 @@ import numpy as np
 
 from ctxflow.policies.scaling.assignment import Gpu, Residents, Session
 from ctxflow.policies.scaling.latency import Curve
+from ctxflow.wording import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ def cheapest_schedule(
     """
     largest = max([initial, *needs])
     if most is not None and max(needs, default=0) > most:
-        raise ValueError(f"a slot needs {max(needs)} GPUs, and there are {most}: no schedule has them")
+        raise ValueError(f"a slot needs {counted(max(needs), 'GPU')}, and there are {most}: no schedule has them")
     budgets = np.arange(largest + 1)
     cost = np.where(budgets == initial, 0.0, np.inf)
     came: list[np.ndarray] = []
@@ -95,6 +96,6 @@ def best_placement(
             if best is None or worst < best[0]:
                 best = worst, places
     if best is None:
-        raise ValueError(f"{len(sessions)} sessions do not fit on {len(gpus)} GPUs")
+        raise ValueError(f"{counted(len(gpus), 'GPU')} cannot hold {counted(len(sessions), 'session')}")
     pairs = list(zip(sessions, best[1], strict=True))
     return best[0], {gpu: [session for session, place in pairs if place == gpu] for gpu in gpus}
