@@ -97,7 +97,7 @@ def test_it_gets_gpus_of_one_socket_in_order_and_nobody_loses_anything(pretended
 def test_where_nobody_makes_room_it_is_refused(pretended, tmp_path):
     made = ContextExecutor(workers=DEVICES)
     made.run_dir = str(tmp_path / "run")
-    with made, pytest.raises(ValueError, match=r'needs 4 GPU.s., but a worker here has 1: set preemption = "exact"'):
+    with made, pytest.raises(ValueError, match=r'needs 4 GPUs, but a worker here has 1: set preemption = "exact"'):
         urgent("now").result()
 
 

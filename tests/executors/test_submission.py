@@ -69,7 +69,7 @@ def test_a_context_that_needs_more_gpus_than_there_are_is_refused_at_once(execut
     def use(state, items):
         return items
 
-    with pytest.raises(ValueError, match=r"the context large needs 99 GPU\(s\), but a worker here has \d+: use a site"):
+    with pytest.raises(ValueError, match=r"the context large needs 99 GPUs, but a worker here has \d+: use a site"):
         use(1)
 
 

@@ -68,7 +68,7 @@ def test_a_folder_without_a_model_says_so(tmp_path):
 
 
 def test_a_model_is_named_by_text():
-    with pytest.raises(TypeError, match="named by a string or a path, not by a int"):
+    with pytest.raises(TypeError, match="named by a string or a path, not by an int"):
         locate_model(7)
 
 

@@ -52,7 +52,7 @@ def test_an_unknown_type_is_named(causal_lm_folder):
 
 def test_a_folder_that_holds_something_else_says_so(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no such architecture"}')
-    with pytest.raises(ValueError, match="could not be loaded as a AutoModelForCausalLM: "):
+    with pytest.raises(ValueError, match="could not be loaded as an AutoModelForCausalLM: "):
         load_language_model(tmp_path, device="cpu")
 
 

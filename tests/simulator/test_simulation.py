@@ -107,7 +107,7 @@ def test_calls_wait_for_the_share_of_workers_that_was_asked_for():
 
 def test_a_run_that_cannot_end_says_so_or_ends_at_the_time_given():
     gone = pools.machines(1, "fast", pools.during(0.0, 50.0))
-    with pytest.raises(RuntimeError, match="items are left"):
+    with pytest.raises(RuntimeError, match="items left at"):
         play("fixed", gone, items=10_000)
     outcome = play("fixed", gone, items=10_000, until=200.0)
     assert outcome.seconds == 200.0

@@ -73,7 +73,7 @@ def changed(*path_and_value):
         (("tiers", 0, "tensor_parallel", []), r"tiers\[0\]\.tensor_parallel"),
         (("tiers", 0, "gpus", -1), r"tiers\[0\]\.gpus"),
         (("models", 1, "name", "Llama-1B"), r"models: the name 'Llama-1B' is there twice"),
-        (("error", 0, 1, [0.1]), r"error\[0\]\[1\]: has numbers for 1 tiers, and there are 10"),
+        (("error", 0, 1, [0.1]), r"error\[0\]\[1\]: has numbers for 1 tier, and there are 10"),
         (("error", 0, 1, 2, -0.1), r"error\[0\]\[1\]\[2\]"),
         (("query_types", []), r"query_types"),
         (("memory", 3), r"memory"),

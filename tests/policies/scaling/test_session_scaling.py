@@ -240,7 +240,7 @@ def test_the_dynamic_program_is_the_optimum(needs, initial, boot):
 def test_bounds_say_what_cannot_be():
     with pytest.raises(ValueError, match="needs 3 GPUs, and there are 2"):
         cheapest_schedule([1, 3], 60.0, 0.0, most=2)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="1 GPU cannot hold 3 sessions"):
         best_placement("abc", [0], LINEAR, capacity=2)
 
 
