@@ -164,7 +164,8 @@ Retries = Annotated[int | None, _option("How often a row that raises is tried ag
 MaxErrors = Annotated[
     str | None,
     _option(
-        "End the job when more rows than that fail, or a larger share; by default when each of the first 100 does.",
+        "End the job when more rows than that fail, or a larger share, in this run alone; by default when each of the "
+        "first 100 does.",
         _RUN,
         "--max-errors",
         metavar="N|P%",
