@@ -6,11 +6,10 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
+from in_process import ctxflow
 
 from ctxflow.cli import factory as command_module
 from ctxflow.factory import ProviderError, leftovers
@@ -39,9 +38,8 @@ workers = 3
 """
 
 
-def command(*arguments, text=""):
-    line = [sys.executable, "-m", "ctxflow", "factory", *arguments]
-    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, input=text)
+def command(*arguments):
+    return ctxflow("factory", *arguments)
 
 
 @pytest.fixture(autouse=True)

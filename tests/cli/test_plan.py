@@ -1,19 +1,18 @@
 """`ctxflow plan --problem` as a person meets it."""
 
 import json
-import subprocess
 import sys
 import types
 
 import pytest
+from in_process import ctxflow
 
 from ctxflow.cli.app import main
 from ctxflow.policies.placement.instances import draw, paper_instance
 
 
 def plan(*arguments):
-    program = [sys.executable, "-m", "ctxflow", "plan", *arguments]
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100)
+    return ctxflow("plan", *arguments)
 
 
 def test_a_problem_from_a_file(tmp_path):

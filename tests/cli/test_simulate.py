@@ -1,10 +1,9 @@
 """`ctxflow simulate` as a person meets it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from in_process import ctxflow
 
 SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a10"\nworkers = 4\n[[tiers]]\nname = "titan"\nworkers = 2\n'
 WORKLOAD = """
@@ -18,8 +17,7 @@ load_seconds = 15
 
 
 def command(*arguments, verb="simulate", **options):
-    line = [sys.executable, "-m", "ctxflow", verb, *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, **options)
+    return ctxflow(verb, *arguments, **options)
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """`ctxflow site` as a person meets it."""
 
 import json
-import os
-import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from in_process import ctxflow
 from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
@@ -33,9 +32,7 @@ def inside(*arguments):
 
 
 def command(*arguments):
-    program = [sys.executable, "-m", "ctxflow", "site", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100, env=environment)
+    return ctxflow("site", *arguments, env={"COLUMNS": "200"})
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 
 import pytest
+from in_process import ctxflow
 
 from ctxflow.factory.connection import Run, write_private
 
 
 def command(*arguments, runtime):
-    line = [sys.executable, "-m", "ctxflow", "worker-command", *arguments]
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "HOME": str(runtime / "home")}
-    return subprocess.run(line, capture_output=True, check=False, text=True, timeout=100, env=environment)
+    environment = {"XDG_RUNTIME_DIR": str(runtime), "HOME": str(runtime / "home")}
+    return ctxflow("worker-command", *arguments, env=environment)
 
 
 @pytest.fixture
