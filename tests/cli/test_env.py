@@ -1,7 +1,6 @@
 """`ctxflow env` as a person meets it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,15 +8,20 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from in_process import ctxflow as in_process
 
 import ctxflow
+from ctxflow.environments import packing
+
+_NAMES = "_ssl _sqlite3 examples simulator policies idlelib lib2to3 pydoc_data encodings/cp distutils"
+LITTLE = [word for name in _NAMES.split() for word in ("--exclude", f"*/{name}*")]
+"""What need not be packed for a worker to start: most of it, and of the time that it takes."""
 
 
 def command(*arguments, **more):
-    """Run the command as one in that environment would be: the checkout is not on PYTHONPATH there."""
-    program = [sys.executable, "-m", "ctxflow", "env", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": "200", **more}
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100, env=environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_LEVEL", 0)  # What is thrown away in a moment need not be small.
+        return in_process("env", *arguments, env={"COLUMNS": "200", **more})
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed(environment, tmp_path_factory):
-    run = command("pack", environment, "-o", tmp_path_factory.mktemp("archives"), "--json")
+    run = command("pack", environment, "-o", tmp_path_factory.mktemp("archives"), "--json", *LITTLE)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
@@ -41,7 +45,7 @@ def packed(environment, tmp_path_factory):
 def test_pack_prints_the_path_and_what_it_did(environment, packed):
     assert packed["new"]
     assert packed["archive_bytes"] == Path(packed["path"]).stat().st_size
-    run = command("pack", environment, "-o", Path(packed["path"]).parent)
+    run = command("pack", environment, "-o", Path(packed["path"]).parent, *LITTLE)
     assert (run.returncode, run.stdout) == (0, f"{packed['path']}\n")
     assert "Packed before, and kept" in run.stderr
     assert f"glibc {packed['glibc']} or newer" in run.stderr
@@ -49,7 +53,7 @@ def test_pack_prints_the_path_and_what_it_did(environment, packed):
 
 
 def test_the_active_environment_is_the_default(environment, packed):
-    run = command("pack", "-o", Path(packed["path"]).parent, VIRTUAL_ENV=str(environment))
+    run = command("pack", "-o", Path(packed["path"]).parent, *LITTLE, VIRTUAL_ENV=str(environment))
     assert (run.returncode, run.stdout) == (0, f"{packed['path']}\n")
 
 
@@ -69,7 +73,7 @@ def test_check_starts_it(packed):
 
 
 def test_check_tells_what_is_missing(environment, packed, tmp_path):
-    run = command("pack", environment, "-o", tmp_path, "--exclude", "*/cloudpickle/*", "--json")
+    run = command("pack", environment, "-o", tmp_path, "--exclude", "*/cloudpickle/*", "--json", *LITTLE)
     assert run.returncode == 0, run.stderr
     run = command("check", json.loads(run.stdout)["path"])
     assert run.returncode == 1

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from little_environment import LITTLE
 
 import ctxflow
 from ctxflow.environments import packing
@@ -38,9 +39,9 @@ def environment(tmp_path_factory):
 
 
 def prepare(patch):
-    """The tests' own path is no part of the environment, and short-lived archives are compressed in haste."""
+    """The tests' own path is no part of the environment, and short-lived archives are not compressed."""
     patch.delenv("PYTHONPATH", raising=False)
-    patch.setattr(packing, "_LEVEL", 1)
+    patch.setattr(packing, "_LEVEL", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +54,11 @@ def packed(environment, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         prepare(patch)
         return packing.pack_environment(environment, tmp_path_factory.mktemp("archives"))
+
+
+@pytest.fixture(scope="session")
+def little(environment, tmp_path_factory):
+    """No more of the environment than its interpreter needs to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(patch)
+        return packing.pack_environment(environment, tmp_path_factory.mktemp("archives"), exclude=LITTLE)

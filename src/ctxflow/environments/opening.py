@@ -136,6 +136,9 @@ def _unpack(archive: str | os.PathLike[str], new: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             extract_inside(tar, new)
+            # What follows the last member says whether all came as it was sent: tarfile does not read it.
+            while tar.fileobj and tar.fileobj.read(1 << 20):
+                pass
     except _DAMAGED as error:
         raise UnusableEnvironment(f"{archive} is damaged ({error}): copy or pack it again") from None
 
