@@ -323,5 +323,6 @@ def test_batches_form_from_single_items(executor):
         time.sleep(0.05)
         return [len(numbers)] * len(numbers)
 
+    assert size(0).result() == 1  # By now there is a worker that waits.
     sizes = [future.result() for future in [size(n) for n in range(50)]]
     assert sizes[0] == 1 and max(sizes) > 1, "what waited together went together"
