@@ -118,7 +118,7 @@ def kept(tmp_path_factory):
         executor = ContextExecutor(workers=1, log_events=False)
         executor.run_dir = str(folder / "runs")
         with executor:
-            patch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+            patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
             assert run_job(job()).done == 2
             assert mapped() == ["AAA!", "BBB!"]
             yield folder

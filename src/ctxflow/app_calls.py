@@ -11,14 +11,14 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.digest import digest
-from ctxflow.executors.submission import CallOptions, Calls
+from ctxflow.executors.submission import CallOptions, Calls, Memoized
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp, ContextApp
 
 
 @dataclasses.dataclass(frozen=True)
-class ContextCall:
+class ContextCall(Memoized):
     """A call of a context app."""
 
     app: ContextApp
@@ -42,9 +42,13 @@ class ContextCall:
             ),
         )
 
+    def memo_id(self) -> bytes:
+        """Of the app, and so of its context."""
+        return digest((type(self).__name__, self.app, ())).encode()
+
 
 @dataclasses.dataclass(frozen=True)
-class ItemCall:
+class ItemCall(Memoized):
     """A call of a batch app: an item."""
 
     app: BatchApp
@@ -53,6 +57,10 @@ class ItemCall:
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
         """Make the call."""
         return calls.item(self.app.declare(calls.run, dict(self.constants)), tuple(args))
+
+    def memo_id(self) -> bytes:
+        """Of the app and its constants."""
+        return digest((type(self).__name__, self.app, self.constants)).encode()
 
     def __ctxflow_digest__(self) -> object:
         return self.app, self.constants
@@ -67,17 +75,3 @@ class MapCall:
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
         """Nothing: its items are submitted as they are pulled."""
         return self.finished
-
-
-def _register_memo() -> None:
-    """Let Parsl's memoization tell calls with different contexts or constants apart."""
-    from parsl.dataflow.memoization import id_for_memo
-
-    def identify(call: Any, output_ref: bool = False) -> bytes:
-        return digest((type(call).__name__, call.app, getattr(call, "constants", ()))).encode()
-
-    for kind in (ContextCall, ItemCall):
-        id_for_memo.register(kind)(identify)
-
-
-_register_memo()

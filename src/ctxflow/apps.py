@@ -21,8 +21,8 @@ from ctxflow.app_calls import ContextCall, ItemCall, MapCall
 from ctxflow.app_options import Deadline, Options, check_context, constants_key
 from ctxflow.context import Context
 from ctxflow.digest import digest
+from ctxflow.executors.bare import active_executor
 from ctxflow.executors.declarations import App
-from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
 from ctxflow.functions import check_function, header

@@ -21,7 +21,7 @@ from ctxflow.resume_content import ResultsByContent
 
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
-    from ctxflow.executors.executor import ContextExecutor
+    from ctxflow.executors.bare import BareExecutor
 
 _TURNS = 64  # An `async for` over results that are there lets other tasks go on after so many.
 
@@ -39,7 +39,7 @@ class Mapped(Generic[Result]):
         app: BatchApp,
         through: MapInputs,
         constants: Mapping[str, Any],
-        executor: ContextExecutor,
+        executor: BareExecutor,
         resume: str | os.PathLike[str] | None,
         on_error: str,
         order: str,

@@ -21,8 +21,8 @@ from ctxflow.app_options import check_context
 from ctxflow.context import Context, ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
+from ctxflow.executors.bare import active_executor
 from ctxflow.executors.declarations import App
-from ctxflow.executors.executor import active_executor
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
 from ctxflow.functions import check_function

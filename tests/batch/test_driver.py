@@ -54,7 +54,7 @@ def executor(functions, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 def without_executor(monkeypatch):
@@ -63,7 +63,7 @@ def without_executor(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an executor was started")
 
-    monkeypatch.setattr(driver, "ContextExecutor", refuse)
+    monkeypatch.setattr(driver, "BareExecutor", refuse)
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
             return executor
 
     with monkeypatch.context() as patch, pytest.raises(RunEnded):
-        patch.setattr(driver, "ContextExecutor", Stopped)
+        patch.setattr(driver, "BareExecutor", Stopped)
         run("in.jsonl", "slow", column=["t"])
     assert stopped and not (folder / "out.jsonl.errors.jsonl").exists()
 

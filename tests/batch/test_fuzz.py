@@ -37,7 +37,7 @@ def executor(functions, tmp_path_factory):
         executor = ContextExecutor(workers=1, log_events=False)
         executor.run_dir = str(tmp_path_factory.mktemp("runs"))
         with executor:
-            patch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+            patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
             patch.setattr(files, "MAX_ROW_BYTES", LONGEST)
             yield executor
 

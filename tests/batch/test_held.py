@@ -105,7 +105,7 @@ def executor(functions, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 class Notes(LineDisplay):

@@ -36,7 +36,7 @@ def executor(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 @pytest.fixture(scope="module")

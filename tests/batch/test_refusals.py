@@ -28,7 +28,7 @@ def done(functions, tmp_path_factory):
         executor = ContextExecutor(workers=1, log_events=False)
         executor.run_dir = str(tmp_path_factory.mktemp("runs"))
         with executor:
-            patch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+            patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
             write_lines(folder / "in.jsonl", ROWS)
             for name, more in (("out.jsonl", {}), ("ids.jsonl", {"id_column": "id"}), ("out.csv", {})):
                 choices = {"function": "batch_functions:upper", "column": ["text"], **more}

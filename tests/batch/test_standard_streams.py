@@ -33,7 +33,7 @@ def executor(functions, tmp_path_factory):
 
 @pytest.fixture
 def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "ContextExecutor", lambda site: contextlib.nullcontext(executor))
+    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 def job(**choices):

@@ -34,7 +34,7 @@ from ctxflow.batch.tasks import function_app, model_app
 from ctxflow.batch.tolerance import Tolerance
 from ctxflow.batch.watch import Watch
 from ctxflow.errors import BusyError, UsageError
-from ctxflow.executors import ContextExecutor
+from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.futures import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
 from ctxflow.models.ability import ability_of
@@ -314,7 +314,7 @@ class Work:
         self.display = display
         self.directory: Path | None = None  # The run's, once there is one.
         self.passed_on: Callable[[bytes], None] | None = None
-        self._executor: ContextExecutor | None = None
+        self._executor: BareExecutor | None = None
         self._counted: Callable[[Any], int] | None = None
         self._cut: Callable[[Any], bool] | None = None
         self.truncated = 0  # Rows of this run that were cut.
@@ -368,7 +368,7 @@ class Work:
 
             def submit(items: Sequence[Any], stream: Stream) -> range:
                 if self._executor is None:
-                    self._executor = stack.enter_context(ContextExecutor(self.site))
+                    self._executor = stack.enter_context(BareExecutor(self.site))
                     file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
                     note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)

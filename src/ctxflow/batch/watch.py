@@ -12,7 +12,7 @@ from ctxflow.batch.intake import Intake
 from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.status_file import StatusFile
 from ctxflow.batch.words import one_line
-from ctxflow.executors import ContextExecutor
+from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.status import Status, figures_of
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.rates import Rates
@@ -45,7 +45,7 @@ class Watch:
         self._display.dead(place, message)
 
     def look(
-        self, intake: Intake, executor: ContextExecutor | None, running: int, tokens: int | None, last: bool = False
+        self, intake: Intake, executor: BareExecutor | None, running: int, tokens: int | None, last: bool = False
     ) -> None:
         """Say how it stands, if it is time.
 

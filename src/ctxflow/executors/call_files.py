@@ -1,8 +1,10 @@
 """The files of calls on workers that do not see this machine's disk: which a call takes and makes, by its arguments.
 
 They are Parsl's `File` objects among the arguments, in `inputs=` and `outputs=`, and where bash apps redirect their
-output to. What a program names by a relative path has that path in the call's folder too; all else gets one there. What
-does not live here: how they get to workers (taskvine/attachments.py), and what is done there (host/folder_files.py).
+output to. What a program names by a relative path has that path in the call's folder too; all else gets one there.
+Parsl, which takes a second to import, is not imported for them: without it there are none. What does not live here: how
+they get to workers (taskvine/attachments.py), what is done there (host/folder_files.py), and Parsl's staging
+(files.py).
 """
 
 from __future__ import annotations
@@ -10,41 +12,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from parsl.app.errors import BadStdStreamFile
-from parsl.data_provider.data_manager import DataManager
-from parsl.data_provider.files import File
-from parsl.data_provider.staging import Staging
-
+from ctxflow.errors import CtxflowError
 from ctxflow.host.folder_files import STAGED
 
-_TAKEN = ("file", "http", "https")
+if TYPE_CHECKING:
+    from parsl.data_provider.files import File
 
-
-class WorkerStaging(Staging):  # type: ignore[misc]
-    """Has `file:` inputs and outputs travel with the calls, and inputs of the web fetched by the workers.
-
-    It only says where each will be in the call's folder, and where it is here, which is meant relative to the driver's
-    current directory of now: the calls find it in their arguments.
-    """
-
-    def can_stage_in(self, file: File) -> bool:
-        """Whether it is a local path or a web address."""
-        return file.scheme in _TAKEN
-
-    def can_stage_out(self, file: File) -> bool:
-        """Whether it is a local path."""
-        return bool(file.scheme == "file")
-
-    def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
-        """Say where it is, here and there."""
-        locate(file)
-
-    def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
-        """Say where it is, here and there."""
-        locate(file)
+TAKEN = ("file", "http", "https")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +64,7 @@ class CallFiles:
 def locate(file: File) -> File:
     """Say in a `File` where it is in a call's folder, and make its path here absolute.
 
+    >>> from parsl import File
     >>> locate(File("data/in.txt")).local_path
     'data/in.txt'
     >>> locate(File("https://example.org/pages/one.html")).local_path
@@ -101,7 +80,7 @@ def locate(file: File) -> File:
 
 def located(value: Any) -> Any:
     """Return a value, or if it is a `File` that Parsl has not staged, a copy that says where it is."""
-    if isinstance(value, File) and value.local_path is None and value.scheme in _TAKEN:
+    if _is_file(value) and value.local_path is None and value.scheme in TAKEN:
         return locate(value.cleancopy())
     return value
 
@@ -113,6 +92,7 @@ def call_files(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
     :raises BadStdStreamFile: where what a bash app prints cannot be kept.
     :returns: the arguments with the files' places in the call's folder (`kwargs` is changed), and the files, if any.
 
+    >>> from parsl import File
     >>> kwargs = {"outputs": [File("sum.txt")], "stdout": "/dev/null"}
     >>> args, files = call_files((File("in.txt"), 7), kwargs)
     >>> str(args[0]), str(kwargs["outputs"][0]), kwargs["stdout"]
@@ -134,11 +114,12 @@ def call_files(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
 def placed(items: Sequence[Any]) -> Sequence[Any]:
     """Return items, each a tuple of values, with the places of their files; the same object if they have none.
 
+    >>> from parsl import File
     >>> [(file,)] = placed([(File("in.txt"),)])
     >>> file.local_path
     'in.txt'
     """
-    if not any(isinstance(value, File) for item in items for value in item):
+    if _FILES not in sys.modules or not any(_is_file(value) for item in items for value in item):
         return items
     return [tuple(map(located, item)) for item in items]
 
@@ -149,9 +130,17 @@ def inputs_of(values: Iterable[Any]) -> tuple[Input, ...]:
     return tuple(dict.fromkeys(Input(each.local_path, _source(each)) for each in files))
 
 
+_FILES = "parsl.data_provider.files"
+
+
+def _is_file(value: Any) -> bool:
+    module = sys.modules.get(_FILES)
+    return module is not None and isinstance(value, module.File)
+
+
 def _is_ours(value: Any) -> bool:
     """Whether it is a file that is to be in the call's folder; another staging provider may have put it elsewhere."""
-    return isinstance(value, File) and value.scheme in _TAKEN and not os.path.isabs(value.local_path or os.sep)
+    return _is_file(value) and value.scheme in TAKEN and not os.path.isabs(value.local_path or os.sep)
 
 
 def _source(file: File) -> str:
@@ -168,7 +157,7 @@ def _redirects(kwargs: dict[str, Any]) -> Iterator[Output]:
     """Have a bash app write its output in its folder, and say where that belongs."""
     for name in ("stdout", "stderr"):
         given = kwargs.get(name)
-        if isinstance(given, File):
+        if _is_file(given):
             file = kwargs[name] = located(given)
             _check_writable(file.path)
             yield _output(file, required=False)
@@ -189,6 +178,8 @@ def _check_writable(path: str | os.PathLike[str]) -> None:
         with open(path, "ab"):
             pass
     except OSError as error:
+        from parsl.app.errors import BadStdStreamFile
+
         raise BadStdStreamFile(str(path)) from error
 
 
@@ -206,3 +197,27 @@ def _name(path: str) -> str:
 
 def _apart(identity: str, name: str) -> str:
     return os.path.join(STAGED, hashlib.blake2b(identity.encode(), digest_size=4).hexdigest(), name)
+
+
+def current_directory() -> str:
+    """The directory where calls on this machine are to run.
+
+    :raises CtxflowError: if it was removed.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise CtxflowError(
+            f"calls run in the directory where the executor is started, which is not there any more ({error}): "
+            "change to one that is"
+        ) from error
+
+
+def absolute_redirects(kwargs: dict[str, Any]) -> None:
+    """Make the paths of Parsl's `stdout` and `stderr` keywords absolute: they are meant to be relative to here."""
+    for name in ("stdout", "stderr"):
+        given = kwargs.get(name)
+        if isinstance(given, (str, os.PathLike)):
+            kwargs[name] = os.path.abspath(given)
+        elif isinstance(given, tuple) and given and isinstance(given[0], (str, os.PathLike)):
+            kwargs[name] = (os.path.abspath(given[0]), *given[1:])

@@ -23,8 +23,8 @@ import psutil
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
+from ctxflow.executors.call_files import current_directory
 from ctxflow.executors.engine import RunServices
-from ctxflow.executors.files import current_directory
 from ctxflow.executors.host_messages import HostMessages
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.local_workers import LocalWorkers

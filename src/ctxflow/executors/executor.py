@@ -1,60 +1,43 @@
 """ContextExecutor: the Parsl executor, which is also a context manager of its own for use without Parsl.
 
-What does not live here: the run (run.py), engines, and how a call is pickled (submission.py).
+What does not live here: all that it does without Parsl (bare.py), and Parsl's staging (files.py).
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
+import inspect
 import os
-import sys
 import threading
-import time
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from parsl.config import Config
 from parsl.data_provider.data_manager import default_staging
 from parsl.data_provider.file_noop import NoOpFileStaging
 from parsl.data_provider.staging import Staging
 from parsl.dataflow.dflow import DataFlowKernelLoader
+from parsl.dataflow.memoization import id_for_memo
 from parsl.executors.base import ParslExecutor
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
-from ctxflow.errors import CtxflowError
-from ctxflow.executors.arguments import check_arguments, divided
-from ctxflow.executors.call_files import WorkerStaging
-from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.ending import (
-    OpenMap,
-    ParslWait,
-    await_answers,
-    cancelled_text,
-    cause_of,
-    tell,
-    waiting_text,
-)
-from ctxflow.executors.files import SharedDiskStaging, current_directory
-from ctxflow.executors.pool import Pool
+from ctxflow.context import Context
+from ctxflow.executors.arguments import items_of
+from ctxflow.executors.bare import BareExecutor, parsl_kernel
+from ctxflow.executors.call_files import current_directory
+from ctxflow.executors.ending import waiting_text
+from ctxflow.executors.files import SharedDiskStaging, WorkerStaging
+from ctxflow.executors.parsl_wait import ParslWait
 from ctxflow.executors.run import Run
-from ctxflow.executors.status import Status
-from ctxflow.executors.submission import Calls
-from ctxflow.executors.taskvine.engine import TaskVineEngine
-from ctxflow.forks import belongs_here, foreign_text
-from ctxflow.policies.registry import FAMILIES
-from ctxflow.scheduler import Limits, Policies
-from ctxflow.sites import Site, load_site
-from ctxflow.sites.region import region_specs
-
-_active: list[ContextExecutor] = []
+from ctxflow.executors.submission import Memoized
+from ctxflow.option_values import closest, refuse
+from ctxflow.scheduler import Limits
+from ctxflow.sites import Site
 
 
-class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
+class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     """Runs apps on workers that build each model context once, keep it, and reuse it for every batch.
 
     With Parsl it is an executor like any other; on its own it is a context manager.
@@ -100,40 +83,27 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     ) -> None:
         current_directory()  # Parsl's executors, too, cannot do without one.
         ParslExecutor.__init__(self)
-        check_arguments(
-            site, label, workers, slowdowns, limits, log_events, working_dir, storage_access, remote_monitoring_radio
-        )
-        self.site, self.label, self.workers = site, label, workers
-        self.routing, self.batching, self.placement = routing, batching, placement
-        self.preemption, self.scaling, self.sessions, self.slowdowns = preemption, scaling, sessions, slowdowns
-        self.level, self.limits, self.log_events, self.working_dir = level, limits, log_events, working_dir
-        self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
-        self.resolved_site = load_site(
+        BareExecutor.__init__(
+            self,
             site,
-            workers=workers,
-            routing=routing,
-            batching=batching,
-            placement=placement,
-            preemption=preemption,
-            scaling=scaling,
-            sessions=sessions,
-            level=level,
+            label,
+            workers,
+            routing,
+            batching,
+            placement,
+            preemption,
+            scaling,
+            sessions,
+            level,
+            slowdowns,
+            limits,
+            log_events,
         )
+        _check(working_dir, storage_access, remote_monitoring_radio)
+        self.working_dir = working_dir
+        self.remote_monitoring_radio = remote_monitoring_radio or UDPRadio(address="127.0.0.1")
         self.storage_access = _staging(self.resolved_site) if storage_access is None else storage_access
-        self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
-        self.engine = self._make_engine()
-        self.run: Run | None = None
-        self._calls: Calls | None = None
-        self._maps: dict[object, weakref.ref[OpenMap]] = {}
-        self._lock = threading.Lock()
         self._parsl_wait = ParslWait()
-        belongs_here(self)
-
-    def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
-        site = self.resolved_site
-        if site.engine == "taskvine":
-            return TaskVineEngine(site)
-        return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
 
     @classmethod
     def config(cls, site: str | Site = "local", **options: Any) -> Config:
@@ -149,78 +119,25 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         >>> ContextExecutor.config(site="local", workers=2, retries=1).retries
         1
         """
-        own, rest = divided(cls, options)
+        own, rest = _divided(cls, options)
         defaults = {"initialize_logging": False, "strategy": "none", "usage_tracking": 0, "exit_mode": "wait"}
         return Config(executors=[cls(site, **own)], **{**defaults, **rest})
 
-    # --- Parsl's side
-
-    def start(self) -> None:
-        """Start the run: its workers come up while the program goes on."""
-        directory = self.run_dir
-        if directory == current_directory():
-            directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
-        self.run = Run(
-            self.engine,
-            self._policies,
-            self.engine.tiers(),
-            os.path.join(directory, self.label),
-            self.limits,
-            self.log_events,
-            self.resolved_site.level,
-            self.resolved_site.start_when,
-            region_specs(self.resolved_site.regions, self.resolved_site.home),
-        )
-        self.run.each_second = functools.partial(self._while_parsl_waits, self.run)
+    def _prepare(self, run: Run) -> None:
+        run.each_second = functools.partial(self._while_parsl_waits, run)
         brought = any(isinstance(provider, WorkerStaging) for provider in self.storage_access)
-        self.run.files_travel = brought and self.engine.remote
-        self._calls = Calls(self.run)
-        self.run.start()
-        _active.append(self)
-        atexit.register(self._at_exit)
-
-    def submit(
-        self, func: Callable[..., Any], resource_specification: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Future[Any]:
-        """One call of any function.
-
-        :param resource_specification: may hold "context" (a recipe, or the paper's `[function, args, kwargs]`),
-            "priority", "timeout" and "level".
-        :raises TypeError: if the function or an argument cannot be pickled, naming it.
-        """
-        return self.calls.submit(func, resource_specification, args, kwargs)
+        run.files_travel = brought and self.engine.remote
 
     def shutdown(self) -> None:
         """End the run: workers are ended, unanswered calls fail, which is told on stderr."""
-        if self._is_copy:
-            return
-        if self.run is not None:
-            cancelled = len(self.run.open_calls())
-            self.run.stop()
-            if self in _active:
-                _active.remove(self)
-                atexit.unregister(self._at_exit)
-                if cancelled:
-                    tell(cancelled_text(cancelled, cause_of(sys.exc_info()[1])))
-        for each in self._open_maps():
-            each.release()
-        self._maps.clear()
-        super().shutdown()
-
-    def _at_exit(self) -> None:
-        """The program ends without having left its executor: say what that costs."""
-        if self.run is not None and not self._is_copy and (calls := len(self.run.open_calls())):
-            tell(cancelled_text(calls, "the program ended; take their results, or leave the executor, before that"))
-
-    @property
-    def _is_copy(self) -> bool:
-        return self.run is not None and self.run.is_copy
+        BareExecutor.shutdown(self)
+        if not self._is_copy:
+            ParslExecutor.shutdown(self)
 
     def forked(self) -> None:
         """Be of no use, in a child, where Parsl's kernel is none either: leaving its block does nothing there."""
-        self._lock = threading.Lock()
-        self._calls = None
-        kernel = DataFlowKernelLoader._dfk
+        super().forked()
+        kernel = parsl_kernel()
         if kernel is not None and self in kernel.executors.values():
             kernel.config.exit_mode = "skip"
             DataFlowKernelLoader._dfk = None
@@ -228,42 +145,6 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
     def monitor_resources(self) -> bool:
         """A call shares its library process with others: Parsl cannot tell what is whose."""
         return False
-
-    # --- ctxflow's side
-
-    def __enter__(self) -> ContextExecutor:
-        """Start, if Parsl has not."""
-        if self.run is None:
-            self.start()
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
-        """Wait for all calls, and end the workers; where an exception or Ctrl-C ends the wait, calls are cancelled.
-
-        A map that another thread reads is waited for; one that nobody reads on is closed, and so are sessions. After
-        two seconds it is said on stderr what is waited for.
-        """
-        try:
-            if error is None and self.run is not None and not self._is_copy:
-                self._finish(self.run)
-        finally:
-            self.shutdown()
-        return False
-
-    def _finish(self, run: Run) -> None:
-        here = threading.get_ident()
-        for each in self._open_maps():
-            if not each.read_elsewhere(here):
-                each.cut()
-
-        def read_maps() -> list[Future[int]]:
-            return [each.finished for each in self._open_maps() if each.read_elsewhere(here)]
-
-        while True:
-            await_answers(run.open_calls, read_maps, run.status)
-            run.callbacks.flush()  # They may make other calls.
-            if not run.open_calls():
-                return
 
     def _while_parsl_waits(self, run: Run) -> None:
         """Have Parsl, where it waits for all tasks, not wait for maps that nobody reads, and say for what it waits."""
@@ -281,60 +162,33 @@ class ContextExecutor(ParslExecutor, RepresentationMixin):  # type: ignore[misc]
         if not wait.teller.seconds and (calls := len(run.open_calls())):
             wait.teller.say(waiting_text(calls, 0, run.status()))
 
-    @property
-    def calls(self) -> Calls:
-        """Where calls go in.
 
-        :raises CtxflowError: if the executor is not running.
-        """
-        if self._is_copy:
-            raise CtxflowError(foreign_text(f"the executor {self.label!r}"))
-        if self._calls is None:
-            raise CtxflowError("the executor is not running: load it with parsl.load, or use it in a with statement")
-        return self._calls
+def _check(working_dir: Any, storage_access: Any, remote_monitoring_radio: Any) -> None:
+    """See that what is Parsl's is what it can be."""
+    if working_dir is not None and not isinstance(working_dir, (str, os.PathLike)):
+        raise refuse("working_dir", working_dir, "the path of a folder", TypeError)
+    ways = "a list of Parsl's ways of staging, such as [HTTPInTaskStaging()]"
+    for way in items_of("storage_access", () if storage_access is None else storage_access, ways):
+        if not isinstance(way, Staging):
+            raise refuse("storage_access", storage_access, ways, TypeError)
+    if remote_monitoring_radio is not None and not isinstance(remote_monitoring_radio, RadioConfig):
+        wanted = "one of Parsl's, such as UDPRadio(address=...)"
+        raise refuse("remote_monitoring_radio", remote_monitoring_radio, wanted, TypeError)
 
-    def pool(self) -> Pool:
-        """A `concurrent.futures.Executor` over this run, for code that wants one; ending it leaves the run as it is.
 
-        >>> with ContextExecutor(workers=1) as executor, executor.pool() as pool:
-        ...     list(pool.map(pow, [1, 2, 3], [2, 2, 2]))
-        [1, 4, 9]
-        """
-        return Pool(self.calls)
+def _divided(executor: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of an executor, and those of Parsl's configuration.
 
-    def status(self) -> Status:
-        """What is going on, at this moment."""
-        return self.calls.run.status()
-
-    def history(self) -> list[tuple[float, int, int]]:
-        """Once a second: seconds since the start, workers connected, items done."""
-        return list(self.calls.run.samples)
-
-    def add_map(self, open_map: OpenMap) -> Callable[[], None]:
-        """Have a map end with the run at the latest; gives what takes that back, waiting for no lock."""
-        token = object()
-        with self._lock:
-            self._maps[token] = weakref.ref(open_map)
-
-        def take_back() -> None:
-            self._maps.pop(token, None)
-
-        return take_back
-
-    def _open_maps(self) -> list[OpenMap]:
-        held = [reference() for reference in list(self._maps.values())]
-        return [each for each in held if each is not None]
-
-    @property
-    def outstanding(self) -> int:
-        """Items that are queued or running."""
-        status = self.status()
-        return status.items_queued + status.items_running
-
-    @property
-    def connected_workers(self) -> int:
-        """Workers that take calls."""
-        return self.status().workers
+    :raises TypeError: for one that neither knows.
+    """
+    own, parsls = list(inspect.signature(executor).parameters), list(inspect.signature(Config).parameters)
+    for name in options:
+        if name not in own and name not in parsls:
+            meant = closest(name, [*own, *parsls])
+            hint = f": did you mean {meant!r}?" if meant else f": the executor takes {', '.join(own)}"
+            raise TypeError(f"neither the executor nor parsl.Config has an option {name!r}{hint}")
+    first = {name: value for name, value in options.items() if name in own}
+    return first, {name: value for name, value in options.items() if name not in own}
 
 
 def _staging(site: Site) -> list[Staging]:
@@ -345,19 +199,13 @@ def _staging(site: Site) -> list[Staging]:
     return [SharedDiskStaging(), *others]
 
 
-def active_executor(label: str | None = None) -> tuple[ContextExecutor, Any]:
-    """The executor that calls go to now, and Parsl's kernel if it is loaded there.
+@id_for_memo.register(Context)  # type: ignore[untyped-decorator]
+def _context_id(context: Context, output_ref: bool = False) -> bytes:
+    """What Parsl's memoization takes for a recipe in a resource specification."""
+    return context.id.encode()
 
-    :param label: which, where several are running; by default the one that was started last.
-    :raises CtxflowError: if none is running.
-    """
-    running = [executor for executor in _active if label is None or executor.label == label]
-    if not running:
-        which = f"no executor labelled {label!r} is running" if label else "no ContextExecutor is running"
-        raise CtxflowError(f"{which}: load one with parsl.load(ContextExecutor.config()), or `with ContextExecutor():`")
-    executor = running[-1]
-    if executor._is_copy:
-        raise CtxflowError(foreign_text(f"the executor {executor.label!r}"))
-    kernel = DataFlowKernelLoader._dfk
-    loaded = kernel is not None and executor in kernel.executors.values()
-    return executor, kernel if loaded else None
+
+@id_for_memo.register(Memoized)  # type: ignore[untyped-decorator]
+def _submission_id(submission: Memoized, output_ref: bool = False) -> bytes:
+    """What it takes for a call of one of ctxflow's apps."""
+    return submission.memo_id()

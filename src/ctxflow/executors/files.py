@@ -1,8 +1,8 @@
-"""Parsl `File` inputs and outputs, and redirected output, on workers that share this machine's disk.
+"""How Parsl's staging leaves `File` inputs and outputs to ctxflow: on workers that see this machine's disk, and others.
 
-Calls run where the executor was started, and paths mean what they mean in the driver when the call is made, which may
-be elsewhere by then: so they are made absolute here; nothing is copied. What does not live here: a context's files
-(host/staging.py).
+Calls on this machine run where the executor was started, and paths mean what they mean in the driver when the call is
+made, which may be elsewhere by then: so they are made absolute here; nothing is copied. What does not live here: the
+files of calls that travel (call_files.py), and a context's (host/staging.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parsl.data_provider.data_manager import DataManager
 from parsl.data_provider.files import File
 from parsl.data_provider.staging import Staging
 
-from ctxflow.errors import CtxflowError
+from ctxflow.executors.call_files import TAKEN, locate
 
 
 class SharedDiskStaging(Staging):  # type: ignore[misc]
@@ -37,25 +37,25 @@ class SharedDiskStaging(Staging):  # type: ignore[misc]
         file.local_path = os.path.abspath(file.path)
 
 
-def current_directory() -> str:
-    """The directory where calls on this machine are to run.
+class WorkerStaging(Staging):  # type: ignore[misc]
+    """Has `file:` inputs and outputs travel with the calls, and inputs of the web fetched by the workers.
 
-    :raises CtxflowError: if it was removed.
+    It only says where each will be in the call's folder, and where it is here, which is meant relative to the driver's
+    current directory of now: the calls find it in their arguments.
     """
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise CtxflowError(
-            f"calls run in the directory where the executor is started, which is not there any more ({error}): "
-            "change to one that is"
-        ) from error
 
+    def can_stage_in(self, file: File) -> bool:
+        """Whether it is a local path or a web address."""
+        return file.scheme in TAKEN
 
-def absolute_redirects(kwargs: dict[str, Any]) -> None:
-    """Make the paths of Parsl's `stdout` and `stderr` keywords absolute: they are meant to be relative to here."""
-    for name in ("stdout", "stderr"):
-        given = kwargs.get(name)
-        if isinstance(given, (str, os.PathLike)):
-            kwargs[name] = os.path.abspath(given)
-        elif isinstance(given, tuple) and given and isinstance(given[0], (str, os.PathLike)):
-            kwargs[name] = (os.path.abspath(given[0]), *given[1:])
+    def can_stage_out(self, file: File) -> bool:
+        """Whether it is a local path."""
+        return bool(file.scheme == "file")
+
+    def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
+        """Say where it is, here and there."""
+        locate(file)
+
+    def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
+        """Say where it is, here and there."""
+        locate(file)

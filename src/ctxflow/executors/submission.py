@@ -5,6 +5,8 @@ What does not live here: ctxflow's own apps, which bring a `Submission` along (a
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,12 +18,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from parsl.dataflow.memoization import id_for_memo
-
 from ctxflow.context import Context
-from ctxflow.executors.call_files import call_files
+from ctxflow.executors.call_files import absolute_redirects, call_files
 from ctxflow.executors.declarations import App, ApplyCall
-from ctxflow.executors.files import absolute_redirects
 from ctxflow.executors.run import Run
 from ctxflow.functions import name_of, refuse_async
 from ctxflow.option_values import choice, closest, number, refuse, whole
@@ -52,6 +51,14 @@ class Submission(Protocol):
 
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
         """Make the call."""
+
+
+class Memoized(abc.ABC):
+    """A submission that Parsl's memoization tells from others."""
+
+    @abc.abstractmethod
+    def memo_id(self) -> bytes:
+        """What is the same where a result may be used again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,12 +183,12 @@ class Calls:
         """The name under which a function is known to the run as it is now, "" at its first call."""
         try:
             known = function in self._functions
-        except TypeError:  # It cannot be referred to weakly: it travels with each call.
-            refuse_async(_written(function))
-            return ""
+        except TypeError:  # It has no hash.
+            known = False
         if not known:
             refuse_async(_written(function))
-            self._functions[function] = None
+            with contextlib.suppress(TypeError):  # It cannot be referred to weakly: it travels with each call.
+                self._functions[function] = None
             return ""
         pickled = self._functions[function]
         if pickled is not None and not pickled[1].changed():
@@ -221,12 +228,6 @@ def _written(function: Any) -> Any:
 
 
 _DEFAULT = CallOptions()
-
-
-@id_for_memo.register(Context)  # type: ignore[untyped-decorator]
-def _memo_id(context: Context, output_ref: bool = False) -> bytes:
-    """What Parsl's memoization takes for a recipe in a resource specification."""
-    return context.id.encode()
 
 
 def _option(specification: Mapping[str, Any], name: str, default: Any) -> Any:

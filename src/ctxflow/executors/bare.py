@@ -1,0 +1,274 @@
+"""An executor by itself, as a context manager; what makes it one of Parsl's is in executor.py.
+
+Parsl takes a second and 40 MB to import: commands that have no use for it, such as `ctxflow batch`, run on this. What
+does not live here: the run (run.py), engines, and how a call is pickled (submission.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
+
+from ctxflow.errors import CtxflowError
+from ctxflow.executors.arguments import check_arguments
+from ctxflow.executors.call_files import current_directory
+from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.executors.ending import OpenMap, await_answers, cancelled_text, cause_of, tell
+from ctxflow.executors.pool import Pool
+from ctxflow.executors.run import Run
+from ctxflow.executors.status import Status
+from ctxflow.executors.submission import Calls
+from ctxflow.executors.taskvine.engine import TaskVineEngine
+from ctxflow.forks import belongs_here, foreign_text
+from ctxflow.policies.registry import FAMILIES
+from ctxflow.scheduler import Limits, Policies
+from ctxflow.sites import Site, load_site
+from ctxflow.sites.region import region_specs
+
+Self = TypeVar("Self", bound="BareExecutor")
+
+_active: list[BareExecutor] = []
+
+
+class BareExecutor:
+    """Runs apps on workers, without Parsl: its parameters are those of `ContextExecutor` that have no part in Parsl.
+
+    :ivar run_dir: where the run's folder is made; in a folder `runs` where this is the current one.
+
+    >>> with BareExecutor(workers=1) as executor:
+    ...     executor.submit(pow, {}, 2, 5).result()
+    32
+    """
+
+    def __init__(
+        self,
+        site: str | Site = "local",
+        label: str = "ctxflow",
+        workers: int | None = None,
+        routing: Any = None,
+        batching: Any = None,
+        placement: Any = None,
+        preemption: Any = None,
+        scaling: Any = None,
+        sessions: Any = None,
+        level: str | None = None,
+        slowdowns: Sequence[float] = (),
+        limits: Limits | None = None,
+        log_events: bool = True,
+    ) -> None:
+        self.run_dir = current_directory()
+        check_arguments(site, label, workers, slowdowns, limits, log_events)
+        self.site, self.label, self.workers = site, label, workers
+        self.routing, self.batching, self.placement = routing, batching, placement
+        self.preemption, self.scaling, self.sessions, self.slowdowns = preemption, scaling, sessions, slowdowns
+        self.level, self.limits, self.log_events = level, limits, log_events
+        self.resolved_site = load_site(
+            site,
+            workers=workers,
+            routing=routing,
+            batching=batching,
+            placement=placement,
+            preemption=preemption,
+            scaling=scaling,
+            sessions=sessions,
+            level=level,
+        )
+        self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
+        self.engine = self._make_engine()
+        self.run: Run | None = None
+        self._calls: Calls | None = None
+        self._maps: dict[object, weakref.ref[OpenMap]] = {}
+        self._lock = threading.Lock()
+        belongs_here(self)
+
+    def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
+        site = self.resolved_site
+        if site.engine == "taskvine":
+            return TaskVineEngine(site)
+        return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
+
+    def start(self) -> None:
+        """Start the run: its workers come up while the program goes on."""
+        directory = self.run_dir
+        if directory == current_directory():
+            directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
+        self.run = Run(
+            self.engine,
+            self._policies,
+            self.engine.tiers(),
+            os.path.join(directory, self.label),
+            self.limits,
+            self.log_events,
+            self.resolved_site.level,
+            self.resolved_site.start_when,
+            region_specs(self.resolved_site.regions, self.resolved_site.home),
+        )
+        self._prepare(self.run)
+        self._calls = Calls(self.run)
+        self.run.start()
+        _active.append(self)
+        atexit.register(self._at_exit)
+
+    def _prepare(self, run: Run) -> None:
+        """Set up a run before it starts."""
+
+    def submit(
+        self, func: Callable[..., Any], resource_specification: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """One call of any function.
+
+        :param resource_specification: may hold "context" (a recipe, or the paper's `[function, args, kwargs]`),
+            "priority", "timeout" and "level".
+        :raises TypeError: if the function or an argument cannot be pickled, naming it.
+        """
+        return self.calls.submit(func, resource_specification, args, kwargs)
+
+    def shutdown(self) -> None:
+        """End the run: workers are ended, unanswered calls fail, which is told on stderr."""
+        if self._is_copy:
+            return
+        if self.run is not None:
+            cancelled = len(self.run.open_calls())
+            self.run.stop()
+            if self in _active:
+                _active.remove(self)
+                atexit.unregister(self._at_exit)
+                if cancelled:
+                    tell(cancelled_text(cancelled, cause_of(sys.exc_info()[1])))
+        for each in self._open_maps():
+            each.release()
+        self._maps.clear()
+
+    def _at_exit(self) -> None:
+        """The program ends without having left its executor: say what that costs."""
+        if self.run is not None and not self._is_copy and (calls := len(self.run.open_calls())):
+            tell(cancelled_text(calls, "the program ended; take their results, or leave the executor, before that"))
+
+    @property
+    def _is_copy(self) -> bool:
+        return self.run is not None and self.run.is_copy
+
+    def forked(self) -> None:
+        """Be of no use, in a child."""
+        self._lock = threading.Lock()
+        self._calls = None
+
+    def __enter__(self: Self) -> Self:
+        """Start, where that is not done yet."""
+        if self.run is None:
+            self.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
+        """Wait for all calls, and end the workers; where an exception or Ctrl-C ends the wait, calls are cancelled.
+
+        A map that another thread reads is waited for; one that nobody reads on is closed, and so are sessions. After
+        two seconds it is said on stderr what is waited for.
+        """
+        try:
+            if error is None and self.run is not None and not self._is_copy:
+                self._finish(self.run)
+        finally:
+            self.shutdown()
+        return False
+
+    def _finish(self, run: Run) -> None:
+        here = threading.get_ident()
+        for each in self._open_maps():
+            if not each.read_elsewhere(here):
+                each.cut()
+
+        def read_maps() -> list[Future[int]]:
+            return [each.finished for each in self._open_maps() if each.read_elsewhere(here)]
+
+        while True:
+            await_answers(run.open_calls, read_maps, run.status)
+            run.callbacks.flush()  # They may make other calls.
+            if not run.open_calls():
+                return
+
+    @property
+    def calls(self) -> Calls:
+        """Where calls go in.
+
+        :raises CtxflowError: if the executor is not running.
+        """
+        if self._is_copy:
+            raise CtxflowError(foreign_text(f"the executor {self.label!r}"))
+        if self._calls is None:
+            raise CtxflowError("the executor is not running: load it with parsl.load, or use it in a with statement")
+        return self._calls
+
+    def pool(self) -> Pool:
+        """A `concurrent.futures.Executor` over this run, for code that wants one; ending it leaves the run as it is.
+
+        >>> with BareExecutor(workers=1) as executor, executor.pool() as pool:
+        ...     list(pool.map(pow, [1, 2, 3], [2, 2, 2]))
+        [1, 4, 9]
+        """
+        return Pool(self.calls)
+
+    def status(self) -> Status:
+        """What is going on, at this moment."""
+        return self.calls.run.status()
+
+    def history(self) -> list[tuple[float, int, int]]:
+        """Once a second: seconds since the start, workers connected, items done."""
+        return list(self.calls.run.samples)
+
+    def add_map(self, open_map: OpenMap) -> Callable[[], None]:
+        """Have a map end with the run at the latest; gives what takes that back, waiting for no lock."""
+        token = object()
+        with self._lock:
+            self._maps[token] = weakref.ref(open_map)
+
+        def take_back() -> None:
+            self._maps.pop(token, None)
+
+        return take_back
+
+    def _open_maps(self) -> list[OpenMap]:
+        held = [reference() for reference in list(self._maps.values())]
+        return [each for each in held if each is not None]
+
+    @property
+    def outstanding(self) -> int:
+        """Items that are queued or running."""
+        status = self.status()
+        return status.items_queued + status.items_running
+
+    @property
+    def connected_workers(self) -> int:
+        """Workers that take calls."""
+        return self.status().workers
+
+
+def active_executor(label: str | None = None) -> tuple[BareExecutor, Any]:
+    """The executor that calls go to now, and Parsl's kernel if it is loaded there.
+
+    :param label: which, where several are running; by default the one that was started last.
+    :raises CtxflowError: if none is running.
+    """
+    running = [executor for executor in _active if label is None or executor.label == label]
+    if not running:
+        which = f"no executor labelled {label!r} is running" if label else "no ContextExecutor is running"
+        raise CtxflowError(f"{which}: load one with parsl.load(ContextExecutor.config()), or `with ContextExecutor():`")
+    executor = running[-1]
+    if executor._is_copy:
+        raise CtxflowError(foreign_text(f"the executor {executor.label!r}"))
+    kernel = parsl_kernel()
+    loaded = kernel is not None and executor in kernel.executors.values()
+    return executor, kernel if loaded else None
+
+
+def parsl_kernel() -> Any:
+    """Parsl's kernel, if Parsl is imported and one is loaded."""
+    module = sys.modules.get("parsl.dataflow.dflow")
+    return None if module is None else module.DataFlowKernelLoader._dfk
