@@ -71,7 +71,8 @@ class Arrays:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(I, J, K, C)."""
-        return self.delay.shape
+        i, j, k, c = self.delay.shape
+        return i, j, k, c
 
     @classmethod
     def of(cls, problem: Problem) -> Arrays:

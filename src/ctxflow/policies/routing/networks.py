@@ -11,8 +11,10 @@ import importlib.resources
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxflow.errors import CtxflowError
 from ctxflow.policies.routing.arrays import Floats
@@ -59,7 +61,7 @@ class Networks:
 
 def write(networks: Networks, path: Path) -> None:
     """Write them as a file of arrays, half as exact as they were computed with."""
-    arrays: dict[str, np.ndarray] = {"about": np.frombuffer(json.dumps(networks.about).encode(), dtype=np.uint8)}
+    arrays: dict[str, NDArray[Any]] = {"about": np.frombuffer(json.dumps(networks.about).encode(), dtype=np.uint8)}
     for name in ("predictor", "body", "head"):
         layers: Layers = getattr(networks, name)
         for number, (weight, bias) in enumerate(zip(layers.weights, layers.biases, strict=True)):

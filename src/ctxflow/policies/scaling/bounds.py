@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxflow.policies.scaling.assignment import Gpu, Residents, Session
 from ctxflow.policies.scaling.latency import Curve
@@ -48,7 +49,7 @@ def cheapest_schedule(
         raise ValueError(f"a slot needs {counted(max(needs), 'GPU')}, and there are {most}: no schedule has them")
     budgets = np.arange(largest + 1)
     cost = np.where(budgets == initial, 0.0, np.inf)
-    came: list[np.ndarray] = []
+    came: list[NDArray[np.int64]] = []
     for need in needs:
         # From more GPUs by releasing: the cheapest of those; from fewer by booting: boot_seconds a GPU.
         down, down_from = _running_least(cost[::-1])
@@ -65,7 +66,7 @@ def cheapest_schedule(
     return Schedule(tuple(reversed(gpus)), total)
 
 
-def _running_least(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _running_least(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The least value so far at each place, and where it is."""
     least = np.minimum.accumulate(values)
     first = np.concatenate(([True], values[1:] < least[:-1]))

@@ -69,7 +69,8 @@ def usual(world: World, chance: np.random.Generator, slots: int) -> Floats:
     wobble[0] = noise[0]
     for slot in range(1, slots):
         wobble[slot] = MEMORY * wobble[slot - 1] + np.sqrt(1 - MEMORY**2) * noise[slot]
-    return swing * np.exp(wobble) * (1 + _bursts(world.regions, chance, slots))
+    demand: Floats = swing * np.exp(wobble) * (1 + _bursts(world.regions, chance, slots))
+    return demand
 
 
 def _bursts(regions: int, chance: np.random.Generator, slots: int) -> Floats:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.routing.arrays import Floats
+from ctxflow.policies.routing.arrays import Bools, Floats
 from ctxflow.policies.routing.networks import Networks, read
 from ctxflow.simulator.torta.demand import tasks_of
 from ctxflow.simulator.torta.forecasting import Imperfect, Trained
@@ -192,7 +192,7 @@ def failures(networks: Networks | None, seeds: Sequence[int], slots: int = 180) 
         tasks = [tasks_of(place, 0.7, seed, slots) for seed in seeds]
         method.reset()
         simulation = Simulation(place, tasks, method, Failure(region, fails, fails + slots // 4))
-        lost = np.zeros(len(simulation.time), dtype=bool)
+        lost: Bools = np.zeros(len(simulation.time), dtype=bool)
         for slot in range(slots):
             simulation.step()
             if slot == fails:

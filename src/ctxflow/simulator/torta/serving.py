@@ -89,7 +89,7 @@ class Simulation:
         shape = (self.runs, world.regions, len(KINDS))
         self.inflow = np.zeros(shape)
         self.targets: list[Ints] = []
-        self.most = np.zeros((self.runs, len(KINDS)))
+        self.most: Floats = np.zeros((self.runs, len(KINDS)))
         self.servers = self._count(self.lanes.there)
         self.shares: Floats | None = None
         rows = (self.slots, self.runs)
@@ -98,8 +98,8 @@ class Simulation:
         done = np.zeros(len(self.time), dtype=bool)
         self.served = Served(**by_slot, **by_task, done=done, run=self.run, arrival=self.time, origin=self.origin)
         self.lane_of = np.full(len(self.time), -1)
-        self.again = np.zeros(0, dtype=np.int64)
-        self.resent = np.zeros(len(self.time), dtype=bool)
+        self.again: Ints = np.zeros(0, dtype=np.int64)
+        self.resent: Bools = np.zeros(len(self.time), dtype=bool)
 
     def _merge(self, tasks: Sequence[Tasks]) -> None:
         """All runs' tasks, by slot and then by run."""

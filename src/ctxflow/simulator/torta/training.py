@@ -12,9 +12,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ctxflow.policies.routing.gating import FEATURES, LEAST, MOST_PULL
 from ctxflow.policies.routing.networks import Layers, Networks
@@ -146,7 +148,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] *= RATE_DECAY
 
-    def _rollout(self, environment: Allocations, observation: np.ndarray) -> tuple[Batch, np.ndarray, bool]:
+    def _rollout(self, environment: Allocations, observation: NDArray[Any]) -> tuple[Batch, NDArray[Any], bool]:
         steps: list[tuple[torch.Tensor, ...]] = []
         ended = False
         while len(steps) < ROLLOUT and not ended:
@@ -249,7 +251,7 @@ def _grown(weight: float, missed: float, start: float) -> float:
     return min(max(grown, start), MOST_WEIGHT)
 
 
-def split(observation: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split(observation: NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """An observation's features, P* and A_{t-1}."""
     regions = observation.shape[1]
     found = torch.tensor(observation, dtype=torch.float32)

@@ -96,7 +96,8 @@ def rates() -> Floats:
 def switch_seconds() -> Floats:
     """(G, M) seconds to bring a model onto a server of each kind in the place of another."""
     weights = np.array([KINDS[kind].weights for kind in KIND_OF_MODEL]) / V100_WEIGHTS
-    return np.outer([gpu.stages * sum(SWITCH_STAGES) for gpu in GPUS], weights)
+    stages = np.array([gpu.stages * sum(SWITCH_STAGES) for gpu in GPUS])
+    return stages[:, np.newaxis] * weights
 
 
 def start_seconds() -> Floats:
