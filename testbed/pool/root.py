@@ -46,7 +46,6 @@ def prepare(with_torch: bool) -> Path:
     if root is None:
         root = cache() / f"root-{digest([PROVISION])}"
         _bootstrap(root)
-    _configure(root)
     python = digest([PROVISION], requirements())
     if _stamp(root, "python") != python:
         for stamp in ("python", "torch", "sources"):
@@ -151,7 +150,6 @@ def _bootstrap(root: Path) -> None:
         work("Making a Debian root", command, log(), 20 * MINUTES, _environment(PATH=os.environ["PATH"]))
     except TestbedError as error:
         raise CannotBuild(str(error)) from None  # No mirror within reach, or a machine that lets root make no devices.
-    _configure(partial)
     _provision(partial, "Installing HTCondor, Slurm and TaskVine", "packages", [])
     _write_stamp(partial, "base", digest([PROVISION]))
     partial.rename(root)
@@ -207,6 +205,7 @@ def log() -> Path:
 
 def _provision(root: Path, text: str, part: str, words: list[str]) -> None:
     cache().mkdir(parents=True, exist_ok=True)
+    _configure(root)
     script = PROVISION.read_text()
     values = " ".join(_pip_settings().values())
     local = {match for match in re.findall(r"(?:file://|(?<=\s)|^)(/[^\s,]+)", values) if Path(match).is_dir()}
