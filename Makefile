@@ -69,14 +69,15 @@ lint: $(STAMP)quick ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Lint and the tests that need the testbed, which mostly wait, run beside the others. What they print follows, and what
-# failed of all. A pipe forgets the status of its first part: it is written down.
+# Lint and the tests that need the testbed, which mostly wait, run beside the others; these are nice, so that the tests
+# that wait for clusters need not wait for a core too. What they print follows, and what failed of all. A pipe forgets
+# the status of its first part: it is written down.
 test: $(STAMP)test ## Check, and run all tests that can run here
 	@mkdir -p build
-	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	@nice -n 5 $(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
 	$(MAKE) --no-print-directory test-cluster >build/test-cluster.log 2>&1 & cluster=$$!; \
 	echo "Lint and the cluster tests run beside these; what they print follows."; \
-	{ $(BIN)/python $(LOCAL_TESTS) 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
+	{ nice -n 5 $(BIN)/python $(LOCAL_TESTS) 2>&1; echo $$? >build/status; } | tee build/test-local.log; local=$$(cat build/status); \
 	wait $$lint; lint=$$?; cat build/lint.log; \
 	wait $$cluster; cluster=$$?; cat build/test-cluster.log; \
 	[ $$lint = 0 ] || echo "FAILED lint: see build/lint.log"; \
@@ -92,7 +93,7 @@ test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples
 # Where neither this machine nor Docker can hold a testbed, pytest says in one line what is skipped and why.
 test-cluster: $(STAMP)test ## Run the tests that need the testbed: root on Linux, or Docker (see docs/testbed.md)
 	@if testbed/up --root-only --with-torch; then \
-		$(BIN)/python $(CLUSTER_TESTS) -n $(TESTBEDS) --dist worksteal; \
+		$(BIN)/python $(CLUSTER_TESTS) -n $(TESTBEDS) --dist loadgroup; \
 	elif ! testbed/up --check 2>/dev/null && docker info >/dev/null 2>&1; then \
 		echo "The testbed cannot be built here: running the cluster tests in a container."; \
 		$(IN_CONTAINER); \

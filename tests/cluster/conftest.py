@@ -22,19 +22,23 @@ TESTBED = Path(__file__).resolve().parents[2] / "testbed"
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ["CTXFLOW_TESTBED"] = worker
 sys.path.insert(0, str(TESTBED))
-from pool.settings import NAME, STATE  # noqa: E402
+from pool.cluster import command_on  # noqa: E402
+from pool.settings import NAME, STATE, TestbedError  # noqa: E402
 
-CLEAR_SECONDS = 60.0
+CLEAR_SECONDS, FORGET_SECONDS = 60.0, 10.0
 
 NO_TESTBED = "No testbed: "
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: runs on the testbed, a real HTCondor pool with TaskVine")
+    config.addinivalue_line("markers", "long: takes a minute or more, and begins before the others")
+    config.addinivalue_line("markers", "xdist_group(name): tests on a pool of another kind, made once for all of them")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the tests' own time: the fixtures of the first may have to build the testbed."""
+    """Limit the tests' own time: the fixtures of the first may have to build the testbed. Begin with the longest."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         if Path(__file__).parent in item.path.parents and (limit := item.get_closest_marker("timeout")):
             item.add_marker(pytest.mark.timeout(*limit.args, func_only=True), append=False)
@@ -67,8 +71,19 @@ class Testbed:
         return done
 
     def run(self, *words: str, user: str = "alice", host: str = "submit", text: str = "") -> str:
-        """Run a command in the testbed and return its output."""
-        return self.command("run", "--user", user, "--host", host, *words, text=text).stdout.strip()
+        """Run a command in the testbed and return its output.
+
+        As `testbed/run` does, without its interpreter: what is waited for is asked for again and again.
+        """
+        try:
+            command = command_on(host, user, "", list(words))
+        except TestbedError as error:
+            raise AssertionError(str(error)) from None
+        done = subprocess.run(
+            command, capture_output=True, check=False, cwd="/", input=text, text=True, timeout=120
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words} on {host}: {done.stdout} {done.stderr}"
+        return done.stdout.strip()
 
     def status(self) -> dict[str, Any]:
         """The pool as data."""
@@ -95,10 +110,20 @@ class Testbed:
         return self.run("condor_q", "-allusers", "-af:j", "JobStatus").splitlines()
 
     def clear(self) -> None:
-        """See that no job is left in HTCondor's queue; a pool where that fails is ended, and made anew."""
-        script = "condor_rm -all >/dev/null 2>&1; condor_q -allusers -af:j JobStatus"
+        """See that no job is left in HTCondor's queue; a pool where that fails is ended, and made anew.
+
+        Jobs on a host that was killed would stay for a minute: HTCondor is told to forget what does not go by itself.
+        """
+        remove, force = "condor_rm -all", "condor_rm -forcex -all"
+        begun = time.monotonic()
+
+        def cleared() -> bool:
+            how = f"{remove}; {force}" if time.monotonic() - begun > FORGET_SECONDS else remove
+            script = f"{{ {how}; }} >/dev/null 2>&1; condor_q -allusers -af:j JobStatus"
+            return not self.run("bash", "-c", script, user="root")
+
         try:
-            self.eventually(lambda: not self.run("bash", "-c", script, user="root"), CLEAR_SECONDS)
+            self.eventually(cleared, CLEAR_SECONDS)
         except AssertionError:
             self.command("down")
 
@@ -118,10 +143,10 @@ class Testbed:
 
 @pytest.fixture(scope="session")
 def any_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
-    """The testbed in whatever state the test before left it, for tests that set it up themselves."""
+    """The testbed in whatever state the test before left it, none at first, for tests that set it up themselves."""
     torch = any("testbed_with_torch" in getattr(item, "fixturenames", ()) for item in request.session.items)
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        code, complaint = bring_up(["--with-torch"] if torch else [])
+        code, complaint = build(["--root-only", *(["--with-torch"] if torch else [])])
     if code == 3:
         pytest.skip(NO_TESTBED + complaint)
     assert code == 0, complaint
@@ -130,8 +155,8 @@ def any_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     testbed.command("down")
 
 
-def bring_up(options: list[str]) -> tuple[int, str]:
-    """Bring the testbed up and show its steps; the exit code, and its complaint if there is one."""
+def build(options: list[str]) -> tuple[int, str]:
+    """Build the testbed and show its steps; the exit code, and its complaint if there is one."""
     complaint, sign = "", "testbed: "
     command = [sys.executable, str(TESTBED / "up"), *options]
     with subprocess.Popen(command, cwd="/", stderr=subprocess.PIPE, text=True) as process:

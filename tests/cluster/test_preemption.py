@@ -35,7 +35,7 @@ machine_gpus = 8
 """
 MIDDLE = "NumaNode >= 2 && NumaNode <= 5"  # Two of each socket.
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400), pytest.mark.xdist_group("numa")]
 
 
 @pytest.fixture

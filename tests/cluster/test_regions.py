@@ -14,6 +14,8 @@ from driver import INSIDE, TESTBED, Driver
 if TYPE_CHECKING:
     from conftest import Testbed
 
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.xdist_group("regions")]
+
 MBIT = "40"
 FAR = ["host3", "host4"]
 
@@ -42,8 +44,6 @@ def ran(routing: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_affinity_and_torta_load_each_context_on_fewer_workers_than_round_robin(two_regions: Testbed) -> None:
     before = two_regions.status()["far"]
     assert before["mbit"] == float(MBIT)
@@ -59,8 +59,6 @@ def test_affinity_and_torta_load_each_context_on_fewer_workers_than_round_robin(
         assert sum(found[routing]["loads"]) < sum(found["round-robin"]["loads"]), found
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_a_region_that_is_cut_off_half_way_loses_nothing(two_regions: Testbed) -> None:
     driver = started("torta", "--items", "700")
     try:

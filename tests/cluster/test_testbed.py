@@ -303,6 +303,7 @@ def test_run_passes_input_exit_codes_and_its_own_death_on(testbed: Testbed) -> N
 
 
 @on_cluster
+@pytest.mark.xdist_group("kinds")
 def test_the_owner_takes_single_gpus_back_from_static_slots(any_testbed: Testbed) -> None:
     any_testbed.command("up", "--static", "--hosts", "2", "--gpus", "2")
     assert len(any_testbed.run("condor_status", "-af", "Name").splitlines()) == 4
@@ -314,6 +315,7 @@ def test_the_owner_takes_single_gpus_back_from_static_slots(any_testbed: Testbed
 
 
 @on_cluster
+@pytest.mark.xdist_group("numa")
 def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(any_testbed: Testbed) -> None:
     any_testbed.command("up", "--numa", "--hosts", "1")
     assert any_testbed.run("condor_status", "-af", "Cpus", "GPUs") == "64 8"
@@ -354,7 +356,9 @@ def processes() -> list[str]:
 
 
 @on_cluster
+@pytest.mark.xdist_group("kinds")
 def test_down_leaves_nothing_and_up_cleans_what_a_crash_left(any_testbed: Testbed) -> None:
+    any_testbed.command("up", "--hosts", "2")
     assert {"condor_master", f"{NAME}:submit"} <= {line.split()[0] for line in processes()}
     any_testbed.command("down")
     assert leftovers() == []
@@ -371,6 +375,7 @@ def test_down_leaves_nothing_and_up_cleans_what_a_crash_left(any_testbed: Testbe
 
 
 @on_cluster
+@pytest.mark.xdist_group("kinds")
 def test_an_interrupted_up_leaves_nothing(any_testbed: Testbed) -> None:
     any_testbed.command("down")
     command = [sys.executable, str(TESTBED / "up")]
