@@ -26,6 +26,7 @@ from ctxflow.testing.sessions import SessionContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
 BOOT_SECONDS = 6.0
+BURST_WORKERS = 4  # At least: so many are waited for.
 _TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, disk_gb=2, gpus=0)
 
 
@@ -110,14 +111,14 @@ def burst(site: str, sessions: int) -> None:
         quiet = talk.open()
         quiet.take(60)
         more = [talk.open() for _ in range(1, sessions)]
-        until = time.monotonic() + 3 * BOOT_SECONDS
-        while time.monotonic() < until:
+        until = time.monotonic() + 10 * BOOT_SECONDS
+        while executor.status().workers < BURST_WORKERS and time.monotonic() < until:
             for session in (quiet, *more):
                 session.take(60)
         for session in more:
             session.close()
-        until = time.monotonic() + 3 * BOOT_SECONDS
-        while time.monotonic() < until:
+        until = time.monotonic() + 10 * BOOT_SECONDS
+        while executor.status().workers > 1 and time.monotonic() < until:
             quiet.take(60)
         run = executor.run
         assert run is not None

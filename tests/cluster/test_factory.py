@@ -177,7 +177,7 @@ def test_two_hundred_workers_asked_of_a_pool_that_has_twelve(
     driver, _ = bench.run(site(tier(workers=200)), *bench.until, "--seconds", "0.2")
     driver.until(lambda line: line["there"] == 12)
     begun = driver.last
-    driver.until(lambda line: line["time"] > begun["time"] + 20)
+    driver.until(lambda line: line["time"] > begun["time"] + 12)
     bench.enough()
     result = driver.result()
     all_right(result)
