@@ -5,6 +5,23 @@ import json
 
 from ctxflow.append_file import AppendFile
 from ctxflow.batch import journal
+from ctxflow.batch.display import LineDisplay
+
+
+class Notes(LineDisplay):
+    """Keeps what is said, and the progress that is shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+        self.shown = []
+
+    def _print(self, text):
+        self.said.append(text)
+
+    def progress(self, now):
+        self.shown.append(now)
+        super().progress(now)
 
 
 def write_lines(path, records):

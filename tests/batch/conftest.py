@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ctxflow.batch import driver
 from ctxflow.cli import main
+from ctxflow.executors.bare import BareExecutor
 
 FUNCTIONS = """
 import time
@@ -82,6 +84,23 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("functions")
     (folder / "batch_functions.py").write_text(FUNCTIONS)
     return folder
+
+
+@pytest.fixture(scope="module")
+def executor(functions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareExecutor]:
+    """One for all jobs of a module that uses it: each start takes a good part of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(functions))
+        executor = BareExecutor(workers=2, log_events=False)
+        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
+        with executor:
+            yield executor
+
+
+@pytest.fixture
+def shared(executor: BareExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the jobs of a test run on the module's executor."""
+    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Whole jobs in this process, on the embedded engine."""
 
-import contextlib
 import csv
 import errno
 import io
@@ -9,52 +8,21 @@ import os
 
 import pyarrow.parquet
 import pytest
-from batch_helpers import read_lines, write_lines
+from batch_helpers import Notes, read_lines, write_lines
 
 from ctxflow import ContextExecutor
 from ctxflow.batch import driver, load_job, pump, watch
-from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.tolerance import TooManyErrors
 from ctxflow.errors import ContextError, RunEnded, UsageError
 
-
-class Notes(LineDisplay):
-    """Keeps what is said."""
-
-    def __init__(self):
-        super().__init__()
-        self.said = []
-        self.shown = []
-
-    def _print(self, text):
-        self.said.append(text)
-
-    def progress(self, now):
-        self.shown.append(now)
-        super().progress(now)
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def run(name, run_function, output="out.jsonl", display=None, fresh=False, retry_errors=False, **choices):
     choices = {"function": f"batch_functions:{run_function}", "workers": 2, **choices}
     job = load_job(None, input=name, output=output, **choices)
     return run_job(job, fresh=fresh, retry_errors=retry_errors, display=display)
-
-
-@pytest.fixture(scope="module")
-def executor(functions, tmp_path_factory):
-    """One for all jobs: each start takes a good part of a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(functions))
-        executor = ContextExecutor(workers=2, log_events=False)
-        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
-        with executor:
-            yield executor
-
-
-@pytest.fixture(autouse=True)
-def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 def without_executor(monkeypatch):

@@ -13,13 +13,11 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from batch_helpers import read_lines
+from batch_helpers import Notes, read_lines
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ctxflow import ContextExecutor
 from ctxflow.batch import driver, load_job
-from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import run_job
 from ctxflow.rows import files
 
@@ -29,35 +27,20 @@ BOM = b"\xef\xbb\xbf"
 TEXTS = [f"text {n} é" if n % 3 else f"some text, {n}" for n in range(COUNT)]
 
 
-@pytest.fixture(scope="module")
-def executor(functions, tmp_path_factory):
-    """One for all jobs."""
+@pytest.fixture(scope="module", autouse=True)
+def short_rows(executor):
+    """Jobs of properties run on one executor, too, which `shared` is not for: it ends with each test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(functions))
-        executor = ContextExecutor(workers=1, log_events=False)
-        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
-        with executor:
-            patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
-            patch.setattr(files, "MAX_ROW_BYTES", LONGEST)
-            yield executor
-
-
-class Said(LineDisplay):
-    """Keeps what is printed."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def _print(self, text):
-        self.lines.append(text)
+        patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
+        patch.setattr(files, "MAX_ROW_BYTES", LONGEST)
+        yield
 
 
 def run(path, **choices):
     """Run a job; gives its sentence if it ends with one, its results, its dead letters, by their rows' numbers."""
     output = path.with_name("out.jsonl")
     job = load_job(None, input=path, output=output, function="batch_functions:shout", workers=1, **choices)
-    said = Said()
+    said = Notes()
     try:
         outcome = run_job(job, display=said)
         sentence = ""
@@ -75,7 +58,7 @@ def run(path, **choices):
     for number, letter in dead.items():
         assert letter["place"].startswith(str(path)) and letter["error"]["message"]
         assert str(number) in letter["place"] or str(number + 1) in letter["place"]
-    told = [line for line in said.lines if line.startswith(str(path))]
+    told = [line for line in said.said if line.startswith(str(path))]
     assert len(told) >= min(10, len(dead)) and not any("\n" in line for line in told)
     return sentence, results, dead
 

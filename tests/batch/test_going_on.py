@@ -1,6 +1,5 @@
 """A job whose input was edited: no row ever gets the answer of another."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -8,41 +7,15 @@ import shutil
 import pyarrow
 import pyarrow.parquet
 import pytest
-from batch_helpers import as_of_an_earlier_ctxflow, read_lines, write_lines
+from batch_helpers import Notes, as_of_an_earlier_ctxflow, read_lines, write_lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctxflow import ContextExecutor
-from ctxflow.batch import driver, load_job
-from ctxflow.batch.display import LineDisplay
+from ctxflow.batch import load_job
 from ctxflow.batch.driver import begin_job, run_job
 from ctxflow.rows.files import file_identity
 
-
-class Notes(LineDisplay):
-    """Keeps what is said."""
-
-    def __init__(self):
-        super().__init__()
-        self.said = []
-
-    def _print(self, text):
-        self.said.append(text)
-
-
-@pytest.fixture(scope="module")
-def executor(functions, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(functions))
-        executor = ContextExecutor(workers=1, log_events=False)
-        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
-        with executor:
-            yield executor
-
-
-@pytest.fixture(autouse=True)
-def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def job(name="in.jsonl", **choices):

@@ -16,16 +16,17 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from batch_helpers import read_lines, write_lines
+from batch_helpers import Notes, read_lines, write_lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctxflow import ContextExecutor
-from ctxflow.batch import driver, load_job
-from ctxflow.batch.display import LineDisplay, summary
+from ctxflow.batch import load_job
+from ctxflow.batch.display import summary
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.held import Held
 from ctxflow.batch.publish import PUBLISHED, publish
+
+pytestmark = pytest.mark.usefixtures("shared")
 
 FORMS = ("jsonl", "parquet", "csv")
 NULL, KEYS, HALVES = "null stands in their place", "their text stands in their place", "U+FFFD stands in its place"
@@ -91,32 +92,6 @@ JSON_ROWS = [
     '{"text": "c", "price": -1e400}',
     '{"text": "d", "price": [1, NaN, {"x": Infinity}]}',
 ]
-
-
-@pytest.fixture(scope="module")
-def executor(functions, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(functions))
-        executor = ContextExecutor(workers=1, log_events=False)
-        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
-        with executor:
-            yield executor
-
-
-@pytest.fixture(autouse=True)
-def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
-
-
-class Notes(LineDisplay):
-    """Keeps what is said."""
-
-    def __init__(self):
-        super().__init__()
-        self.said = []
-
-    def _print(self, text):
-        self.said.append(text)
 
 
 def job(output, **choices):

