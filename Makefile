@@ -84,8 +84,8 @@ test: $(STAMP)test ## Check, and run all tests that can run here
 	[ $$local$$cluster = 00 ] || grep -hE "^(FAILED|ERROR) " build/test-local.log build/test-cluster.log; \
 	[ $$lint$$local$$cluster = 000 ]
 
-test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, in two minutes
-	$(BIN)/python $(LOCAL_TESTS) -m "not model"
+test-quick: $(STAMP)quick ## Run the tests that need neither a model nor a cluster, nor more than a second of a core
+	$(BIN)/python $(LOCAL_TESTS) -m "not model and not long"
 
 test-local: $(STAMP)test ## Run the tests that need no cluster, and the examples in the documentation
 	$(BIN)/python $(LOCAL_TESTS)

@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"Rename one of the test modules of one name, of which pytest imports one only: {twice}"
         )
     config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
+    config.addinivalue_line("markers", "long: takes more than a second of a core; left to `make test`")
     # How long an example takes says how busy the machine is.
     settings.register_profile("ctxflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("ctxflow")
@@ -76,12 +77,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make warnings errors in our own tests, and mark those that need a model."""
     modules: dict[Path, bool] = {}
+    speaking: dict[Path, bool] = {}
     for item in items:
         if any(folder in item.path.parents for folder in _OWN):
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)
         if item.path not in modules:
             modules[item.path] = _module_needs_model(item.path)
-        if modules[item.path] or _MODEL.search(_text(item)):
+            # To find what each of 5,000 tests says takes seconds.
+            speaking[item.path] = bool(_MODEL.search(item.path.read_text(encoding="utf-8")))
+        if modules[item.path] or (speaking[item.path] and _MODEL.search(_text(item))):
             item.add_marker(pytest.mark.model)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from in_process import ctxflow as in_process
 
 import ctxflow
 from ctxflow.cli.app import VERBS, load_verb
@@ -48,7 +49,7 @@ def test_unknown_verb():
 
 
 def test_doctor_finds_the_embedded_engine():
-    run = command("doctor", "--json")
+    run = in_process("doctor", "--json")
     assert run.returncode == 0, run.stdout
     findings = {finding["name"]: finding for finding in json.loads(run.stdout)}
     assert findings["embedded"]["state"] == "ok"
@@ -90,12 +91,13 @@ def test_doctor_says_ready_only_for_what_is_there(tmp_path):
     assert how_to_install("torch", extra="transformers") in told and COST_OF_TORCH in told
 
 
-def test_doctor_tells_of_the_other_package_of_this_name(tmp_path):
+def test_doctor_tells_of_the_other_package_of_this_name(tmp_path, monkeypatch):
     metadata = tmp_path / "ctxflow-1.5.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ctxflow\nVersion: 1.5\n")
     (metadata / "entry_points.txt").write_text("[console_scripts]\nctx = ctxflow.__main__:main\n")
-    run = command("doctor", env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"})
+    monkeypatch.syspath_prepend(tmp_path)
+    run = in_process("doctor", env={"COLUMNS": "200"})
     assert run.returncode == 1
     assert "1.5: another project's package" in run.stdout and "pip uninstall ctxflow" in run.stdout
     assert "1 thing will not work: ctxflow" in run.stdout and "Ready" not in run.stdout

@@ -202,6 +202,7 @@ def test_an_interrupt_leaves_nothing(copied, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.long
 def test_conda(little, tmp_path):
     """A prefix as conda lays it out, with files that name it, through conda-pack and back."""
     pytest.importorskip("conda_pack")

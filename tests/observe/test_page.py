@@ -117,6 +117,7 @@ def test_all_that_comes_from_the_run_is_escaped():
     assert "".join(parsed.text).count("<script>alert('row 3')</script>") > 15
 
 
+@pytest.mark.long
 def test_two_hundred_workers_with_their_transfers_are_less_than_two_megabytes():
     lines = []
     Played(lines, 2000).play()

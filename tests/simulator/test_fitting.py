@@ -73,7 +73,7 @@ def test_known_parameters_come_back():
     assert (found.loads, found.lost_items, found.open) == (result.loads, result.lost_items, 0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     item=st.floats(0.05, 2.0),
     call=st.floats(0.0, 3.0),

@@ -113,6 +113,7 @@ def test_nodes_change_by_copies():
     assert beside(fewer, D.instance(99, node.instances[0].gpus, 0.0)).idle == 0
 
 
+@pytest.mark.long
 def test_quick_figures_stand_beside_the_paper_s(tmp_path):
     told = []
     figures = reproduce(Request(quick=True, pictures=tmp_path, progress=lambda done, what: told.append(done)))

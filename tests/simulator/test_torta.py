@@ -379,6 +379,7 @@ def test_train_says_what_it_does_not_know(arguments, capsys, monkeypatch):
     assert ended.value.code == 2 and "there is no" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_reproduce_prints_and_draws(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     small = dataclasses.replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 
 from ctxflow.scheduler import sessions
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
@@ -23,15 +24,18 @@ def validate(state: RunState) -> None:
 
 
 def _check_items(state: RunState) -> None:
-    waiting = {app.id: [item for item in app.queue if item in state.open] for app in state.apps.values()}
+    # Of a long queue, this is most of what validating takes: loops over its items are the interpreter's own.
+    waiting = {app.id: list(filter(state.open.__contains__, app.queue)) for app in state.apps.values()}
     groups = [group for app in state.apps.values() for group in app.isolated]
-    queued = Counter(item for items in (*waiting.values(), *groups) for item in items)
+    places = [*chain.from_iterable(waiting.values()), *chain.from_iterable(groups)]
+    queued = set(places)
     assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
-    assert all(times == 1 for times in queued.values()), "an item is queued twice"
-    owners = [(item, app) for app in state.apps.values() for item in waiting[app.id]]
-    assert all(state.open[item] is app for item, app in owners), "an item is queued for an app that it is not noted for"
-    assert not queued.keys() & assigned.keys(), "an item is both queued and assigned"
-    assert queued.keys() | assigned.keys() == state.open.keys(), "an open item is neither queued nor assigned"
+    assert len(queued) == len(places), "an item is queued twice"
+    for app in state.apps.values():
+        noted = set(map(id, map(state.open.__getitem__, waiting[app.id])))
+        assert noted <= {id(app)}, "an item is queued for an app that it is not noted for"
+    assert queued.isdisjoint(assigned), "an item is both queued and assigned"
+    assert queued | assigned.keys() == state.open.keys(), "an open item is neither queued nor assigned"
     assert {item: n for item, n in assigned.items() if n > 1} == state.copies, "the copies of items are miscounted"
     totals = state.counters
     settled = totals.done + totals.dead + totals.cancelled

@@ -29,7 +29,7 @@ PERIOD = 200.0
 class Divided:
     """A run of one app, whose own context is the large model."""
 
-    def __init__(self, max_error, alternatives=("small",), batch=4, rate=3.0, until=2000.0, broken=None):
+    def __init__(self, max_error, alternatives=("small",), batch=4, rate=3.0, until=1200.0, broken=None):
         self.seen: Counter[str] = Counter()
         self.since_plan: list[tuple[float, dict, Counter]] = []
         self._runs: dict[int, str] = {}

@@ -40,7 +40,7 @@ def arrivals(until, every=60.0):
     return found
 
 
-def simulated(until, listener=None, placement=None, counts=None, evicted=None, **engine_options):
+def simulated(until, listener=None, placement=None, counts=None, evicted=None, arriving=None, **engine_options):
     counts = counts or COUNTS
     machines = [
         Machine(f"{tier}-{n}", tier, tier, gpus=1, available=(evicted or {}).get(tier, pools.during(0.0)))
@@ -61,7 +61,9 @@ def simulated(until, listener=None, placement=None, counts=None, evicted=None, *
     policies = Policies.chosen({"placement": choice, "batching": {"policy": "fixed", "size": 4}})
     apps = [ev.AppSpec("ask-small", "ask-small", "small"), ev.AppSpec("ask-large", "ask-large", "large")]
     tiers = [dataclasses.replace(tier, price=PRICES[tier.name]) for tier in tiers_of(machines)]
-    return Simulation(engine, policies, Workload(contexts(), apps, arrivals(until)), tiers, listener=listener)
+    return Simulation(
+        engine, policies, Workload(contexts(), apps, arriving or arrivals(until)), tiers, listener=listener
+    )
 
 
 class Watch:
@@ -144,7 +146,8 @@ def test_all_is_done_whatever_the_pool(counts, up, period, planning_seconds):
     evicted = {tier: pools.evicted(up, 30.0) for tier in counts} if up is not None else None
     choice = {"policy": "agh", "period": period, "clear": 300.0}
     options = {"counts": counts, "evicted": evicted, "planning_seconds": planning_seconds}
-    outcome = simulated(180, placement=choice, **options).run()
+    few = [(time, app, count // 12 or 1) for time, app, count in arrivals(180)]
+    outcome = simulated(180, placement=choice, arriving=few, **options).run()
     assert (outcome.done, outcome.dead) == (outcome.items, 0)
 
 

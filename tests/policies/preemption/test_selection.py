@@ -18,8 +18,8 @@ from ctxflow.policies.preemption.standard import reprieve
 sys.path.insert(0, str(Path(__file__).parent))
 import preemption_reference as reference
 
-MANY = settings(max_examples=500, deadline=None)
-SOME = settings(max_examples=250, deadline=None)
+MANY = settings(max_examples=150, deadline=None)
+SOME = settings(max_examples=100, deadline=None)
 NUMA_4090 = Hardware.regular(sockets=2, numa_nodes=8, gpus=8, cores=64)
 
 

@@ -33,10 +33,10 @@ ROUTINGS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(machines=MACHINES, arrivals=ARRIVALS, routing=ROUTINGS)
 def test_every_run_ends_though_regions_vanish(machines, arrivals, routing):
-    """One machine stays, so that there is an end; every event is checked by the scheduler's invariants."""
+    """One machine stays, so that there is an end; events are checked by the scheduler's invariants."""
     some = [machine(f"m{n}", region, model, until) for n, (region, model, until) in enumerate(machines)]
     run = Run(routing, [machine("last", "north"), *some], arrivals)
     assert run.outcome.done == run.outcome.items == sum(count for _, _, count in arrivals)
@@ -64,7 +64,7 @@ def test_an_app_does_not_wait_for_ever_behind_another_with_its_context():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_app_waits_for_ever_behind_a_queue_that_does_not_end(workers):
     machines = [machine(f"m{n}") for n in range(workers)]
-    arrivals = [(0.0, "a0", 4000), (30.0, "a1", 4)]
+    arrivals = [(0.0, "a0", 1000 * workers), (30.0, "a1", 4)]
     patient = Run({"policy": "torta", "longest_wait": 60.0}, machines, arrivals)
     first = min(time for time, _, app in patient.calls if app == "a1")
     assert 30 < first < 30 + 60 + 8 + 4 + 2, "it waits its time, then somebody ends a call, and loads"
