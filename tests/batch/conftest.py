@@ -91,7 +91,7 @@ def executor(functions: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """One for all jobs of a module that uses it: each start takes a good part of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(functions))
-        executor = BareExecutor(workers=2, log_events=False)
+        executor = BareExecutor(workers=1, log_events=False)
         executor.run_dir = str(tmp_path_factory.mktemp("runs"))
         with executor:
             yield executor
