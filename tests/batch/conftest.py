@@ -87,11 +87,13 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def executor(functions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareExecutor]:
-    """One for all jobs of a module that uses it: each start takes a good part of a second."""
+def executor(
+    functions: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[BareExecutor]:
+    """One for all jobs of a module, which may set WORKERS: each start takes a good part of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(functions))
-        executor = BareExecutor(workers=1, log_events=False)
+        executor = BareExecutor(workers=getattr(request.module, "WORKERS", 1), log_events=False)
         executor.run_dir = str(tmp_path_factory.mktemp("runs"))
         with executor:
             yield executor

@@ -17,6 +17,7 @@ from ctxflow.batch.tolerance import TooManyErrors
 from ctxflow.errors import ContextError, RunEnded, UsageError
 
 pytestmark = pytest.mark.usefixtures("shared")
+WORKERS = 2
 
 
 def run(name, run_function, output="out.jsonl", display=None, fresh=False, retry_errors=False, **choices):
