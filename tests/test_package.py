@@ -54,3 +54,13 @@ def test_the_public_names_are_offered_before_they_are_used():
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
     assert set(run.stdout.split()) == set(ctxflow.__all__) - {"__version__"}
     assert all(hasattr(ctxflow, name) for name in ctxflow.__all__)
+
+
+def test_what_has_no_use_for_parsl_does_not_import_it():
+    program = (
+        "import sys, ctxflow.batch.driver, ctxflow.simulator, ctxflow.executors.bare\n"
+        "import ctxflow.cli.batch, ctxflow.cli.simulate, ctxflow.cli.plan, ctxflow.cli.top, ctxflow.cli.report\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('parsl', 'torch')])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    assert run.stdout == "[]\n"
