@@ -1,7 +1,6 @@
 """The command as a person meets it: a process, its output and its exit status."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -59,25 +58,29 @@ def test_doctor_finds_the_embedded_engine():
 
 
 def test_doctor_shows_the_same(tmp_path):
-    run = command("doctor", env={"PATH": "", "HOME": str(tmp_path), "COLUMNS": "80", "PYTHONPATH": ":".join(sys.path)})
+    run = in_process("doctor", env={"PATH": "", "HOME": str(tmp_path), "COLUMNS": "80"})
     assert run.returncode == 0
     assert "a worker started and answered" in run.stdout
     assert "condor_submit not found" in run.stdout
     assert all(len(line) <= 80 for line in run.stdout.splitlines())
 
 
-def without(tmp_path, *modules):
-    """Variables with which a Python cannot import some modules, as if they were not installed."""
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nclass Missing:\n    def find_spec(name, path=None, target=None):\n"
-        f"        if name in {modules!r}:\n            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Missing)\n"
-    )
-    return {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+def without(monkeypatch, *modules):
+    """Have this process not find some modules, as if they were not installed."""
+
+    class Missing:
+        def find_spec(name, path=None, target=None):
+            if name in modules:
+                raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
+    for name in modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_doctor_says_ready_only_for_what_is_there(tmp_path):
-    run = command("doctor", env=without(tmp_path, "torch", "matplotlib"))
+def test_doctor_says_ready_only_for_what_is_there(monkeypatch):
+    without(monkeypatch, "torch", "matplotlib")
+    run = in_process("doctor", env={"COLUMNS": "200"})
     assert run.returncode == 0
     ready, lacking = (
         next(line for line in run.stdout.splitlines() if line.startswith(word)) for word in ("Ready", "Not ready")
