@@ -32,16 +32,23 @@ NO_TESTBED = "No testbed: "
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: runs on the testbed, a real HTCondor pool with TaskVine")
-    config.addinivalue_line("markers", "long: takes a minute or more, and begins before the others")
+    config.addinivalue_line("markers", "first: takes a minute or more, and begins before the others")
     config.addinivalue_line("markers", "xdist_group(name): tests on a pool of another kind, made once for all of them")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the tests' own time: the fixtures of the first may have to build the testbed. Begin with the longest."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    """Limit the tests' own time: the fixtures of the first may have to build the testbed. Begin with the longest.
+
+    Those that need no testbed come last: what waits behind a test when all others are given out is soon done.
+    """
+    items.sort(key=lambda item: (not item.get_closest_marker("first"), not _wants_testbed(item, "any_testbed")))
     for item in items:
         if Path(__file__).parent in item.path.parents and (limit := item.get_closest_marker("timeout")):
             item.add_marker(pytest.mark.timeout(*limit.args, func_only=True), append=False)
+
+
+def _wants_testbed(item: pytest.Item, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -144,7 +151,7 @@ class Testbed:
 @pytest.fixture(scope="session")
 def any_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     """The testbed in whatever state the test before left it, none at first, for tests that set it up themselves."""
-    torch = any("testbed_with_torch" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    torch = any(_wants_testbed(item, "testbed_with_torch") for item in request.session.items)
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         code, complaint = build(["--root-only", *(["--with-torch"] if torch else [])])
     if code == 3:

@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("what", choices=["contract", "wander", "burst"])
     parser.add_argument("--site", default="")
     parser.add_argument("--sessions", type=int, default=24)
-    parser.add_argument("--chunks", type=int, default=300)
+    parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--moves", type=int, default=60)
     parser.add_argument("--evictions", type=int, default=4)
     given = parser.parse_args()

@@ -25,7 +25,7 @@ def inside(testbed: Testbed, step: str) -> dict[str, Any]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-@pytest.mark.long
+@pytest.mark.first
 def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> None:
     found = inside(testbed_with_torch, "models")
     assert found["chats"] == [True] * 4, "greedy text is that of a plain loop, whatever the batch size"
@@ -36,7 +36,7 @@ def test_real_models_answer_as_on_one_machine(testbed_with_torch: Testbed) -> No
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-@pytest.mark.long
+@pytest.mark.first
 def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: Testbed) -> None:
     found = inside(testbed, "detached")
     assert found["seen"] == ["running", True, 3000], "`ctxflow status` follows it from another terminal"
@@ -48,7 +48,7 @@ def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: T
     assert "out.jsonl" in found["table"] and "3,000 of 3,000" in found["table"]
     assert found["queue"] == []
     assert found["cancelled"][::2] == [0, []], found["cancelled"]
-    assert "is cancelled" in found["cancelled"][1] and "are kept in out.jsonl" in found["cancelled"][1]
+    assert "is cancelled" in found["cancelled"][1] and "out.jsonl keeps" in found["cancelled"][1]
     assert found["ended"] == [130, 0]
     assert found["states"] == ["done", "cancelled"]
     assert found["kept"] == [True, 0, True], "the same command goes on, on another site"
@@ -56,7 +56,7 @@ def test_a_detached_driver_is_vacated_twice_and_another_job_cancelled(testbed: T
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-@pytest.mark.long
+@pytest.mark.first
 def test_a_killed_driver_goes_on_where_it_was(testbed: Testbed) -> None:
     found = inside(testbed, "killed")
     assert (found["kills"], found["status"], found["whole"]) == (2, 0, True), found["said"]

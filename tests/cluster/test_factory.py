@@ -219,7 +219,7 @@ def test_a_driver_that_is_killed_leaves_no_worker(testbed: Testbed, make: Callab
     testbed.run("kill", f"-{signal.SIGKILL.value}", str(about["pid"]))
     # Jobs that waited begin now that there is room, and find nobody.
     waiting = ("condor_q", "-constraint", "JobStartDate =?= undefined", "-af:j", "JobStatus")
-    testbed.eventually(lambda: not testbed.run(*waiting) and not processes_left(testbed), limit=60)
+    testbed.eventually(lambda: not testbed.run(*waiting) and not processes_left(testbed), limit=120)
     testbed.run("bash", "-c", f"condor_rm -constraint 'CtxflowRun == \"{about['run']}\"' || true")
     nothing_left(testbed)
 
