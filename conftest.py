@@ -75,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make warnings errors in our own tests, and mark those that need a model."""
+    """Make warnings errors in our own tests, and mark those that need a model, or a wheel, whose building is long."""
     modules: dict[Path, bool] = {}
     speaking: dict[Path, bool] = {}
     for item in items:
@@ -85,6 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             modules[item.path] = _module_needs_model(item.path)
             # To find what each of 5,000 tests says takes seconds.
             speaking[item.path] = bool(_MODEL.search(item.path.read_text(encoding="utf-8")))
+        if "wheel_file" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
         if modules[item.path] or (speaking[item.path] and _MODEL.search(_text(item))):
             item.add_marker(pytest.mark.model)
 

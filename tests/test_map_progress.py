@@ -9,6 +9,8 @@ import sys
 import textwrap
 import time
 
+import pytest
+
 PROGRAM = """
 import sys, time
 from ctxflow import ContextExecutor, batch_app
@@ -44,6 +46,7 @@ def shown(program, folder):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()), seen, out
 
 
+@pytest.mark.long
 def test_maps_that_take_a_while_show_themselves_on_a_terminal(tmp_path):
     program = """
     print(list(nap.map([0.1] * 4)))
@@ -62,6 +65,7 @@ def test_maps_that_take_a_while_show_themselves_on_a_terminal(tmp_path):
     assert raw.count(b"\x1b[?25l") == 1, "neither the quick one nor the one that is to be silent was shown"
 
 
+@pytest.mark.long
 def test_lines_where_there_is_no_terminal(tmp_path):
     program = (
         PROGRAM

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from ctxflow import ContextExecutor, batch_app
+from ctxflow.mapping import MapWork
 
 PATIENCE = 30
 
@@ -150,6 +151,21 @@ def test_a_map_whose_inputs_stand_still_can_be_left(way):
     go.set()
     assert ended.wait(PATIENCE)
     until(lambda: "ctxflow-inputs" not in [thread.name for thread in threading.enumerate()])
+
+
+@pytest.mark.parametrize("order", ["input", "completed"])
+def test_who_waits_for_the_last_answers_sleeps(order, monkeypatch):
+    """Once the inputs are over, only an answer is news."""
+    looks, wait = [], MapWork.wait
+    monkeypatch.setattr(MapWork, "wait", lambda work: (looks.append(1), wait(work)))
+
+    @batch_app(executor="pulling")
+    def slow(numbers):
+        time.sleep(0.2)
+        return numbers
+
+    assert list(values(slow.map(iter(range(3)), order=order), order)) == [0, 1, 2]
+    assert len(looks) < 50
 
 
 def test_inputs_that_raise_lose_nothing_that_came_before(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 TEXT = (Path(__file__).parent.parent / "docs" / "streams.md").read_text()
 
 
+@pytest.mark.long
 def test_programs(tmp_path):
     pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")

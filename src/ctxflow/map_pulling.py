@@ -108,6 +108,7 @@ class Ahead:
         self._given = 0  # To the map.
         self._asked = 0  # May have been taken, in all.
         self._over = False
+        self._told = False  # That it is over.
         self._awaited = False
         self._paused = True
         self._resume: queue.SimpleQueue[None] = queue.SimpleQueue()  # Finalizers may put something there.
@@ -140,9 +141,11 @@ class Ahead:
         return taken
 
     def wait(self) -> bool:
-        """Say whether something has come; else have the map woken when it does."""
+        """Say whether something has come, or, once, that no more will; else have the map woken when it does."""
         self._awaited = True
-        return bool(self._come) or self._over
+        over, told = self._over, self._told
+        self._told = over
+        return bool(self._come) or (over and not told)
 
     @property
     def over(self) -> bool:
