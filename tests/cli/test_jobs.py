@@ -4,11 +4,10 @@ import dataclasses
 import io
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import typer
+from in_process import ctxflow
 from rich.console import Console
 
 from ctxflow.batch.detached import Detached, View
@@ -156,18 +155,12 @@ def test_ids_are_completed_with_what_they_are(home):
     assert verbs._complete("2") == [("2", "embed with package:minilm: /w/out2.jsonl")]
 
 
-def command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "ctxflow", *words], capture_output=True, check=False, text=True, timeout=60
-    )
-
-
 def test_from_a_shell(home):
     (home / "in.csv").write_text("text\none\n")
-    refused = command("batch", "in.csv", "-o", "out.jsonl", "--function", "copy:copy", "--column", "text", "--detach")
+    refused = ctxflow("batch", "in.csv", "-o", "out.jsonl", "--function", "copy:copy", "--column", "text", "--detach")
     assert refused.returncode == 2 and refused.stdout == "" and "give --site with a site file" in refused.stderr
     assert not (home / "out.jsonl").exists()
-    unknown = command("logs", "7")
+    unknown = ctxflow("logs", "7")
     assert unknown.returncode == 2 and "there is none yet" in unknown.stderr
-    empty = command("jobs")
+    empty = ctxflow("jobs")
     assert (empty.returncode, empty.stdout) == (0, "") and "ctxflow batch --detach" in empty.stderr

@@ -496,6 +496,6 @@ class Pool(RuleBasedStateMachine):
 
 
 Pool.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPool = Pool.TestCase

@@ -583,5 +583,5 @@ class SessionPool(RuleBasedStateMachine):
                 self.end_step(self.steps.pop(number), "ends")
 
 
-SessionPool.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+SessionPool.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestSessionPool = SessionPool.TestCase

@@ -317,6 +317,7 @@ def test_of_each_group_one_server_stays():
             assert not stopped[lane] or not len(left) or cost[lane][chosen[lane]].min() >= left.max()
 
 
+@pytest.mark.long
 def test_the_environment_is_gymnasium_s():
     pytest.importorskip("gymnasium")
     from ctxflow.simulator.torta.environment import Allocations
