@@ -259,7 +259,7 @@ def test_multiprocessing_inside_a_call(method):
         lambda: os.close(1),
         lambda: os.close(2),
         lambda: setattr(sys, "stdout", None),
-        lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        lambda: [signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGUSR1)],
     ],
     ids=["cd", "close", "close-1", "close-2", "none", "signal"],
 )
@@ -274,6 +274,6 @@ def test_the_next_call_finds_everything_in_place(mess):
     def look():
         print("still heard", flush=True)
         sys.stderr.write("here too\n")
-        return os.getcwd()
+        return os.getcwd(), [signal.getsignal(each) is signal.SIG_IGN for each in (signal.SIGTERM, signal.SIGUSR1)]
 
-    assert [look().result(timeout=30) for _ in range(4)] == [os.getcwd()] * 4
+    assert [look().result(timeout=30) for _ in range(4)] == [(os.getcwd(), [False, False])] * 4

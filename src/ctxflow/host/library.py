@@ -8,6 +8,7 @@ and nowhere else.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # `signal.getsignal` makes enumerations, at each call.
 import contextlib
 import faulthandler
 import os
@@ -28,7 +29,7 @@ from ctxflow.context import Context, _set_loaded
 from ctxflow.errors import BatchContractError
 from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
-from ctxflow.host.interrupting import CallInterrupted, Interrupts
+from ctxflow.host.interrupting import SIGNAL, CallInterrupted, Interrupts
 from ctxflow.host.one_each import name_of, one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
@@ -99,6 +100,8 @@ class _Library:
         self._interrupts = interrupts
         self.line = host  # Where calls come from.
         self._output = Output()
+        self._handlers: dict[int, Any] = {}
+        self._note_handlers()
         self._pid = os.getpid()
         self._place: InPlace | FolderEach = FolderEach(scratch)
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
@@ -141,6 +144,7 @@ class _Library:
             return
         self._end_fork()
         self._output.mend()
+        self._note_handlers()
         seconds = time.monotonic() - started
         self.host.send(
             {
@@ -150,6 +154,16 @@ class _Library:
                 "gpu_memory": _gpu_bytes(),
             }
         )
+
+    def _note_handlers(self) -> None:
+        """Note what is done at the signals that the host sends, which a context may have changed."""
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, SIGNAL)}
+
+    def _mend_handlers(self) -> None:
+        """Put back what a call changed of that: a process that the next call starts would ignore SIGTERM for ever."""
+        for number, handler in self._handlers.items():
+            if handler is not None and _signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
     def _end_fork(self) -> None:
         """End a process that the user's code forked and that came back here: this is not its place."""
@@ -192,6 +206,7 @@ class _Library:
             if watched:
                 self.host.send({"is": "ended", "call": head["call"]})
             self.line.send({"is": "finished", "call": head["call"], "seconds": seconds, **extent}, result)
+        self._mend_handlers()
         self._place.leave()
         self._interrupts.end()
 
