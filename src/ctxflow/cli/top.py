@@ -123,6 +123,7 @@ def _follow(path: Path, status: dict[str, Any], console: Console) -> dict[str, A
             time.sleep(_LOOK_SECONDS)
             status = read_status(path) or status
             live.update(_view(status), refresh=True)
+        live.update(_view(status), refresh=True)  # It may have died since it was shown.
     return status
 
 
