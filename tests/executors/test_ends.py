@@ -58,7 +58,8 @@ class Driver:
             text = text.replace(f"@{name}@", value)
         (directory / "program.py").write_text(text)
         self.process = subprocess.Popen(
-            [sys.executable, "program.py"],
+            # From 3.12 on Python warns of any fork beside threads.
+            [sys.executable, "-W", "ignore:This process:DeprecationWarning", "program.py"],
             cwd=directory,
             env={**os.environ, "MARK": self.mark, "TMPDIR": str(directory), "PYTHONPATH": SOURCE},
             stdout=subprocess.PIPE,
