@@ -309,7 +309,7 @@ class Run:
 
     def _submitted(self, deliveries: Iterable[Delivery | News]) -> None:
         if self._scheduler.next_wake is not None:  # Something is held back for a time.
-            self.engine.wake()
+            self._wake()
         self._deliver(deliveries)
 
     @uninterrupted
@@ -330,7 +330,7 @@ class Run:
         """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
         if not self.is_copy:
             self._actions.append(action)
-            self.engine.wake()
+            self._wake()
 
     def _cancel_one(self, item: int) -> None:
         self.cancel([item], stop=True)
@@ -407,7 +407,7 @@ class Run:
             commands = self._scheduler.handle(event)
         except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
             self._failed = EngineFailed(f"the run cannot go on, for a policy raised {type(error).__name__}: {error}")
-            self.engine.wake()
+            self._wake()
             raise self._failed from error
         deliveries: list[Delivery | News] = []
         commanded: list[cmd.Command] = []
