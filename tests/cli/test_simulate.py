@@ -81,12 +81,15 @@ def test_errors_are_one_sentence(folder):
     wrong = command("site.toml", "wrong.toml", cwd=folder)
     assert wrong.stderr == "ctxflow: wrong.toml, line 2: an app has no key 'itmes' (app 1): did you mean 'items'?\n"
     key = command("site.toml", "work.toml", "--set", "batchng=fixed", cwd=folder)
-    assert "did you mean 'batching'?" in key.stderr
+    asked = "ctxflow: as changed by batchng=fixed: site.toml: a site has no key 'batchng': did you mean 'batching'?\n"
+    assert key.stderr == asked
+    count = command("site.toml", "work.toml", "--set", "workload.apps.0.items=-3", cwd=folder)
+    assert count.stderr.startswith("ctxflow: as changed by workload.apps.0.items=-3: work.toml")
     (folder / "empty").mkdir()
     none = command("empty", cwd=folder)
     assert "holds no run" in none.stderr
-    for done in (wrong, key, none):
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2 if done is none else 1, "", 1)
+    for done in (wrong, key, count, none):
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1 if done is wrong else 2, "", 1)
     half = command("site.toml", cwd=folder)
     assert half.returncode == 2 and "give a workload file too" in half.stderr
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxflow.errors import UsageError
 from ctxflow.observe.history_reader import read_history
 from ctxflow.scheduler.log import replay
 from ctxflow.simulator.bounds import fluid_seconds, mixed_fluid_seconds
@@ -18,7 +19,7 @@ from ctxflow.simulator.scenario import Scenario, load_scenario
 from ctxflow.simulator.studies import Case, study
 from ctxflow.simulator.workload_file import WorkloadFile
 from ctxflow.simulator.workload_problems import WorkloadError
-from ctxflow.sites import Site, SiteError
+from ctxflow.sites import Site
 
 SITE = """
 engine = "taskvine"
@@ -117,13 +118,13 @@ def test_mistakes_are_told_with_their_line(files, tmp_path, workload, line, says
 
 
 def test_mistakes_in_changes_and_sites(files, tmp_path):
-    with pytest.raises(SiteError, match=r"did you mean 'batching'\?"):
+    with pytest.raises(UsageError, match=r"did you mean 'batching'\?"):
         files("batchng=fixed")
-    with pytest.raises(SiteError, match="there is no batching policy 'best'"):
+    with pytest.raises(UsageError, match="there is no batching policy 'best'"):
         files("batching=best")
     with pytest.raises(ValueError, match="there is no 'v100' in tiers: there are a10, spot"):
         files("tiers.v100.workers=3")
-    with pytest.raises(WorkloadError, match=r"toml: an app has no key 'itms' \(app 1\): did you mean 'items'\?$"):
+    with pytest.raises(UsageError, match=r"toml: an app has no key 'itms' \(app 1\): did you mean 'items'\?$"):
         files("workload.apps.app.itms=3")
     with pytest.raises(ValueError, match="needs a number to multiply"):
         files("workload.evictions.trace=2x")

@@ -27,10 +27,11 @@ import cloudpickle
 
 from ctxflow.context import Context, _set_loaded
 from ctxflow.errors import BatchContractError
+from ctxflow.functions import name_of
 from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
 from ctxflow.host.interrupting import SIGNAL, CallInterrupted, Interrupts
-from ctxflow.host.one_each import name_of, one_each
+from ctxflow.host.one_each import one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes

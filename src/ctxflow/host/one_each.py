@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from ctxflow.errors import BatchContractError
+from ctxflow.functions import name_of
 
 _LONGEST = 60  # Characters that are shown of what came in place of results.
 
@@ -48,11 +49,6 @@ def wrong(function: Callable[..., Any], did: str, expected: int, instead: str, m
     """Return the error for an app that did something else than to give one result for each item."""
     items = "1 item" if expected == 1 else f"{expected} items"
     return BatchContractError(f"{name_of(function)} {did} for a batch of {items}: {instead}, in their order{more}")
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return what its user calls an app's function."""
-    return getattr(getattr(function, "func", function), "__name__", "the app")
 
 
 def _is_several(results: Any) -> bool:

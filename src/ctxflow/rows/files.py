@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ctxflow.rows.columns import IN_BATCH, Words
-from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, left_out
 
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 # Byte order marks; those that begin with another's come first.
@@ -269,3 +270,46 @@ class FileSource:
         self._read = self._size
         if chunk:
             yield chunk
+
+
+class LineSource(FileSource):
+    """A file whose lines are its rows. Blank lines are no rows, but count as lines."""
+
+    def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
+        """What a line says.
+
+        :raises RowError: if it says nothing that can be read.
+        """
+        raise NotImplementedError
+
+    def _rows(self, lines: Lines, skip: bytes) -> Iterator[Row]:
+        for number in itertools.count():
+            values: dict[str, Any] | RowError
+            try:
+                line = next(lines)
+                if line.isspace() or left_out(skip, number):
+                    continue
+                values, size = self._values(line, lines.encoding), len(line)
+            except StopIteration:
+                self.count = number
+                return
+            except RowError as error:
+                if left_out(skip, number):
+                    continue
+                values, size = error, 0
+            yield Row(number, values, size)
+
+
+def undecodable(error: UnicodeDecodeError, encoding: str, words: Words) -> str:
+    """Return what is to be said of a line that is not of its file's encoding."""
+    byte = f": byte {error.start + 1} is {error.object[error.start]:#04x}" if encoding == "UTF-8" else ""
+    return f"the line is not {encoding}{byte}{another_encoding(encoding, words)}"
+
+
+def another_encoding(encoding: str, words: Words) -> str:
+    """What else can be done, where nobody named the encoding."""
+    return (
+        f"; if all of the input is of another encoding, {words.encoding.format('cp1252')}"
+        if encoding == "UTF-8"
+        else ""
+    )

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.rows.columns import IN_BATCH, Words
-from ctxflow.rows.files import FileSource, Lines, head_of_file, open_lines, suffix_of
+from ctxflow.rows.files import (
+    FileSource,
+    Lines,
+    LineSource,
+    another_encoding,
+    head_of_file,
+    open_lines,
+    suffix_of,
+    undecodable,
+)
 from ctxflow.rows.source import MAX_ROW_BYTES, Row, RowError, Source, left_out
 from ctxflow.wording import counted
 
@@ -134,35 +143,17 @@ def _is_openai(path: Path, reading: Reading) -> bool:
     return False
 
 
-class JsonLinesSource(FileSource):
-    """A file with a JSON object a line. Blank lines are no rows, but count as lines."""
+class JsonLinesSource(LineSource):
+    """A file with a JSON object a line."""
 
-    def _rows(self, lines: Lines, skip: bytes) -> Iterator[Row]:
-        number, skipped = -1, len(skip)
-        while True:
-            number += 1
-            try:
-                line = next(lines)
-            except StopIteration:
-                self.count = number
-                return
-            except RowError as error:
-                if not left_out(skip, number):
-                    yield Row(number, error, 0)
-                continue
-            if number < skipped and skip[number]:
-                continue
-            try:
-                values = json.loads(line.rstrip().decode())
-            except (ValueError, RecursionError) as error:
-                if line.strip():
-                    yield Row(number, RowError(_json_reason(error, lines.encoding, self._words)), len(line))
-                continue
-            if type(values) is not dict:
-                kind = _JSON_KINDS.get(type(values), "a number")
-                yield Row(number, RowError(f"the line is {kind}, not a JSON object"), len(line))
-                continue
-            yield Row(number, values, len(line))
+    def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
+        try:
+            values = json.loads(line.rstrip().decode())
+        except (ValueError, RecursionError) as error:
+            raise RowError(_json_reason(error, encoding, self._words)) from None
+        if type(values) is not dict:
+            raise RowError(f"the line is {_JSON_KINDS.get(type(values), 'a number')}, not a JSON object")
+        return values
 
 
 _JSON_KINDS: dict[type, str] = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
@@ -176,21 +167,6 @@ def _json_reason(error: Exception, encoding: str, words: Words) -> str:
     if isinstance(error, RecursionError):
         return "the line's JSON is nested too deeply"
     return f"the line is not JSON that can be read: {str(error).split(';')[0]}"
-
-
-def undecodable(error: UnicodeDecodeError, encoding: str, words: Words) -> str:
-    """Return what is to be said of a line that is not of its file's encoding."""
-    byte = f": byte {error.start + 1} is {error.object[error.start]:#04x}" if encoding == "UTF-8" else ""
-    return f"the line is not {encoding}{byte}{_another(encoding, words)}"
-
-
-def _another(encoding: str, words: Words) -> str:
-    """What else can be done, where nobody named the encoding."""
-    return (
-        f"; if all of the input is of another encoding, {words.encoding.format('cp1252')}"
-        if encoding == "UTF-8"
-        else ""
-    )
 
 
 class _Text:
@@ -284,6 +260,6 @@ class CsvSource(FileSource):
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    reason = f"the column {name!r} is not {encoding}{_another(encoding, self._words)}"
+                    reason = f"the column {name!r} is not {encoding}{another_encoding(encoding, self._words)}"
                     return Row(number, RowError(reason), size)
         return Row(number, values, size)

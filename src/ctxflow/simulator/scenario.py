@@ -6,14 +6,16 @@ simulations of it (building.py).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from ctxflow.errors import UsageError
 from ctxflow.executors.embedded import TIER, default_workers
 from ctxflow.observe.report import EVENTS, find_run, read_report
 from ctxflow.scheduler import Limits
@@ -26,6 +28,7 @@ from ctxflow.simulator.workload_file import Evictions, WorkloadFile
 from ctxflow.simulator.workload_problems import WorkloadError, explain, problems
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.loader import located, read_toml
+from ctxflow.sites.problem import FileError
 
 _DEVICE_NAME = re.compile(r'DeviceName\s*==\s*"([^"]+)"')
 
@@ -74,7 +77,8 @@ class Scenario:
 def load_scenario(site: str, workload: Path, changes: Iterable[Change] = ()) -> Scenario:
     """What two files say, with changes.
 
-    :raises SiteError, WorkloadError: ValueErrors with a line for each thing that is wrong.
+    :raises SiteError, WorkloadError: ValueErrors with a line for each thing that is wrong in the files.
+    :raises UsageError: for what is wrong with the changes.
     """
     changes = list(changes)
     text, values = read_toml(workload, "workload", "the path of a workload file", WorkloadError)
@@ -104,15 +108,29 @@ def _scenario(
         given["tiers"] = [tier.model_dump(exclude_unset=True) for tier in base.tiers]
     changed, places = applied(given, base, [change for change in changes if not change.of_workload])
     keys = {str(place[0]) for place in places}
-    made = load_site(site, **{key: changed.get(key, _default(key)) for key in keys}) if keys else base
+    with _told_of(change for change in changes if not change.of_workload):
+        made = load_site(site, **{key: changed.get(key, _default(key)) for key in keys}) if keys else base
     tiers = {tier.spec.name: tier.gpu_model for tier in tiers_of_site(made)}
     workload = _validated(values, name, text, tiers, ())
     ours = [change for change in changes if change.of_workload]
     if ours:
         values, places = applied(values, workload, ours)
-        workload = _validated(values, name, text, tiers, places)
+        with _told_of(ours):
+            workload = _validated(values, name, text, tiers, places)
     traces = {file: traces[file] if file in traces else _trace(file, folder) for file in _traces(workload.evictions)}
     return Scenario(made, workload, traces)
+
+
+@contextlib.contextmanager
+def _told_of(changes: Iterable[Change]) -> Iterator[None]:
+    """Say of what is wrong within that it was asked for, and stands in no file.
+
+    :raises UsageError: in place of a FileError.
+    """
+    try:
+        yield
+    except FileError as error:
+        raise UsageError(f"as changed by {', '.join(change.text for change in changes)}: {error}") from None
 
 
 def _default(key: str) -> Any:
