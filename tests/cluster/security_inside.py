@@ -214,7 +214,7 @@ def test_nothing_secret_is_seen_by_others(tmp_path: Path) -> None:
         assert not (scratch / "password").exists(), "the job's copy is removed once it is read"
         assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
         for process in processes():
-            if "-m ctxflow.host.library" in " ".join(process.cmdline()):
+            if "ctxflow.pyz library " in " ".join(process.cmdline()):
                 assert not secrets & set(process.environ().values()), "the user's code does not see the key"
     for path in Path(told.directory).rglob("*"):
         if path.is_file():

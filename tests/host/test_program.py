@@ -2,25 +2,104 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import cloudpickle
+import pytest
 from vine_player import Player
 
 import ctxflow
 from ctxflow.host.program import build_program
 
+compiled = pytest.mark.skipif(sys.version_info < (3, 11), reason="there is no bytecode in it before 3.11")
+_TELL_COMPILED = """\
+import sys
 
-def test_it_holds_what_a_worker_needs_and_is_the_same_each_time(tmp_path):
-    first, second = (build_program(str(tmp_path / name)) for name in ("a.pyz", "b.pyz"))
-    with open(first, "rb") as a, open(second, "rb") as b:
-        assert a.read() == b.read()
-    names = set(zipfile.ZipFile(first).namelist())
-    assert {"__main__.py", "ctxflow/host/library.py", "ctxflow/context.py", "cloudpickle/cloudpickle.py"} <= names
-    assert not [name for name in names if "examples/" in name or "__pycache__" in name]
-    assert sorted(os.listdir(tmp_path)) == ["a.pyz", "b.pyz"], "nothing else is left"
+def heard(event, arguments):
+    if event == "compile" and ".pyz/" in str(arguments[1]):
+        with open({log!r}, "a") as log:
+            log.write(arguments[1] + "\\n")
+
+sys.addaudithook(heard)
+"""
+
+
+@pytest.fixture
+def compilations(tmp_path, monkeypatch):
+    """What gives the files in zips that processes started from now on have compiled."""
+    site, log = tmp_path / "site", tmp_path / "compiled"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_TELL_COMPILED.format(log=str(log)))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    return lambda: log.read_text().split()
+
+
+def test_it_holds_what_a_worker_needs(tmp_path):
+    names = zipfile.ZipFile(build_program(str(tmp_path / "ctxflow.pyz"))).namelist()
+    needed = {"__main__.py", "ctxflow/host/library.py", "ctxflow/context.py", "cloudpickle/cloudpickle.py"}
+    assert needed <= set(names) and len(names) == len(set(names))
+    assert not [name for name in names if "examples/" in name]
+    assert os.listdir(tmp_path) == ["ctxflow.pyz"], "nothing else is left"
+
+
+def test_it_is_the_same_whoever_makes_it(tmp_path):
+    make = "import sys; from ctxflow.host.program import build_program; build_program(sys.argv[1])"
+    built = [build_program(str(tmp_path / "here.pyz"))]
+    for seed in ("1", "2"):
+        built.append(str(tmp_path / f"{seed}.pyz"))
+        subprocess.run([sys.executable, "-c", make, built[-1]], env={**os.environ, "PYTHONHASHSEED": seed}, check=True)
+    assert len({Path(program).read_bytes() for program in built}) == 1
+
+
+@compiled
+def test_nothing_of_it_is_compiled_when_its_programs_start(tmp_path, compilations):
+    program = build_program(str(tmp_path / "ctxflow.pyz"))
+    for name in ("worker", "doorbell"):
+        subprocess.run([sys.executable, program, name, "--help"], stdout=subprocess.DEVNULL, check=True)
+    _serve_a_call(tmp_path, program)
+    assert set(compilations()) == {f"{program}/__main__.py"}
+
+
+@compiled
+@pytest.mark.parametrize("bent", ["the number of its format", "the name of its Python"])
+def test_the_bytecode_of_another_python_is_left_alone(tmp_path, compilations, bent):
+    program, whole = str(tmp_path / "ctxflow.pyz"), build_program(str(tmp_path / "whole.pyz"))
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(program, "w") as new:
+        for name in old.namelist():
+            data, place = old.read(name), name
+            if name.endswith(".pyc") and bent == "the number of its format":
+                data = b"\0\0\r\n" + data[4:]
+            elif name.endswith(".pyc"):
+                place = name.replace(sys.implementation.cache_tag, "cpython-99")
+            new.writestr(place, data)
+    _serve_a_call(tmp_path, program)
+    assert {f"{program}/ctxflow/host/{name}.py" for name in ("vine_library", "library")} < set(compilations())
+
+
+def _serve_a_call(directory, program):
+    player = Player(directory, [sys.executable, program, "vine_library"])
+    try:
+        player.message()
+        player.ask("hello")
+        _, reports = player.answer(player.send(player.load(), *player.call(lambda _, items: items, [1])))
+        assert pickle.loads(reports[-1][1]) == [1]
+    finally:
+        player.close()
+
+
+def test_a_traceback_shows_where_in_it(tmp_path):
+    program = build_program(str(tmp_path / "ctxflow.pyz"))
+    shown = []
+    for start, path in (([program, "library"], program), (["-m", "ctxflow.host.library"], "")):
+        command, environment = [sys.executable, *start, "no", "number"], {**os.environ, "PYTHONPATH": path}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        shown.append(re.findall(r'File "(.*)/(ctxflow/host/library.py)", (line \d+), in main', run.stderr))
+    ((place, *packed),), ((_, *unpacked),) = shown
+    assert place == program and packed == unpacked
 
 
 def test_made_of_a_ctxflow_that_is_only_found_on_the_path_it_names_no_distribution(tmp_path):

@@ -45,12 +45,14 @@ _FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
-def main(descriptor: int, scratch: str, parent: int, notice: int, asked: int, running: int) -> None:
+def main(argv: Sequence[str]) -> None:
     """Serve until the other end closes the connection.
 
-    :param notice: an eventfd that the host makes readable when the worker has notice of its eviction.
-    :param asked: and `running`: see `Interrupts`.
+    :param argv: the connection's descriptor; the directory that calls run below; the host's process; an eventfd that
+        the host makes readable when the worker has notice of its eviction; and the two of `Interrupts`.
     """
+    scratch = argv[1]
+    descriptor, parent, notice, asked, running = map(int, (argv[0], *argv[2:]))
     # A process group of its own, in the worker's session: what its calls start is ended with it.
     os.setpgid(0, 0)
     die_with_parent(parent)
@@ -356,12 +358,8 @@ def _slowdown(environment: Mapping[str, str]) -> float:
     return float(environment.get("CTXFLOW_SLOWDOWN", "1"))
 
 
-def _arguments(argv: Sequence[str]) -> tuple[int, str, int, int, int, int]:
-    return int(argv[0]), argv[1], int(argv[2]), int(argv[3]), int(argv[4]), int(argv[5])
-
-
 if __name__ == "__main__":
     # The module must be importable under its own name, not run twice: pickles may refer to it.
     from ctxflow.host import library  # noqa: PLW0406 - see above
 
-    library.main(*library._arguments(sys.argv[1:]))
+    library.main(sys.argv[1:])

@@ -84,8 +84,7 @@ class LibraryProcess:
             self.process = subprocess.Popen(
                 [
                     interpreter(),
-                    "-m",
-                    "ctxflow.host.library",
+                    *_library(),
                     *map(str, (far.fileno(), scratch, os.getpid(), self.notice, asked, self._running)),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -244,6 +243,12 @@ _ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
 def package_root() -> str:
     """Where this very ctxflow is found: a directory, or the zip file that it is in (program.py)."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _library() -> list[str]:
+    """What starts a library process: in the zip file, what imports the bytecode that is there (program_main.py)."""
+    root = package_root()
+    return [root, "library"] if os.path.isfile(root) else ["-m", "ctxflow.host.library"]
 
 
 def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:

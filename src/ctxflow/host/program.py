@@ -1,52 +1,54 @@
 """The one file that a worker runs: a zip of this very ctxflow and cloudpickle, for any Python of 3.10 or later.
 
 `python ctxflow.pyz worker ...` starts a worker, and `vine_library` and `doorbell` are what its vine_worker starts.
-What does not live here: bringing the file to where workers start (factory/).
+What does not live here: what runs first of it (program_main.py), and bringing it to where workers start (factory/).
 """
 
 from __future__ import annotations
 
 import io
+import marshal
 import os
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from importlib.util import find_spec
+from functools import cache
+from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 
 from ctxflow.installing import DISTRIBUTION, metadata
 from ctxflow.version import __version__
 
-_MAIN = '''\
-"""Starts one of the programs of this file: worker, vine_library, doorbell."""
-
-import os
-import sys
-
-PROGRAMS = ("worker", "vine_library", "doorbell")
-
-if len(sys.argv) < 2 or sys.argv[1] not in PROGRAMS:
-    sys.exit(f"usage: python {sys.argv[0]} {{{'|'.join(PROGRAMS)}}} ...")
-if sys.version_info < (3, 10):
-    sys.exit(f"ctxflow needs Python 3.10 or later, and {sys.executable} is {sys.version.split()[0]}")
-if sys.argv[1] != "worker":
-    try:
-        os.setpgid(0, 0)  # Before anything that takes time: see vine_protocol.lead_group.
-    except PermissionError:
-        pass
-
-import importlib  # noqa: E402
-
-sys.exit(importlib.import_module("ctxflow.host." + sys.argv[1]).main(sys.argv[2:]))
-'''
+_MAIN = "ctxflow/host/program_main.py"
+_UNCHECKED = (1).to_bytes(4, "little")  # PEP 552.
 _DATE = (2020, 1, 1, 0, 0, 0)  # The same content gives the same file, whenever it is made.
 _LEFT_OUT = {"examples", "__pycache__"}
+# What the programs import before they can serve, and so all workers. Bytecode of all would double the file.
+_COMPILED = (
+    "cloudpickle/",
+    "ctxflow/__init__.py",
+    "ctxflow/context",
+    "ctxflow/environments/__init__.py",
+    "ctxflow/environments/opening.py",
+    "ctxflow/errors.py",
+    "ctxflow/functions.py",
+    "ctxflow/host/",
+    "ctxflow/installing.py",
+    "ctxflow/option_values.py",
+    "ctxflow/pickling.py",
+    "ctxflow/topology/",
+    "ctxflow/turns.py",
+    "ctxflow/version.py",
+    "ctxflow/wording.py",
+)
 
 
 def build_program(target: str) -> str:
     """Write the file, and give its path.
 
-    It holds the modules of ctxflow but its examples, and those of cloudpickle; the same packages give the same bytes.
-    It is there complete or not at all.
+    It holds the modules of ctxflow but its examples, those of cloudpickle, and bytecode of what each worker imports,
+    for workers with the very Python that runs here: others compile it. The same packages and the same Python give the
+    same bytes. It is there complete or not at all.
 
     :raises OSError: if it cannot be written.
     """
@@ -63,18 +65,31 @@ def build_program(target: str) -> str:
     return target
 
 
+@cache
 def _content() -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        _add(archive, "__main__.py", _MAIN.encode())
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive:
         for package in ("ctxflow", "cloudpickle"):
             for path, data in _files(package):
-                _add(archive, path, data)
+                place = "__main__.py" if path == _MAIN else path
+                _add(archive, place, data)
+                # Before 3.11, the bytecode of a set is not always the same.
+                if place.startswith(_COMPILED) and sys.version_info >= (3, 11):
+                    _add(archive, *_compiled(path, data))
         # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
         # has none, and an empty one would break importlib.metadata in library processes.
         if about := metadata():
             _add(archive, f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA", about.encode())
     return packed.getvalue()
+
+
+def _compiled(path: str, source: bytes) -> tuple[str, bytes]:
+    """Where Python looks for a module's bytecode, and that, which says of itself that it need not be checked."""
+    folder, name = os.path.split(path)
+    place = f"{folder}/__pycache__/{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
+    # In version 2 of its format nothing depends on what else refers to an object, and hence on what ran before.
+    code = marshal.dumps(compile(source, path, "exec", dont_inherit=True, optimize=0), 2)
+    return place, MAGIC_NUMBER + _UNCHECKED + source_hash(source) + code
 
 
 def _add(archive: zipfile.ZipFile, path: str, data: bytes) -> None:
