@@ -81,6 +81,15 @@ def names(family: str) -> list[str]:
     return sorted({*_OWN[family], *(name.removeprefix(prefix) for name in offered if name.startswith(prefix))})
 
 
+def known(family: str, name: str) -> bool:
+    """Whether a policy can be chosen by a name; what other packages offer is only looked for where it is not ours.
+
+    >>> known("routing", "round-robin"), known("routing", "fixed")
+    (True, False)
+    """
+    return name in _OWN[family] or bool(importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}"))
+
+
 def make(family: str, choice: Any) -> Any:
     """A policy object from what a site or a user chose.
 
@@ -102,10 +111,10 @@ def make(family: str, choice: Any) -> Any:
     except KeyError:
         raise ValueError(f'the {family} policy has no name: write {{policy = "...", ...}}') from None
     maker = _find(family, name)
-    known = list(inspect.signature(maker).parameters)
-    if unknown := sorted(set(options) - set(known)):
+    taken = list(inspect.signature(maker).parameters)
+    if unknown := sorted(set(options) - set(taken)):
         raise ValueError(
-            f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(known) or 'none'}"
+            f"the {family} policy {name!r} has no option {unknown[0]!r}: it takes {', '.join(taken) or 'none'}"
         )
     return _checked(family, maker(**options))
 

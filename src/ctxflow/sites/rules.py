@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from ctxflow.policies.registry import FAMILIES, make, names
+from ctxflow.policies.registry import FAMILIES, known, make, names
 from ctxflow.sites.classad_text import mistake
 from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS, TIER_KEYS
 from ctxflow.sites.model import Site
@@ -144,19 +144,20 @@ def environment_mistake(environment: str) -> str | None:
 
 
 def _policy(family: str, choice: Any) -> Iterator[Problem]:
-    known = names(family)
     name = choice.get("policy") if isinstance(choice, Mapping) else choice
     if isinstance(choice, Mapping) and name is None:
         yield Problem(
             (family,),
-            f'the {family} policy has no name: write {{policy = "...", ...}}, such as policy = "{known[0]}"',
+            f'the {family} policy has no name: write {{policy = "...", ...}}, such as policy = "{names(family)[0]}"',
         )
-    elif isinstance(name, str) and name not in known:
-        close = suggestion(name, known, "")
-        choose = f"choose one of {', '.join(known)}"
+    elif isinstance(name, str) and not known(family, name):
+        close = suggestion(name, names(family), "")
+        choose = f"choose one of {', '.join(names(family))}"
         yield Problem((family,), f"there is no {family} policy {name!r}: {choose}" + (f"; {close}" if close else ""))
     elif isinstance(name, (int, float, list)):
-        yield Problem((family,), f"the {family} policy cannot be {shown(name)}: write a name ({', '.join(known)})")
+        yield Problem(
+            (family,), f"the {family} policy cannot be {shown(name)}: write a name ({', '.join(names(family))})"
+        )
     elif isinstance(choice, Mapping):
         try:
             make(family, dict(choice))
