@@ -5,13 +5,16 @@ Not in pyproject.toml, because Parsl's own suite, which has warnings of its own,
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
 import signal
 import subprocess
 import sys
+import unittest
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import cloudpickle
@@ -23,6 +26,8 @@ _OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
 _TESTS = str(_HERE / "tests") + os.sep
 _WAITING = 1
 """How many more tests than cores run side by side: a third of a test's time is waiting."""
+_EXAMPLES_OF_QUICK = 1 / 5
+"""How many of a property's examples are tried where long tests are left out: examples were an eighth of their time."""
 
 _MODEL_ROOMS = [_HERE / room for room in ("tests/models", "tests/examples", "src/ctxflow/models")]
 _MODEL = re.compile(
@@ -74,8 +79,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return needs or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have no garbage looked for in what stays to the end: 400,000 objects, each time a test's are looked through."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make warnings errors in our own tests, and mark those that need a model, or a wheel, whose building is long."""
+    if "not long" in config.option.markexpr:
+        _try_fewer_examples(items)
     modules: dict[Path, bool] = {}
     speaking: dict[Path, bool] = {}
     for item in items:
@@ -97,6 +115,17 @@ def pytest_collection_finish() -> None:
         path = getattr(module, "__file__", None)
         if path is not None and path.startswith(_TESTS) and not hasattr(module, "BY_REFERENCE"):
             cloudpickle.register_pickle_by_value(module)
+
+
+def _try_fewer_examples(items: list[pytest.Item]) -> None:
+    """Lower what a property says of its examples itself, which no profile does."""
+    properties = {item.function for item in items if isinstance(item, pytest.Function) and item.cls is None}
+    machines = {item.cls for item in items if isinstance(item, pytest.Function) and item.cls is not None}
+    held = [(each, "_hypothesis_internal_use_settings") for each in properties]
+    held += [(each, "settings") for each in machines if issubclass(each, unittest.TestCase)]
+    for each, name in held:
+        if isinstance(chosen := getattr(each, name, None), settings):
+            setattr(each, name, settings(chosen, max_examples=round(chosen.max_examples * _EXAMPLES_OF_QUICK) or 1))
 
 
 def _text(item: pytest.Item) -> str:
