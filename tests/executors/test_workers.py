@@ -8,6 +8,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors import run_status
+from ctxflow.executors.workers import share
 
 
 @context
@@ -94,3 +95,17 @@ def test_the_first_call_waits_for_all_and_says_so(site, tmp_path, monkeypatch, c
         "lower start_when if so many do not come"
     )
     assert len(caplog.messages) == said, "it is said no more"
+
+
+def test_threads_are_a_share_of_the_cores_but_as_many_as_the_user_said(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    own = share([], False, workers=4)
+    assert {own["OMP_NUM_THREADS"], own["MKL_NUM_THREADS"], own["OPENBLAS_NUM_THREADS"]} == {"2"}
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    own = share([], False, workers=4)
+    assert "MKL_NUM_THREADS" not in own and own["OPENBLAS_NUM_THREADS"] == "2"
+    monkeypatch.delenv("MKL_NUM_THREADS")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert not any("NUM_THREADS" in name for name in share([], False, workers=4))

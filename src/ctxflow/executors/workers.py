@@ -22,7 +22,8 @@ from ctxflow.host.wire import Channel
 if TYPE_CHECKING:
     from ctxflow.executors.lines import Line
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
+_ALL_THREADS = "OMP_NUM_THREADS"
+_THREAD_VARIABLES = (_ALL_THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
 
 class Worker:
@@ -87,7 +88,9 @@ def share(devices: list[Device], dealt: bool, workers: int, shares: int = 1) -> 
     :param shares: how many of those shares it has.
     """
     threads = str(max(1, (os.cpu_count() or 1) * shares // workers))
-    variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
+    variables = {}
+    if _ALL_THREADS not in os.environ:  # The others follow that one where they are not set.
+        variables = {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
     if dealt:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.id for device in devices)
     return {**variables, **python_path()}
