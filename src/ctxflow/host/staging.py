@@ -9,11 +9,8 @@ import contextlib
 import errno
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable
-
-from ctxflow.environments.opening import extract_inside
 
 
 def cached(digest: str, source: str, cache: str) -> str:
@@ -63,6 +60,9 @@ def unpack(archive: str, digest: str, source: str, cache: str) -> str:
     :raises OSError: if it cannot be read or the cache's disk is full.
     :raises tarfile.TarError: if it is no archive, or one that reaches out of its folder.
     """
+    import tarfile  # Here, with what opens it: few workers need them, and they are much to import.
+
+    from ctxflow.environments.opening import extract_inside
 
     def make(copy: str) -> None:
         os.mkdir(copy)

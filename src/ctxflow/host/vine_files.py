@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable
 
-from ctxflow.environments.opening import open_environment
 from ctxflow.host import staging
 from ctxflow.host.sessions import state_path
 from ctxflow.host.wire import Head
@@ -72,6 +71,8 @@ def forget(digest: str, cache: str) -> Head:
 
 def environment(head: Head, cache: str) -> Head:
     """Open a packed environment, whose archive is in the cache, and have library processes run its Python."""
+    from ctxflow.environments.opening import open_environment  # Here: see staging.unpack.
+
     archive = staging.cached(head["digest"], head["source"], cache)
     place = os.path.join(cache, f"environment-{head['digest'][:12]}")
     os.environ["CTXFLOW_PYTHON"] = str(open_environment(archive, place))
