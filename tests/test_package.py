@@ -56,6 +56,30 @@ def test_the_public_names_are_offered_before_they_are_used():
     assert all(hasattr(ctxflow, name) for name in ctxflow.__all__)
 
 
+@pytest.mark.parametrize("first", ["ctxflow.context", "ctxflow.decorators", "ctxflow.host.library", "ctxflow"])
+def test_context_is_the_decorator_whatever_is_imported_first(first):
+    program = (
+        f"import {first}; import ctxflow; from ctxflow import context; print(type(ctxflow.context), type(context))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    assert run.stdout == "<class 'function'> <class 'function'>\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "unneeded"),
+    [
+        ("__main__", {"ctxflow.context", "dataclasses", "tarfile", "urllib.request"}),
+        ("library", {"tarfile", "urllib.request"}),
+        ("vine_library", {"ctxflow.context", "tarfile", "urllib.request"}),
+        ("worker", {"ctxflow.context", "urllib.request"}),
+    ],
+)
+def test_what_a_worker_can_do_without_when_it_starts_is_not_imported(program, unneeded):
+    program = f"import sys, ctxflow.host.{program}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)
+    assert not unneeded & set(run.stdout.split())
+
+
 def test_what_has_no_use_for_parsl_does_not_import_it():
     program = (
         "import sys, ctxflow.batch.driver, ctxflow.simulator, ctxflow.executors.bare\n"

@@ -6,14 +6,15 @@ The public names, and nothing else; most are imported when first used, since a w
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# Not lazily: afterwards `ctxflow.context` is the decorator for good, and no longer the module of that name.
-from ctxflow.context import Context, context, load_variable_from_context, load_variable_in_serverless
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
     from ctxflow.alternatives import Alternative
+    from ctxflow.context import Context, context, load_variable_from_context, load_variable_in_serverless
     from ctxflow.decorators import batch_app, context_app
     from ctxflow.errors import (
         BatchContractError,
@@ -36,6 +37,8 @@ _PLACES = {
     "Alternative": "alternatives",
     "BatchContractError": "errors",
     "batch_app": "decorators",
+    "Context": "context",
+    "context": "context",
     "context_app": "decorators",
     "CallCrashed": "errors",
     "CallError": "errors",
@@ -51,6 +54,8 @@ _PLACES = {
     "session_app": "sessions",
     "idle": "turns",
     "last": "turns",
+    "load_variable_from_context": "context",
+    "load_variable_in_serverless": "context",
 }
 
 __all__ = [
@@ -78,6 +83,16 @@ __all__ = [
     "load_variable_in_serverless",
     "session_app",
 ]
+
+
+class _Package(ModuleType):
+    """That has `context` as the decorator: Python would set it to the module of that name when that is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.context if name == "context" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ctxflow.option_values import choice, number, refuse, whole
@@ -64,7 +63,7 @@ def _files(value: Any) -> dict[str, str]:
         raise refuse("files", value, wanted, TypeError)
     if not all(isinstance(name, str) for name in value):
         raise refuse("files", value, wanted, TypeError)
-    return {name: os.path.abspath(Path(path).expanduser()) for name, path in value.items()}
+    return {name: os.path.abspath(os.path.expanduser(path)) for name, path in value.items()}
 
 
 def _environment(value: Any) -> dict[str, str]:
