@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+import forked
+
 PROGRAM = """
 import sys, time
 from ctxflow import ContextExecutor, batch_app
@@ -31,7 +33,7 @@ def shown(program, folder):
     words = [sys.executable, "-c", PROGRAM + textwrap.indent(textwrap.dedent(program), "    ")]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     seen = b""
-    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=slave, env=environment) as run:
+    with forked.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=slave, env=environment) as run:
         os.close(slave)
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
@@ -75,7 +77,7 @@ def test_lines_where_there_is_no_terminal(tmp_path):
     list(nap.map([0.7] * 4))
 """
     )
-    run = subprocess.run(
+    run = forked.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True, text=True, timeout=100
     )
     lines = [line for line in run.stderr.splitlines() if ".map" in line]

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import forked
+
 README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
@@ -126,7 +128,7 @@ def test_admins_quick_start(words, pool):
     serves = words == ["factory", "my-pool.toml", "--metrics", "9464"]
     words = [word.replace("9464", "0") for word in words]  # This machine may have a factory.
     command = [sys.executable, "-m", "ctxflow", *words]
-    with subprocess.Popen(command, cwd=pool, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with forked.Popen(command, cwd=pool, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         if serves:
             lines = [process.stderr.readline() for _ in range(2)]
             assert "metrics are at http://127.0.0.1:" in lines[0] and "a10 (at most 40)" in lines[1]

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+import forked
 from ctxflow.referents import Referents
 
 PROGRAM = """
@@ -74,7 +75,7 @@ if __name__ == "__main__":
 
 def test_calls_maps_and_sessions_use_what_names_mean_now(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    run = subprocess.run(
+    run = forked.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
     )
     assert run.returncode == 0, run.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+import forked
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.resume import decode, encode, fingerprint
 
@@ -178,7 +178,7 @@ def test_killed_at_any_moment_it_goes_on_and_nothing_is_there_twice(tmp_path):
     (tmp_path / "program.py").write_text(KILLED)
     path, chance, kept = tmp_path / "results.jsonl", random.Random(5), 0
     for attempt in range(3):
-        with subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path) as process:
+        with forked.Popen([sys.executable, "program.py"], cwd=tmp_path) as process:
             until = kept + chance.randrange(2, 400)
             while attempt < 2 and process.poll() is None:
                 if path.exists() and path.read_bytes().count(b"\n") >= until:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import forked
+
 UNIT = Path(__file__).parent.parent / "site-configs" / "ctxflow-factory@.service"
 
 
@@ -35,7 +37,7 @@ def test_it_calls_commands_that_there_are():
     program, verb, site, options = shlex.split(service["ExecStart"])
     assert (Path(program).name, verb, Path(site).name) == ("ctxflow", "factory", "%i.toml")
     assert service["Environment"] == options.removeprefix("$") + "="
-    told = subprocess.run([sys.executable, "-m", "ctxflow", verb, "--help"], capture_output=True, check=True, text=True)
+    told = forked.run([sys.executable, "-m", "ctxflow", verb, "--help"], capture_output=True, check=True, text=True)
     assert "SITE" in told.stdout
     guide = (UNIT.parent.parent / "docs" / "factory.md").read_text()
     for option in set(re.findall(r"(?<=[ `])--[a-z-]+(?=[ `:,.])", guide)) - {"--user", "--now"}:

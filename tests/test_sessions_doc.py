@@ -1,11 +1,12 @@
 """The program in docs/sessions.md runs as it is printed, and prints what is shown."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import forked
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sessions.md").read_text()
 
@@ -15,7 +16,7 @@ def test_program(tmp_path):
     [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     [shown] = re.findall(r"```\n(.*?)```", TEXT.partition(program)[2].partition("```")[2], re.DOTALL)
     (tmp_path / "program.py").write_text(program)
-    run = subprocess.run(
+    run = forked.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
     )
     assert run.returncode == 0, run.stderr

@@ -1,11 +1,12 @@
 """The programs in docs/streams.md run as they are printed, and print what is shown."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import forked
 
 TEXT = (Path(__file__).parent.parent / "docs" / "streams.md").read_text()
 
@@ -18,7 +19,7 @@ def test_programs(tmp_path):
     assert len(programs) == TEXT.count("```python") == 2
     for program, shown in programs:
         (tmp_path / "program.py").write_text(program)
-        run = subprocess.run(
+        run = forked.run(
             [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
         )
         assert run.returncode == 0, run.stderr

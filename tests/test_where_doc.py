@@ -1,11 +1,12 @@
 """The program in docs/where-your-code-runs.md runs as it is printed, and prints what is shown."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import forked
 
 TEXT = (Path(__file__).parent.parent / "docs" / "where-your-code-runs.md").read_text()
 
@@ -15,7 +16,7 @@ def test_program(tmp_path):
     program = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1]
     shown = re.search(r"```\n(.*?)```", TEXT.partition(program)[2].partition("```")[2], re.DOTALL)[1]
     (tmp_path / "program.py").write_text(program)
-    run = subprocess.run(
+    run = forked.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
     )
     assert run.returncode == 0, run.stderr

@@ -1,10 +1,10 @@
 """What docs/batch.md shows is there."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 from ctxflow.batch.job import load_job
 
 TEXT = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
@@ -17,7 +17,7 @@ def test_the_job_file_is_one(tmp_path):
 
 def test_the_options_are_there():
     words = [sys.executable, "-m", "ctxflow", "batch", "--help"]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    shown = forked.run(words, capture_output=True, text=True, check=True).stdout
     others = {"--follow", "--html", "--install-completion", "--older-than", "--yes"}  # Of other commands.
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - others:
         assert option in shown, option

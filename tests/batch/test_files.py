@@ -1,7 +1,6 @@
 """No job writes a file that it reads, whatever the file is called there."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from batch_helpers import read_lines, write_lines
 
+import forked
 from ctxflow.batch import load_job
 from ctxflow.batch.apart import check_apart
 from ctxflow.batch.driver import begin_job, run_job
@@ -132,7 +132,7 @@ def test_the_exit_status_is_that_of_a_wrong_command_line(folder):
     write_lines(folder / "in.jsonl", [{"text": "a"}])
     os.link("in.jsonl", "out.jsonl")
     words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", "out.jsonl", "--function", "copy:copy"]
-    ended = subprocess.run([*words, "--fresh"], cwd=folder, capture_output=True, text=True, check=False)
+    ended = forked.run([*words, "--fresh"], cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("ctxflow: the output") and ended.stderr.count("\n") == 1
     assert read_lines(folder / "in.jsonl") == [{"text": "a"}]

@@ -11,6 +11,7 @@ import sys
 import pytest
 from batch_helpers import read_lines
 
+import forked
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.standard_streams import with_input
@@ -128,7 +129,7 @@ def command(folder, *words, data=ROWS, **more):
     """A command as in a shell's pipe."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     words = [sys.executable, "-m", "ctxflow", "batch", *words]
-    return subprocess.run(words, cwd=folder, input=data, env=environment, capture_output=True, check=False, **more)
+    return forked.run(words, cwd=folder, input=data, env=environment, capture_output=True, check=False, **more)
 
 
 UPPER = ("--function", "batch_functions:upper", "--column", "text", "--workers", "1")

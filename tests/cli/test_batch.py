@@ -9,6 +9,9 @@ import sys
 import time
 
 import pytest
+from in_process import ctxflow
+
+import forked
 
 FUNCTIONS = """
 import time
@@ -34,12 +37,12 @@ def write_numbers(folder, numbers):
     (folder / "in.jsonl").write_text(lines)
 
 
-def started(folder, *options, output="out.jsonl", **more):
+def started(folder, *options, output="out.jsonl", program=forked, **more):
     words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", output, "--function", "batch_doubling:double"]
     words += ["--column", "n", "--id-column", "custom_id", "--workers", "2", *options]
     environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(words, cwd=folder, text=True, env=environment, **pipes, **more)
+    return program.Popen(words, cwd=folder, text=True, env=environment, **pipes, **more)
 
 
 def run(folder, *options, **more):
@@ -94,10 +97,10 @@ def test_exit_statuses_and_what_is_said(folder):
     assert status == 2 and said.startswith("ctxflow: there is no site") and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_job_keeps_what_is_done(folder, number):
+@pytest.mark.parametrize(("number", "program"), [(signal.SIGINT, subprocess), (signal.SIGTERM, forked)])
+def test_an_interrupted_job_keeps_what_is_done(folder, number, program):
     write_numbers(folder, range(200_000))
-    process = started(folder)
+    process = started(folder, program=program)
     await_lines(folder / "out.jsonl", 40, process)
     refused = run(folder)
     assert refused[0] == 1 and "is being written by another driver" in refused[2]
@@ -110,9 +113,7 @@ def test_an_interrupted_job_keeps_what_is_done(folder, number):
 
 
 def test_help_teaches():
-    process = subprocess.run(
-        [sys.executable, "-m", "ctxflow", "batch", "--help"], capture_output=True, text=True, check=True
-    )
+    process = ctxflow("batch", "--help")
     for word in ("--template", "--retry-errors", "Exit status", "ctxflow batch requests.jsonl -o results.jsonl"):
         assert word in process.stdout
 
@@ -129,9 +130,7 @@ def test_the_summary_is_said_and_kept_and_told_by_a_report(folder):
     hours = summary["hours"]
     assert hours["useful"] > 0
     assert sum(hours[part] for part in hours if part != "connected") == pytest.approx(hours["connected"])
-    words = [sys.executable, "-m", "ctxflow", "report", "--json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    told = json.loads(subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=True).stdout)
+    told = json.loads(ctxflow("report", "--json", cwd=folder).stdout)
     assert told["summary"] == summary
     assert told["batch"]["job"]["function"] == "batch_doubling:double"
     [cause] = told["causes"]

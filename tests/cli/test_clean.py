@@ -10,6 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+import forked
 from ctxflow.cli.app import app
 from ctxflow.cli.clean import seconds_of
 from ctxflow.errors import UsageError
@@ -149,5 +150,5 @@ def test_the_run_of_a_program_is_known(folder):
 
 def test_a_folder_that_is_not_there_is_a_wrong_command_line(folder):
     words = [sys.executable, "-m", "ctxflow", "clean", "nowhere"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    ended = forked.run(words, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1) and "there is no folder nowhere" in ended.stderr

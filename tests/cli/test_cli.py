@@ -12,18 +12,14 @@ from ctxflow.cli.app import VERBS, load_verb
 from ctxflow.installing import COST_OF_TORCH, how_to_install
 
 
-def command(*arguments, **options):
-    program = [sys.executable, "-m", "ctxflow", *arguments]
-    return subprocess.run(program, capture_output=True, check=False, text=True, timeout=100, **options)
-
-
 def test_version():
-    run = command("--version")
+    program = [sys.executable, "-m", "ctxflow", "--version"]
+    run = subprocess.run(program, capture_output=True, check=False, text=True, timeout=100)
     assert (run.returncode, run.stdout) == (0, f"ctxflow {ctxflow.__version__}\n")
 
 
 def test_help_names_the_verbs():
-    run = command("--help")
+    run = in_process("--help")
     assert run.returncode == 0
     assert "doctor" in run.stdout and "demo" in run.stdout
 
@@ -42,7 +38,7 @@ def test_help_and_version_wait_for_no_engine():
 
 
 def test_unknown_verb():
-    run = command("dostor")
+    run = in_process("dostor")
     assert run.returncode == 2
     assert "No such command" in run.stderr
 

@@ -12,6 +12,7 @@ import urllib.request
 
 import pytest
 
+import forked
 from ctxflow.batch.metrics import serving
 from ctxflow.batch.status_file import StatusFile
 from ctxflow.cli.app import main
@@ -107,7 +108,7 @@ def started(folder, *options):
     words = [sys.executable, "-m", "ctxflow", "batch", "in.jsonl", "-o", "out.jsonl", "--function", "top_slow:slow"]
     words += ["--column", "n", "--workers", "1", *options]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(words, cwd=folder, text=True, env=ENVIRONMENT, **pipes)
+    return forked.Popen(words, cwd=folder, text=True, env=ENVIRONMENT, **pipes)
 
 
 def await_rows(path, process):
@@ -148,7 +149,7 @@ def test_a_batch_is_followed_from_other_terminals_until_its_driver_is_killed(tmp
 
 
 def top_of(folder, *words, **streams):
-    return subprocess.Popen([sys.executable, "-m", "ctxflow", "top", *words], cwd=folder, env=ENVIRONMENT, **streams)
+    return forked.Popen([sys.executable, "-m", "ctxflow", "top", *words], cwd=folder, env=ENVIRONMENT, **streams)
 
 
 def read_until(terminal, part):

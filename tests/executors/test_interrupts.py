@@ -14,11 +14,13 @@ import pytest
 from executor_helpers import eventually, marked, started
 
 import ctxflow
+import forked
 from ctxflow import batch_app, context
 from ctxflow.testing import Evictions
 
 PROGRAM = """
-    import subprocess, sys, time
+    import subprocess, sys, time, warnings
+    warnings.simplefilter("always", ResourceWarning)
     from ctxflow import ContextExecutor, batch_app
 
     @batch_app(batch_size=4)
@@ -52,8 +54,8 @@ class Program:
     def __init__(self, directory, load="alone", after="pass", program=PROGRAM):
         self.mark = uuid.uuid4().hex
         (directory / "program.py").write_text(textwrap.dedent(program).format(load=LOADS[load], after=after))
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "always::ResourceWarning", "program.py"],
+        self.process = forked.Popen(
+            [sys.executable, "program.py"],
             cwd=directory,
             env={**os.environ, "MARK": self.mark, "TMPDIR": str(directory), "PYTHONPATH": SOURCE},
             stdout=subprocess.PIPE,
@@ -66,7 +68,7 @@ class Program:
         assert self.process.stdout.readline().strip() == line
 
     def signal(self, number):
-        os.kill(self.process.pid, number)
+        self.process.send_signal(number)
 
     def end(self):
         out, err = self.process.communicate(timeout=60)

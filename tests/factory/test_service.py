@@ -21,6 +21,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import forked
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.connection import Connection, Run, write_private
 from ctxflow.factory.exchange import FactoryClient, news_file, wanted_file
@@ -104,7 +105,7 @@ class Factory:
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-m", "ctxflow", "factory", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.process = forked.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -374,7 +375,7 @@ import os, signal, sys, time
 from ctxflow.cli.factory import _obey_signals
 class Slow:
     def stop(self):
-        print("stops", flush=True)
+        os.write(1, b"stops\\n")  # It may come while `print` prints.
 _obey_signals(Slow())
 print("ready", flush=True)
 while True:
@@ -383,7 +384,7 @@ while True:
 
 
 def test_a_second_signal_ends_it_at_once():
-    with subprocess.Popen([sys.executable, "-c", SIGNALS], stdout=subprocess.PIPE, text=True) as process:
+    with forked.Popen([sys.executable, "-c", SIGNALS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stops\n"
