@@ -1,12 +1,13 @@
 """What a library process finds in its environment about the machine that it stands for."""
 
+import gc
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from ctxflow.host.library import _slowdown
+from ctxflow.host.library import _slowdown, seldom_collecting
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,28 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_notice_to_all_processes_does_not_end_it_but_what_users_fork_obeys():
     done = subprocess.run([sys.executable, "-c", NOTICED], capture_output=True, text=True, check=True, timeout=30)
     assert int(done.stdout) == -signal.SIGTERM
+
+
+@pytest.fixture
+def threshold():
+    """How often Python looks for garbage, put back afterwards."""
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def test_garbage_is_looked_for_less_often_while_a_context_is_built(threshold):
+    with pytest.raises(ImportError), seldom_collecting():
+        assert gc.get_threshold()[0] > 50 * threshold[0]
+        raise ImportError
+    assert gc.get_threshold() == threshold
+
+
+@pytest.mark.parametrize("said", [(5, 6, 7), (0, 10, 10)])
+def test_how_often_a_context_says_that_garbage_is_looked_for_holds(threshold, said):
+    with seldom_collecting():
+        gc.set_threshold(*said)
+    assert gc.get_threshold()[:2] == said[:2]
+    gc.set_threshold(0)
+    with seldom_collecting():
+        assert gc.get_threshold()[0] == 0, "never, where it was so before"
