@@ -319,12 +319,12 @@ def _code(word, *words):
         sys.argv, text, place = [word, *words[1:]], words[0], "<string>"
         sys.path.insert(0, "")
     elif word == "-m":
+        sys.path.insert(0, os.getcwd())
         spec = importlib.util.find_spec(words[0])
         if spec.submodule_search_locations:
             spec = importlib.util.find_spec(f"{words[0]}.__main__")
         place = spec.origin
         sys.argv, text = [place, *words[1:]], spec.loader.get_source(spec.name)
-        sys.path.insert(0, os.getcwd())
         main.update(__spec__=spec, __package__=spec.parent, __file__=place)
     else:
         place = os.path.abspath(word)
