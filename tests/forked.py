@@ -3,8 +3,8 @@
 `Popen` and `run` take the command lines of Python programs and give what `subprocess` gives. Each program is a process
 of its own, with its own variables (also in /proc), streams and signal handlers; it is `__main__`, and ends as an
 interpreter does. What it cannot show: what an interpreter does when it starts, such as the order and cost of imports,
-its options, another hash seed, or another encoding of the streams. Tests of these, and one test of each kind of end,
-run an interpreter: `subprocess` itself. Where a system lacks what is needed here, all do.
+its options (also as variables), another hash seed, or another encoding of the streams. Tests of these, and one test of
+each kind of end, run an interpreter: `subprocess` itself. Where a system lacks what is needed here, all do.
 """
 
 from __future__ import annotations

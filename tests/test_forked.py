@@ -40,7 +40,8 @@ def test_it_is_as_if_it_were_executed(tmp_path, words, end):
     words = [program if word == "PROGRAM" else word for word in words]
     (tmp_path / "beside.py").touch()
     (tmp_path / "program.py").write_text(program)
-    variables = {"PATH": os.defpath, "TMPDIR": str(tmp_path), "PYTHONPATH": "/nowhere", "LANG": "C.UTF-8", "MARK": "ä"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables |= {"TMPDIR": str(tmp_path), "PYTHONPATH": "/nowhere", "MARK": "ä"}
     more = {"cwd": tmp_path, "env": variables, "input": "said", "text": True, "capture_output": True, "timeout": 60}
     executed, fork = (how.run([sys.executable, *words], start_new_session=True, **more) for how in (subprocess, forked))
     assert fork.stdout.splitlines() == executed.stdout.splitlines() and fork.stdout
