@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"Rename one of the test modules of one name, of which pytest imports one only: {twice}"
         )
     config.addinivalue_line("markers", "model: loads a model, or PyTorch; set by what a test or its module imports")
+    config.addinivalue_line("markers", "first: takes so long that it begins before the others")
     config.addinivalue_line("markers", "long: takes more than a second of a core; left to `make test`")
     # How long an example takes says how busy the machine is.
     settings.register_profile("ctxflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,7 +92,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Make warnings errors in our own tests, and mark those that need a model, or a wheel, whose building is long."""
+    """Make warnings errors in our own tests, and mark those that need a model, or a wheel, whose building is long.
+
+    Begin with the longest: one that begins last is waited for by all processes.
+    """
+    items.sort(key=lambda item: not item.get_closest_marker("first"))  # Where all else is in random order, it stays so.
     if "not long" in config.option.markexpr:
         _try_fewer_examples(items)
     modules: dict[Path, bool] = {}

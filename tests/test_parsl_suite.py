@@ -22,6 +22,7 @@ def failures(config, folder):
     return set(re.findall(r"^(?:FAILED|ERROR) \S*?([\w/]+\.py::\S+)", run.stdout, re.MULTILINE)), int(passed[1])
 
 
+@pytest.mark.first
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_parsl_suite(tmp_path):

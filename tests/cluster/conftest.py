@@ -32,16 +32,15 @@ NO_TESTBED = "No testbed: "
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: runs on the testbed, a real HTCondor pool with TaskVine")
-    config.addinivalue_line("markers", "first: takes a minute or more, and begins before the others")
     config.addinivalue_line("markers", "xdist_group(name): tests on a pool of another kind, made once for all of them")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the tests' own time: the fixtures of the first may have to build the testbed. Begin with the longest.
+    """Limit the tests' own time: the fixtures of the first may have to build the testbed.
 
     Those that need no testbed come last: what waits behind a test when all others are given out is soon done.
     """
-    items.sort(key=lambda item: (not item.get_closest_marker("first"), not _wants_testbed(item, "any_testbed")))
+    items.sort(key=lambda item: not _wants_testbed(item, "any_testbed"))
     for item in items:
         if Path(__file__).parent in item.path.parents and (limit := item.get_closest_marker("timeout")):
             item.add_marker(pytest.mark.timeout(*limit.args, func_only=True), append=False)
