@@ -240,7 +240,7 @@ def serve(descriptor):
     control, running = socket.socket(fileno=descriptor), {}
     assert len(os.listdir("/proc/self/task")) == 1, "forks have one thread alone"
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # Four fifths of a program's end were to look for garbage among what is imported.
     while True:
         for ready in select.select([control, *running], [], [])[0]:
             if ready is not control:
@@ -270,7 +270,6 @@ def _become(request, descriptors, control, others):
         os.chdir(request["cwd"])
         _renew_streams(descriptors)
         _renew_environment(request["environment"])
-        gc.unfreeze()
         tempfile.tempdir = None
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
