@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("running")
 def bad_one_of(bad, items=100, **options):
     """A map over many items, one of which is 66 and does `bad`; gives its answer, having checked the others'."""
 
-    @batch_app(batch_size=20, **options)
+    @batch_app(batch_size=4, **options)
     def app(numbers):
         return [bad(n) if n == 66 else n * n for n in numbers]
 
