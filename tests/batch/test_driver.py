@@ -365,13 +365,13 @@ def test_what_does_not_fit_is_told(folder, choices, sentence):
 
 def test_a_job_that_goes_wrong_throughout_is_ended(folder, monkeypatch):
     monkeypatch.setattr(pump, "WINDOW_ROWS", 200)
-    write_lines(folder / "in.jsonl", [{"t": "bad", "n": n} for n in range(3000)])
+    write_lines(folder / "in.jsonl", [{"t": "bad", "n": n} for n in range(1000)])
     with pytest.raises(TooManyErrors, match="each of the first 100 rows failed: ValueError: bad is bad in two lines"):
         run("in.jsonl", "upper", column=["t"])
     errors = read_lines(folder / "out.jsonl.errors.jsonl")
-    assert 100 <= len(errors) < 2000
+    assert 100 <= len(errors) < 1000
     outcome = run("in.jsonl", "upper", column=["t"], max_errors="100%")
-    assert (outcome.dead, outcome.dead_now, outcome.exit_status) == (3000, 3000 - len(errors), 3)
+    assert (outcome.dead, outcome.dead_now, outcome.exit_status) == (1000, 1000 - len(errors), 3)
 
 
 def test_a_job_whose_first_rows_are_bad_goes_on_once_one_went_well(folder):

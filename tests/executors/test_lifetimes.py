@@ -37,7 +37,7 @@ def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
     before, threads = descriptors(), threading.active_count()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(int(os.environ.get("ROUNDS", "8"))):
+        for _ in range(int(os.environ.get("ROUNDS", "4"))):
             once()
         assert descriptors() == before
     assert threading.active_count() == threads
@@ -46,7 +46,7 @@ def test_nothing_leaks_from_executors_that_come_and_go(tmp_path):
 
 def test_an_executor_that_is_shut_down_while_its_workers_start(tmp_path):
     before = descriptors()
-    for _ in range(5):
+    for _ in range(3):
         executor = started(tmp_path / "run")
         executor.start()
         future = executor.submit(pow, {}, 2, 3)

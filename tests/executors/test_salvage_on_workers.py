@@ -53,7 +53,7 @@ def steady(numbers):
 
 @pytest.mark.parametrize("notice", [None, 0.0, 5.0], ids=["no notice", "no time", "time"])
 def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, notice):
-    options = {"per_minute": 240, "seed": 3, "rejoin_seconds": 0.1, "at_most": 10, "notice": notice}
+    options = {"per_minute": 240, "seed": 3, "rejoin_seconds": 0.1, "at_most": 5, "notice": notice}
     with started(tmp_path / "run", workers=3, batching="opportunistic") as executor:
         with Evictions(executor, **options) as evictions:
             pairs = list(steady.using(batch_size=200).map(range(1500), order="completed"))

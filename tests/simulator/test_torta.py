@@ -289,7 +289,7 @@ def test_one_number_for_all_regions_is_lowered_once_and_raised_when_demand_outgr
         del chance
         return np.where(np.arange(slots) < 20, 0.3, 1.0)[:, None] * place.demand
 
-    tasks = [tasks_of(SMALL, 0.9, seed, 60, rising) for seed in range(3)]
+    tasks = [tasks_of(SMALL, 0.9, seed, 60, rising) for seed in range(2)]
     sized = Activation(preheats=True, sizing=Sizing())
     active = simulate(SMALL, tasks, Torta(None, rule=experiments.RULE, activation=sized)).active
     everyone = SMALL.there.sum()
