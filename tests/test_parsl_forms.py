@@ -10,7 +10,7 @@ from ctxflow import ContextExecutor, batch_app, context, context_app
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    config = ContextExecutor.config(workers=1, retries=2, run_dir=str(tmp_path_factory.mktemp("run")))
+    config = ContextExecutor.config(workers=2, retries=2, run_dir=str(tmp_path_factory.mktemp("run")))
     with parsl.load(config) as kernel:
         yield kernel
 
