@@ -22,7 +22,7 @@ TEXTS = [
     "The capital of France is Paris. " * 80,
     "short",
     "Ein Kontext bleibt warm.\n\tZweite Zeile",
-    *(f"claim number {number} about people, places and things" + " and more" * number for number in range(40)),
+    *(f"claim number {number} about people, places and things" + " and more" * number for number in range(16)),
 ]
 
 
