@@ -49,12 +49,15 @@ LOADS = {
 
 
 class Program:
-    """A driver in a process group of its own, found with all that it starts by a variable."""
+    """A driver in a process group of its own, found with all that it starts by a variable.
 
-    def __init__(self, directory, load="alone", after="pass", program=PROGRAM):
+    :param executed: whether an interpreter is started for it, as a person does.
+    """
+
+    def __init__(self, directory, load="alone", after="pass", program=PROGRAM, executed=False):
         self.mark = uuid.uuid4().hex
         (directory / "program.py").write_text(textwrap.dedent(program).format(load=LOADS[load], after=after))
-        self.process = forked.Popen(
+        self.process = (subprocess if executed else forked).Popen(
             [sys.executable, "program.py"],
             cwd=directory,
             env={**os.environ, "MARK": self.mark, "TMPDIR": str(directory), "PYTHONPATH": SOURCE},
@@ -108,7 +111,7 @@ def test_an_interrupt_ends_a_map_cleanly(program, load, tmp_path):
 
 @pytest.mark.parametrize("load", LOADS)
 def test_a_second_interrupt_stops_at_once(program, load, tmp_path):
-    driver = program(load=load)
+    driver = program(load=load, executed=load == "alone")
     driver.until("running")
     driver.signal(signal.SIGINT)
     time.sleep(0.02)
