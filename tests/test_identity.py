@@ -111,7 +111,9 @@ def kept(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
+        # An edit of the same length within a second leaves bytecode as it is, also that of the worker.
         patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         write(folder, FILES)
         write(folder, {"in.jsonl": '{"texts": "a"}\n{"texts": "b"}\n'})
         anew()

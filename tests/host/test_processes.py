@@ -36,11 +36,11 @@ def shell():
     yield start
     for process in processes:
         kill_tree(process.pid)
-        process.wait()
+        process.communicate()
 
 
 def test_a_tree_is_found_and_ended_with_what_left_the_session(shell):
-    process = shell("sleep 600 & setsid bash -c 'sleep 600 & sleep 600' & wait")
+    process = shell("sleep 600 & setsid bash -c 'sleep 600 & sleep 600' & read", stdin=subprocess.PIPE)
     eventually(lambda: len(descendants(process.pid)) == 4)
     pids = descendants(process.pid)
     kill_tree(process.pid)

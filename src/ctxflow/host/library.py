@@ -9,6 +9,7 @@ and nowhere else.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # `signal.getsignal` makes enumerations, at each call.
+import _thread
 import contextlib
 import faulthandler
 import gc
@@ -101,18 +102,27 @@ def leave_notice_to_host() -> None:
     """Take SIGTERM for a notice of eviction, which Slurm sends to all processes of a job: the host sees to it.
 
     In processes that the user's code forks it means what it does everywhere: also while they are in a system call,
-    before which a handler written in Python would not be run.
+    before which a handler written in Python would not be run, and from their first moment on. One that is sent while
+    Python is still forking would be lost, and whoever waits for the process would wait for ever: it is kept until then.
     """
+    masks: dict[int, set[int | signal.Signals]] = {}  # By thread, since each forks by itself.
 
     def noticed(number: int, frame: FrameType | None) -> None:
         pass
 
+    def forks() -> None:
+        masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
     def forked() -> None:
         if signal.getsignal(signal.SIGTERM) is noticed:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        goes_on()
+
+    def goes_on() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(_thread.get_ident()))
 
     signal.signal(signal.SIGTERM, noticed)
-    os.register_at_fork(after_in_child=forked)
+    os.register_at_fork(before=forks, after_in_parent=goes_on, after_in_child=forked)
 
 
 class _Library:
