@@ -50,11 +50,13 @@ def whole(name: str, value: Any, wanted: str, least: int | None = None) -> int:
     Traceback (most recent call last):
     TypeError: gpus='2' makes no sense: give how many GPUs, 0 or more
     """
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+    # A boolean of numpy has an index before numpy 2.3.
+    boolean = isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
+    if boolean or not hasattr(type(value), "__index__"):
         raise refuse(name, value, wanted, TypeError)
     try:
         number = operator.index(value)
-    except TypeError:  # An array has an index in name only; a boolean of numpy has none.
+    except TypeError:  # An array has an index in name only.
         raise refuse(name, value, wanted, TypeError) from None
     if least is not None and number < least:
         raise refuse(name, value, wanted, ValueError)

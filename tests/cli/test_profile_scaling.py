@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import tomllib
 from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
 from ctxflow.sites import load_site
+from ctxflow.sites.toml_text import parse
 
 SITE = 'engine = "taskvine"\n[[tiers]]\nname = "a"\nworkers = 9\ngpus = 0\nprovider = "condor"\nboot_seconds = 10\n'
 WORKLOAD = "[[apps]]\narrivals = [[0, 200], [900, 20]]\nitem_seconds = 0.5\n[[contexts]]\ngpus = 0\n"
@@ -30,7 +30,7 @@ def test_the_line_it_prints_is_one_for_a_site_file(files):
     found = json.loads(done.stdout)
     assert len(found["windows"]) == 2
     assert all(row["target_kept"] for row in found["windows"])
-    site = load_site(files[0], **tomllib.loads(found["line"]))
+    site = load_site(files[0], **parse(found["line"]))
     assert site.scaling["policy"] == "closed-loop"
 
 
