@@ -15,7 +15,6 @@ from vine_player import Player
 import ctxflow
 from ctxflow.host.program import build_program
 
-compiled = pytest.mark.skipif(sys.version_info < (3, 11), reason="there is no bytecode in it before 3.11")
 _TELL_COMPILED = """\
 import sys
 
@@ -55,7 +54,6 @@ def test_it_is_the_same_whoever_makes_it(tmp_path):
     assert len({Path(program).read_bytes() for program in built}) == 1
 
 
-@compiled
 def test_nothing_of_it_is_compiled_when_its_programs_start(tmp_path, compilations):
     program = build_program(str(tmp_path / "ctxflow.pyz"))
     for name in ("worker", "doorbell"):
@@ -64,7 +62,6 @@ def test_nothing_of_it_is_compiled_when_its_programs_start(tmp_path, compilation
     assert set(compilations()) == {f"{program}/__main__.py"}
 
 
-@compiled
 @pytest.mark.parametrize("bent", ["the number of its format", "the name of its Python"])
 def test_the_bytecode_of_another_python_is_left_alone(tmp_path, compilations, bent):
     program, whole = str(tmp_path / "ctxflow.pyz"), build_program(str(tmp_path / "whole.pyz"))

@@ -65,7 +65,10 @@ def main(argv: Sequence[str]) -> None:
         os.set_inheritable(own, False)
     restore_python_path()
     # A crash, and the host before it ends a call that takes too long, have Python print where it is.
-    faulthandler.enable()
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(c_stack=False)  # Which would be all that the host keeps of what was printed.
+    else:
+        faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=False)
     host = BlockingChannel(socket.socket(fileno=descriptor))
     library = _Library(host, scratch, notice, Interrupts(asked, running))

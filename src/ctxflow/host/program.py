@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import marshal
 import os
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -22,6 +23,12 @@ from ctxflow.version import __version__
 _MAIN = "ctxflow/host/program_main.py"
 _UNCHECKED = (1).to_bytes(4, "little")  # PEP 552.
 _DATE = (2020, 1, 1, 0, 0, 0)  # The same content gives the same file, whenever it is made.
+_COMPILE = """\
+import marshal, sys
+sources = marshal.load(sys.stdin.buffer)
+codes = {path: marshal.dumps(compile(sources[path], path, "exec", optimize=0)) for path in sources}
+sys.stdout.buffer.write(marshal.dumps(codes))
+"""
 _LEFT_OUT = {"examples", "__pycache__"}
 # What the programs import before they can serve, and so all workers. Bytecode of all would double the file.
 _COMPILED = (
@@ -69,13 +76,12 @@ def build_program(target: str) -> str:
 def _content() -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive:
-        for package in ("ctxflow", "cloudpickle"):
-            for path, data in _files(package):
-                place = "__main__.py" if path == _MAIN else path
-                _add(archive, place, data)
-                # Before 3.11, the bytecode of a set is not always the same.
-                if place.startswith(_COMPILED) and sys.version_info >= (3, 11):
-                    _add(archive, *_compiled(path, data))
+        files = {path: data for package in ("ctxflow", "cloudpickle") for path, data in _files(package)}
+        _add(archive, "__main__.py", files.pop(_MAIN))
+        for path, data in files.items():
+            _add(archive, path, data)
+        for path, code in _bytecode({path: files[path] for path in files if path.startswith(_COMPILED)}).items():
+            _add(archive, *_pyc(path, files[path], code))
         # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
         # has none, and an empty one would break importlib.metadata in library processes.
         if about := metadata():
@@ -83,12 +89,23 @@ def _content() -> bytes:
     return packed.getvalue()
 
 
-def _compiled(path: str, source: bytes) -> tuple[str, bytes]:
+def _bytecode(sources: dict[str, bytes]) -> dict[str, bytes]:
+    """The code of modules, as bytes. They depend on what else Python has done: it is one that has done nothing."""
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", _COMPILE],
+        input=marshal.dumps(sources),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        check=True,
+    )
+    codes: dict[str, bytes] = marshal.loads(run.stdout)
+    return codes
+
+
+def _pyc(path: str, source: bytes, code: bytes) -> tuple[str, bytes]:
     """Where Python looks for a module's bytecode, and that, which says of itself that it need not be checked."""
     folder, name = os.path.split(path)
     place = f"{folder}/__pycache__/{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
-    # In version 2 of its format nothing depends on what else refers to an object, and hence on what ran before.
-    code = marshal.dumps(compile(source, path, "exec", dont_inherit=True, optimize=0), 2)
     return place, MAGIC_NUMBER + _UNCHECKED + source_hash(source) + code
 
 
