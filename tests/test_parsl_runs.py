@@ -4,7 +4,7 @@ import sqlite3
 
 import parsl
 import pytest
-from parsl.dataflow.memoization import BasicMemoizer
+from parsl.dataflow import memoization
 from parsl.utils import get_all_checkpoints
 
 from ctxflow import ContextExecutor, batch_app, context, context_app
@@ -27,9 +27,11 @@ def test_checkpoints_are_read_by_a_later_run(tmp_path, mode):
     app = context_app(base(1), cache=True)(note)
     for expected in (1, 1, 2):
         checkpoints = get_all_checkpoints(folder) if (tmp_path / "runinfo").exists() else None
-        memoizer = BasicMemoizer(checkpoint_mode=mode, checkpoint_files=checkpoints)
+        options = {"checkpoint_mode": mode, "checkpoint_files": checkpoints}
+        if hasattr(memoization, "BasicMemoizer"):  # Of newer versions of Parsl.
+            options = {"memoizer": memoization.BasicMemoizer(**options)}
         used = app if expected == 1 else app.using(base(2))
-        with parsl.load(ContextExecutor.config(workers=1, run_dir=folder, memoizer=memoizer)):
+        with parsl.load(ContextExecutor.config(workers=1, run_dir=folder, **options)):
             assert used(5, str(path)).result() == 5 + expected
         assert len(path.read_text().splitlines()) == expected
 
