@@ -2,6 +2,7 @@ import csv
 import datetime
 import decimal
 import json
+import sys
 
 import pyarrow
 import pyarrow.parquet
@@ -114,7 +115,7 @@ def test_a_type_that_its_values_are_not_of_is_left(tmp_path):
 
 CELLS = st.one_of(
     st.none(),
-    st.text(),
+    st.text() | st.just("\0"),
     st.integers(),
     st.booleans(),
     st.floats(allow_nan=False, allow_infinity=False),
@@ -137,7 +138,8 @@ def test_csv_is_read_back_as_it_was(tmp_path_factory, records, tabs):
         for name, cell in cells.items():
             value = record.get(name)
             if isinstance(value, str):
-                assert cell == value.encode("utf-8", "backslashreplace").decode()
+                text = value.encode("utf-8", "backslashreplace").decode()
+                assert cell == (text if sys.version_info >= (3, 11) else text.replace("\0", r"\x00"))
             else:
                 assert (json.loads(cell) if cell else None) == value
     assert sorted(path.name for path in folder.iterdir()) == [output.name, "rows.jsonl"]

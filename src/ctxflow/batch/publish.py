@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,14 @@ def publish(
             publish_parquet(rows, output, embeddings, types)
 
 
+_NUL_IN_CSV = sys.version_info >= (3, 11)  # Before, the csv module neither writes nor reads that character.
+
+
 def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
     """Write a file of JSON lines as CSV with a header, tab-separated if its name ends in .tsv.
 
-    Text stands as it is, null as nothing, all else as its JSON.
+    Text stands as it is, null as nothing, all else as its JSON. A character that cannot stand there is written as
+    Python escapes it.
     """
     names = list(dict.fromkeys(name for records in _records(rows) for record in records for name in record))
     part = output.with_name(output.name + ".part")
@@ -70,7 +75,8 @@ def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if _NUL_IN_CSV else text.replace("\0", "\\x00")
 
 
 def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: Mapping[str, Any] | None = None) -> None:
