@@ -319,8 +319,9 @@ def test_the_owner_takes_single_gpus_back_from_static_slots(any_testbed: Testbed
 @pytest.mark.xdist_group("numa")
 def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(any_testbed: Testbed) -> None:
     any_testbed.command("up", "--numa", "--hosts", "1")
-    assert any_testbed.run("condor_status", "-af", "Cpus", "GPUs") == "64 8"
-    advert = any_testbed.run("condor_status", "-long")
+    machines = ("condor_status", "-constraint", "PartitionableSlot")
+    assert any_testbed.run(*machines, "-af", "TotalSlotCpus", "TotalSlotGPUs") == "64 8"
+    advert = any_testbed.run(*machines, "-long")
     assert sorted(re.findall(r"NumaNode = (\d)", advert)) == [str(node) for node in range(8)]
     assert sorted(re.findall(r"Socket = (\d)", advert)) == sorted("0000" + "1111")
     lists = any_testbed.run("bash", "-c", "cat /sys/devices/system/node/node*/cpulist", host="host1").split()
