@@ -124,13 +124,16 @@ def test_inputs_are_pulled_no_further_than_the_window(executor, order, window):
 
 
 def test_a_small_window_keeps_all_workers_busy(executor):
-    """It is refilled before it is empty."""
+    """It is refilled before it is empty, also while nobody reads on."""
     submitted = []
     source = (submitted.append(n) or n for n in range(40))
     results = slow.map(source, window=20)
     for taken in range(1, 30):
         next(results)
-        assert len(submitted) - taken > 0
+        deadline = time.monotonic() + 20
+        while len(submitted) <= taken:  # It is read on a thread of its own.
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
     results.close()
 
 

@@ -119,7 +119,13 @@ def kill_workers(testbed: Testbed, port: int) -> int:
 
 def nothing_left(testbed: Testbed, limit: float = 60) -> None:
     """See that no job and no process is there."""
-    testbed.eventually(lambda: not left(testbed), limit)
+
+    def nothing() -> bool:
+        found = left(testbed)
+        assert not found, found
+        return True
+
+    testbed.eventually(nothing, limit)
 
 
 @pytest.mark.cluster
