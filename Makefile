@@ -9,8 +9,6 @@ TORCH_INDEX :=
 VENV := .venv$(patsubst %,-%,$(filter-out locked,$(DEPS)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
-# Where it is set, each of the thousand interpreters of the tests would compile ctxflow, and rewrite assertions, anew.
-unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python requirements/install.py
 
 # Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.

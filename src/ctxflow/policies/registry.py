@@ -87,7 +87,7 @@ def known(family: str, name: str) -> bool:
     >>> known("routing", "round-robin"), known("routing", "fixed")
     (True, False)
     """
-    return name in _OWN[family] or bool(importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}"))
+    return name in _OWN[family] or bool(_offered(family, name))
 
 
 def make(family: str, choice: Any) -> Any:
@@ -152,11 +152,16 @@ def _checked(family: str, policy: Any) -> Any:
     return policy
 
 
+def _offered(family: str, name: str) -> importlib.metadata.EntryPoints:
+    """What other packages offer by a name."""
+    return importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}")
+
+
 def _find(family: str, name: str) -> Any:
     place = _OWN[family].get(name)
     if place is not None:
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
-    for point in importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}"):
+    for point in _offered(family, name):
         return point.load()
     raise ValueError(f"there is no {family} policy {name!r}: choose one of {', '.join(names(family))}")

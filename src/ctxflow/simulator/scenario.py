@@ -106,9 +106,10 @@ def _scenario(
     given = {key: getattr(base, key) for key in base.model_fields_set}
     if "tiers" in given:
         given["tiers"] = [tier.model_dump(exclude_unset=True) for tier in base.tiers]
-    changed, places = applied(given, base, [change for change in changes if not change.of_workload])
+    sites = [change for change in changes if not change.of_workload]
+    changed, places = applied(given, base, sites)
     keys = {str(place[0]) for place in places}
-    with _told_of(change for change in changes if not change.of_workload):
+    with _told_of(sites):
         made = load_site(site, **{key: changed.get(key, _default(key)) for key in keys}) if keys else base
     tiers = {tier.spec.name: tier.gpu_model for tier in tiers_of_site(made)}
     workload = _validated(values, name, text, tiers, ())
