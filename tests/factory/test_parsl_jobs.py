@@ -6,6 +6,7 @@ which run jobs as processes of this machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -53,8 +54,14 @@ if name == "qsub":
     (place / f"{{job}}.job").write_text(str(process.pid))
     print(job)
 elif name == "qdel":
+    says = place / "says"
+    gone = [says.read_text()] if says.exists() else []
     for job in words:
-        os.killpg(int(jobs[job]), signal.SIGTERM)
+        try:
+            os.killpg(int(jobs[job]), signal.SIGTERM)
+        except ProcessLookupError:
+            gone.append(f"qdel: Job has finished {{job}}" if pbs else f'denied: job "{{job}}" does not exist')
+    sys.exit("\n".join(gone) or 0)
 elif pbs:
     listed = {{job: {{"job_state": "R" if alive(pid) else "F"}} for job, pid in jobs.items() if job in words}}
     print(json.dumps({{"Jobs": listed}}))
@@ -253,6 +260,27 @@ def test_workers_through_programs_of_other_batch_systems(
     (batch / "down").unlink()
     watched.stop()
     assert watched.find() == [] and watched.survey(sh("true")).machines is None
+
+
+@pytest.mark.parametrize(
+    ("says", "gone"),
+    [
+        ("qdel: Unknown Job Id 1.server", True),
+        ("qdel: Job has finished 1.server", True),
+        ('denied: job "1" does not exist', True),
+        ("qdel: cannot connect to server", False),
+        ("qdel: the server does not respond", False),
+    ],
+)
+def test_to_cancel_a_job_that_has_gone_is_no_trouble(batch: Path, tmp_path: Path, says: str, gone: bool) -> None:
+    """A job may end between the last question and its cancelling."""
+    watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path)
+    watched.submit(sh("sleep 60"), 1)
+    (batch / "says").write_text(says)
+    with contextlib.nullcontext() if gone else pytest.raises(ProviderError, match=says):
+        watched.stop()
+    (batch / "says").unlink()
+    watched.stop()
 
 
 def test_what_a_tier_asks_for_is_in_the_scripts(batch: Path, tmp_path: Path) -> None:

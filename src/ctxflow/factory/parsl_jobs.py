@@ -30,7 +30,7 @@ from ctxflow.wording import counted
 
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
 _SETTLE_SECONDS = 10.0  # How long a batch system may take to see that a job's script has ended.
-_GONE = re.compile(r"invalid job|already|unknown job|not exist|finished|does not|not found", re.IGNORECASE)
+_GONE = re.compile(r"invalid job|already|unknown job|not exist|finished|not found", re.IGNORECASE)
 
 
 @dataclass
