@@ -319,6 +319,7 @@ def test_wandering_sessions_give_what_undisturbed_ones_do(tmp_path, notice):
     assert counters.migrations and counters.suspensions and evictions.count
 
 
+@pytest.mark.long
 def test_the_log_of_sessions_can_be_replayed(tmp_path):
     executor = ContextExecutor(workers=2, sessions="turboserve")
     executor.run_dir = str(tmp_path)

@@ -80,6 +80,7 @@ def test_nothing_names_the_old_place(environment, elsewhere):
     assert [path for path in text if old in path.read_bytes()] == []
 
 
+@pytest.mark.long
 def test_same_contents_same_name_and_kept(environment, little, tmp_path):
     subprocess.run([environment / "bin" / "python", "-c", "import zmq, ctxflow"], check=True)  # Leaves bytecode.
     stages = []
@@ -93,6 +94,7 @@ def test_same_contents_same_name_and_kept(environment, little, tmp_path):
     assert other.path.read_bytes() == little.path.read_bytes()
 
 
+@pytest.mark.long
 def test_other_contents_or_mode_other_name(copied, little, tmp_path):
     same = pack_environment(copied, little.path.parent, LITTLE)
     assert (same.path, same.new) == (little.path, False)  # Whatever its place.
@@ -106,6 +108,7 @@ def test_other_contents_or_mode_other_name(copied, little, tmp_path):
     assert len({p.manifest["digest"] for p in (little, first, second, third)}) == 4
 
 
+@pytest.mark.long
 def test_manifest(packed):
     manifest = read_manifest(packed.path)
     assert manifest == packed.manifest
@@ -151,6 +154,7 @@ def test_editable_installs_are_followed(copied, tmp_path):
     assert run(python, "import mine, hooked; print(mine.where, hooked.where)").count(str(tmp_path / "there")) == 2
 
 
+@pytest.mark.long
 def test_system_site_packages_are_taken_where_the_environment_has_none(copied, tmp_path):
     system = tmp_path / "usr" / "site-packages"
     for version in ("1", "2"):

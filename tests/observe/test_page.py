@@ -78,6 +78,7 @@ def check(text):
     return parsed
 
 
+@pytest.mark.long
 def test_a_recorded_run_with_transfer_trees():
     report = read_report(RUN)
     parsed = check(page(report, drawn(report)))
@@ -216,6 +217,7 @@ def test_without_jinja2_it_says_what_to_install(monkeypatch):
         page(Report(RUN, None, Transfers(), []), {})
 
 
+@pytest.mark.long
 def test_pictures_take_their_colours_from_the_page():
     pictures = drawn(read_report(RUN))
     for picture in itertools.chain(*pictures.values()):

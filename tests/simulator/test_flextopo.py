@@ -148,6 +148,7 @@ def command(capsys, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_the_command_prints_json(command):
     run = command("flextopo", "--quick", "--seed", "3", "--json")
     assert run.returncode == 0, run.stderr

@@ -46,6 +46,7 @@ def test_a_day_without_change_costs_what_was_planned():
     assert days.switches.tolist() == [0, 0] and revised.solved == 0
 
 
+@pytest.mark.long
 def test_plans_follow_a_demand_that_grows_and_falls():
     walk = np.ones((1, 6, 6))
     walk[0, 2:4] = 4.0

@@ -284,6 +284,7 @@ def test_starting_takes_its_time_and_counts():
     assert served.active[0, 0] < SMALL.there.sum() and served.overhead.sum() > 0
 
 
+@pytest.mark.long
 def test_one_number_for_all_regions_is_lowered_once_and_raised_when_demand_outgrows_it():
     def rising(place, chance, slots):
         del chance
@@ -399,6 +400,7 @@ def test_reproduce_prints_and_draws(tmp_path, capsys, monkeypatch):
     }
 
 
+@pytest.mark.long
 def test_without_networks_it_is_transport_and_says_so(monkeypatch):
     def none(path=None):
         raise CtxflowError("there are no trained networks")
