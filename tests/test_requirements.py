@@ -1,10 +1,12 @@
 """What the README's two commands install is written down for each Python, and told when setup.cfg asks for more."""
 
+import configparser
 import importlib.util
 import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,17 @@ def test_each_python_has_versions_that_setup_cfg_allows(python):
         name = canonicalize_name(asked.name)
         if name != "torch" and (asked.marker is None or asked.marker.evaluate(environment)):
             assert asked.specifier.contains(versions[name]), line
+
+
+def test_a_package_that_several_extras_need_has_one_bound():
+    """A lower one in `test` would have the lowest versions tried that users do not get."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    bounds = defaultdict(set)
+    for extra in config["options.extras_require"].values():
+        for asked in map(Requirement, filter(None, extra.splitlines())):
+            bounds[canonicalize_name(asked.name)].add(str(asked.specifier))
+    assert {name: asked for name, asked in bounds.items() if len(asked) > 1} == {}
 
 
 @pytest.mark.parametrize("python", lock.PYTHONS)
