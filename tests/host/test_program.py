@@ -1,10 +1,15 @@
 """The one file that a worker runs."""
 
+import array
+import fcntl
+import marshal
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import termios
 import zipfile
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import pytest
 from vine_player import Player
 
 import ctxflow
+from ctxflow.host import program
 from ctxflow.host.program import build_program
 
 _TELL_COMPILED = """\
@@ -60,6 +66,23 @@ def test_nothing_of_it_is_compiled_when_its_programs_start(tmp_path, compilation
         subprocess.run([sys.executable, program, name, "--help"], stdout=subprocess.DEVNULL, check=True)
     _serve_a_call(tmp_path, program)
     assert set(compilations()) == {f"{program}/__main__.py"}
+
+
+def test_its_bytecode_is_whole_where_output_is_unbuffered(monkeypatch):
+    """A write to a full pipe ends early when its process is stopped, and goes on."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program._COMPILE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as compiler:
+        compiler.stdin.write(marshal.dumps({"long.py": f"x = {'x' * 500_000!r}".encode()}))
+        compiler.stdin.close()
+        filled = array.array("i", [0])
+        while filled[0] < 65536:  # As much as a pipe holds.
+            fcntl.ioctl(compiler.stdout, termios.FIONREAD, filled)
+        os.kill(compiler.pid, signal.SIGSTOP)
+        os.kill(compiler.pid, signal.SIGCONT)
+        [code] = marshal.loads(compiler.stdout.read()).values()
+    assert "x" * 500_000 in marshal.loads(code).co_consts
 
 
 @pytest.mark.parametrize("bent", ["the number of its format", "the name of its Python"])

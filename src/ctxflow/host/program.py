@@ -27,7 +27,8 @@ _COMPILE = """\
 import marshal, sys
 sources = marshal.load(sys.stdin.buffer)
 codes = {path: marshal.dumps(compile(sources[path], path, "exec", optimize=0)) for path in sources}
-sys.stdout.buffer.write(marshal.dumps(codes))
+with open(1, "wb") as whole:  # With PYTHONUNBUFFERED sys.stdout's may write a part.
+    whole.write(marshal.dumps(codes))
 """
 _LEFT_OUT = {"examples", "__pycache__"}
 # What the programs import before they can serve, and so all workers. Bytecode of all would double the file.
