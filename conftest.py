@@ -25,7 +25,8 @@ _HERE = Path(__file__).parent
 _OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
 _TESTS = str(_HERE / "tests") + os.sep
 _WAITING = 1
-"""How many more tests than cores run side by side: a third of a test's time is waiting."""
+"""How many more tests than cores run side by side: a third of a test's time is waiting. One more where they are alone,
+without long tests and the cluster's beside them."""
 _EXAMPLES_OF_QUICK = 1 / 5
 """How many of a property's examples are tried where long tests are left out: examples were an eighth of their time."""
 
@@ -60,9 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many processes `-n auto` means."""
-    return len(os.sched_getaffinity(0)) + _WAITING
+    return len(os.sched_getaffinity(0)) + _WAITING + ("not long" in config.option.markexpr)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -120,6 +121,13 @@ def pytest_collection_finish() -> None:
         path = getattr(module, "__file__", None)
         if path is not None and path.startswith(_TESTS) and not hasattr(module, "BY_REFERENCE"):
             cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Look for garbage once: pytest, which looks five times for what could not be raised, has nothing to go through."""
+    gc.collect()
+    gc.freeze()
 
 
 def _try_fewer_examples(items: list[pytest.Item]) -> None:
