@@ -24,6 +24,7 @@ from ctxflow.executors.declarations import App, ApplyCall
 from ctxflow.executors.run import Run
 from ctxflow.functions import name_of, refuse_async
 from ctxflow.option_values import choice, closest, number, refuse, whole
+from ctxflow.parsl_apps import without_parsl
 from ctxflow.pickling import dumps
 from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
@@ -143,7 +144,7 @@ class Calls:
         name = self._name(function)
         if not name:
             self.run.prepare_pickling()
-        given: Any = (args, kwargs) if name else (function, args, kwargs)
+        given: Any = (args, kwargs) if name else (without_parsl(function), args, kwargs)
         what = f"a call of {name_of(function)}"
         return self.run.submit_call(self._app(options), ApplyCall(name, dumps(given, what), files))
 
@@ -196,7 +197,7 @@ class Calls:
         with self._declaring:
             name, referents = f"function-{next(self._names)}", Referents(function)
             self.run.prepare_pickling()
-            self.run.declare_function(name, dumps(function, f"the function {name_of(function)}"))
+            self.run.declare_function(name, dumps(without_parsl(function), f"the function {name_of(function)}"))
             self._functions[function] = name, referents
         return name
 
