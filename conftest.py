@@ -29,6 +29,8 @@ _WAITING = 1
 without long tests and the cluster's beside them."""
 _EXAMPLES_OF_QUICK = 1 / 5
 """How many of a property's examples are tried where long tests are left out: examples were an eighth of their time."""
+_LONG_FIXTURES = {"wheel_file", "packed", "little"}
+"""A wheel, and packed environments."""
 
 _MODEL_ROOMS = [_HERE / room for room in ("tests/models", "tests/examples", "src/ctxflow/models")]
 _MODEL = re.compile(
@@ -93,7 +95,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Make warnings errors in our own tests, and mark those that need a model, or a wheel, whose building is long.
+    """Make warnings errors in our own tests, and mark those that need a model, or what is long in the making.
 
     Begin with the longest: one that begins last is waited for by all processes.
     """
@@ -109,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             modules[item.path] = _module_needs_model(item.path)
             # To find what each of 5,000 tests says takes seconds.
             speaking[item.path] = bool(_MODEL.search(item.path.read_text(encoding="utf-8")))
-        if "wheel_file" in getattr(item, "fixturenames", ()):
+        if not _LONG_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
         if modules[item.path] or (speaking[item.path] and _MODEL.search(_text(item))):
             item.add_marker(pytest.mark.model)

@@ -65,7 +65,6 @@ def test_show(packed):
     assert shown["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-@pytest.mark.long
 def test_check_starts_it(packed):
     run = command("check", packed["path"])
     assert run.returncode == 0, run.stderr
@@ -73,7 +72,6 @@ def test_check_starts_it(packed):
     assert json.loads(command("check", packed["path"], "--json").stdout)["ctxflow"] == ctxflow.__version__
 
 
-@pytest.mark.long
 def test_check_tells_what_is_missing(environment, packed, tmp_path):
     run = command("pack", environment, "-o", tmp_path, "--exclude", "*/cloudpickle/*", "--json", *LITTLE)
     assert run.returncode == 0, run.stderr

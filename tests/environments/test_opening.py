@@ -22,7 +22,6 @@ def test_needs_only_the_standard_library(little, tmp_path):
     assert done.stdout == f"{tmp_path}/there/bin/python\n"
 
 
-@pytest.mark.long
 def test_racing_processes_share_one_folder(little, tmp_path):
     command = [sys.executable, "-I", "-S", opening.__file__, str(little.path), str(tmp_path / "there")]
     with ThreadPoolExecutor(4) as pool:
@@ -47,7 +46,6 @@ def test_another_folder_is_not_touched(little, tmp_path):
     assert os.listdir(tmp_path / "there") == ["mine"]
 
 
-@pytest.mark.long
 def test_damaged(little, tmp_path):
     content = little.path.read_bytes()
     damaged = {

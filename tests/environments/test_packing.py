@@ -80,7 +80,6 @@ def test_nothing_names_the_old_place(environment, elsewhere):
     assert [path for path in text if old in path.read_bytes()] == []
 
 
-@pytest.mark.long
 def test_same_contents_same_name_and_kept(environment, little, tmp_path):
     subprocess.run([environment / "bin" / "python", "-c", "import zmq, ctxflow"], check=True)  # Leaves bytecode.
     stages = []
@@ -94,7 +93,6 @@ def test_same_contents_same_name_and_kept(environment, little, tmp_path):
     assert other.path.read_bytes() == little.path.read_bytes()
 
 
-@pytest.mark.long
 def test_other_contents_or_mode_other_name(copied, little, tmp_path):
     same = pack_environment(copied, little.path.parent, LITTLE)
     assert (same.path, same.new) == (little.path, False)  # Whatever its place.
@@ -108,7 +106,6 @@ def test_other_contents_or_mode_other_name(copied, little, tmp_path):
     assert len({p.manifest["digest"] for p in (little, first, second, third)}) == 4
 
 
-@pytest.mark.long
 def test_manifest(packed):
     manifest = read_manifest(packed.path)
     assert manifest == packed.manifest
@@ -206,7 +203,6 @@ def test_an_interrupt_leaves_nothing(copied, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.long
 def test_conda(little, tmp_path):
     """A prefix as conda lays it out, with files that name it, through conda-pack and back."""
     pytest.importorskip("conda_pack")

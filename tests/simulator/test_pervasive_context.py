@@ -17,6 +17,9 @@ EXPLAINED = {"pv2", "pv3_100"}
 """See docs/simulator.md: Table 2's task times leave 1.5k s of their 5.3k unaccounted for."""
 
 
+pytestmark = pytest.mark.long  # All 21 are run first.
+
+
 @pytest.fixture(scope="module")
 def found():
     # Each of their 150,000 items is a call: they are run with a twentieth of them.
@@ -55,7 +58,6 @@ def test_the_orderings_hold(found):
     assert seconds["pv6"] < seconds["pv6_2p"] < seconds["pv6_10a"] < seconds["pv6_6p"] < seconds["pv6_11p"]
 
 
-@pytest.mark.long
 def test_batches_from_1_to_1000_cost_no_more_than_the_paper_says(found):
     one = run(BY_NAME["pv4_1"], seed=0, draws=1)
     seconds = [one.seconds, *(found[f"pv4_{size}"].seconds for size in ("100", "1k"))]
@@ -99,7 +101,6 @@ def test_opportunistic_batches_come_close_to_the_fluid_bound():
     assert outcome.seconds <= 1.06 * POOL_FLUID_SECONDS
 
 
-@pytest.mark.long
 def test_reproduce_has_a_figure_for_each_and_the_papers_only_of_whole_runs(tmp_path):
     pytest.importorskip("matplotlib")
     figures = reproduce(Request(quick=True, pictures=tmp_path))
