@@ -40,7 +40,7 @@ def write_input(path: Path, rows: int) -> None:
 
 
 def peak_memory() -> int:
-    """The highest resident memory of this process, in bytes: ru_maxrss would be that of its parent, if that had more."""
+    """The highest resident memory of this process, in bytes; ru_maxrss is that of its parent, if that has more."""
     [kilobytes] = re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return 1024 * int(kilobytes)
 
