@@ -24,8 +24,8 @@ class Watch:
         self.provider = provider
         self.changes: list[JobChange] = []
 
-    def until(self, job: str, state: str, limit: float = 60.0) -> JobChange:
-        """The first change of a job to a state that was not waited for before.
+    def until(self, job: str, *states: str, limit: float = 60.0) -> JobChange:
+        """The first change of a job to one of some states that was not waited for before.
 
         :param limit: seconds to wait.
         :raises AssertionError: if it does not come.
@@ -34,8 +34,8 @@ class Watch:
         while True:
             self.changes += self.provider.changes()
             for place, change in enumerate(self.changes):
-                if (change.job, change.state) == (job, state):
+                if change.job == job and change.state in states:
                     self.changes[: place + 1] = [each for each in self.changes[:place] if each.job != job]
                     return change
-            assert time.monotonic() < deadline, f"{job} was never {state}: {self.changes}"
+            assert time.monotonic() < deadline, f"{job} was never {' or '.join(states)}: {self.changes}"
             time.sleep(0.02)
