@@ -16,7 +16,7 @@ PYTEST := -m pytest --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SE
 LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests src/ctxflow \
 	--ignore=tests/cluster --ignore=src/ctxflow/examples
 CLUSTER_TESTS := $(PYTEST) tests/cluster
-TESTBEDS ?= 3
+TESTBEDS ?= 4
 IN_CONTAINER := docker build -t ctxflow-testbed --build-arg UP_OPTIONS=--with-torch -f testbed/Dockerfile . && \
 	docker run --rm --init --privileged --tmpfs /run:exec ctxflow-testbed /opt/ctxflow/bin/python $(CLUSTER_TESTS)
 

@@ -5,17 +5,22 @@ Not in pyproject.toml, because Parsl's own suite, which has warnings of its own,
 
 from __future__ import annotations
 
+import builtins
 import gc
 import inspect
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import unittest
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -29,8 +34,8 @@ _WAITING = 1
 without long tests and the cluster's beside them."""
 _EXAMPLES_OF_QUICK = 1 / 5
 """How many of a property's examples are tried where long tests are left out: examples were an eighth of their time."""
-_LONG_FIXTURES = {"wheel_file", "packed", "little"}
-"""A wheel, and packed environments."""
+_LONG_FIXTURES = {"wheel_file", "sdist_file", "packed", "little"}
+"""A wheel, a source distribution, and packed environments."""
 
 _MODEL_ROOMS = [_HERE / room for room in ("tests/models", "tests/examples", "src/ctxflow/models")]
 _MODEL = re.compile(
@@ -158,10 +163,9 @@ def _module_needs_model(path: Path) -> bool:
 
 
 @pytest.fixture(scope="session")
-def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from what git knows."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tree = folder / "tree"
+def clean_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git knows of this tree."""
+    tree = tmp_path_factory.mktemp("clean") / "tree"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=_HERE,
@@ -175,8 +179,54 @@ def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.symlink_to(source.readlink())
         elif source.is_file():
             target.write_bytes(source.read_bytes())
-    # As pip has it built, which itself takes as long again.
-    program = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    build = [sys.executable, "-c", program, str(folder)]
-    subprocess.run(build, cwd=tree, check=True, timeout=110, capture_output=True)
-    return next(folder.glob("*.whl"))
+    return tree
+
+
+@pytest.fixture(scope="session")
+def build() -> Callable[..., Path]:
+    """Build a "wheel" or an "sdist" of a tree, into a folder, with variables of the environment."""
+
+    def built(kind: str, tree: Path, folder: Path, **variables: str) -> Path:
+        # As pip has it built, which itself takes as long again.
+        program = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+        command = [sys.executable, "-c", program, str(folder)]
+        given = {**os.environ, "CTXFLOW_HOME": "", **variables}
+        done = subprocess.run(command, cwd=tree, env=given, check=True, timeout=110, capture_output=True, text=True)
+        return folder / done.stdout.split()[-1]
+
+    return built
+
+
+@pytest.fixture(scope="session")
+def wheel_file(clean_tree: Path, build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from what git knows."""
+    return build("wheel", clean_tree, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def sdist_file(clean_tree: Path, build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source distribution made of it."""
+    return build("sdist", clean_tree, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture
+def clock_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], AbstractContextManager[None]]:
+    """Set the machine's clock by so many seconds, for this process: Linux then tells of another boot's moment, too."""
+    really, now = builtins.open, time.time
+
+    @contextmanager
+    def steps(seconds: float) -> Generator[None, None, None]:
+        def stepped(file: Any, *given: Any, **named: Any) -> Any:
+            if file != "/proc/stat":
+                return really(file, *given, **named)
+            with really(file, "rb") as real:
+                text = re.sub(rb"btime (\d+)", lambda found: b"btime %d" % (int(found[1]) + seconds), real.read())
+            mode = given[0] if given else named.get("mode", "r")
+            return io.BytesIO(text) if "b" in mode else io.StringIO(text.decode())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(builtins, "open", stepped)
+            patch.setattr(time, "time", lambda: now() + seconds)
+            yield
+
+    return steps

@@ -10,7 +10,9 @@ work meanwhile. It runs in the testbed, where ndcctools is. Figures:
   times as fast as "fork", the default: it is the most that a plain loop does;
 - `calls_vs_parsl_taskvine`: beside Parsl's executor in serverless mode, with a shared file system, so that it sends
   no environment;
-- `call_p50`, `call_p99`, `call_p999`, `call_max`: how long ctxflow's calls take.
+- `call_p50`, `call_p99`, `call_p999`, `call_max`: how long ctxflow's calls take;
+- `strangers_vs_alone`: calls one by one while twelve connections to the run's port say three bytes each, and come again
+  when they are ended, beside the same executor without them.
 
 What does not live here: the loops (calls.py), and the command line (dispatch.py).
 """
@@ -22,10 +24,12 @@ import dataclasses
 import importlib.util
 import itertools
 import os
+import select
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +41,7 @@ from calls import WORKERS, Submit, calls_per_second, latencies, percentile
 from parsl.config import Config
 
 from ctxflow import ContextExecutor
+from ctxflow.factory.connection import live_runs
 from ctxflow.sites import load_site
 
 SITE = Path(__file__).resolve().parents[1] / "site-configs" / "testbed.toml"
@@ -46,6 +51,7 @@ NEEDED = {
     "threadpoolctl": "threadpoolctl",
 }
 _WARM_UP_SECONDS = 3.0  # The second library starts when the first is at work.
+_STRANGERS = 12
 _PATIENCE = 60  # Seconds for workers to come up.
 _WORKER_OPTIONS = "--cores 1 --memory 1000 --disk 1000 --gpus 0 --single-shot --parent-death --idle-timeout 600"
 
@@ -273,7 +279,8 @@ def measure(rounds: int, scale: Scale, site: str | Path) -> dict[str, common.Fig
         for peer in ("ndcctools", "parsl_taskvine"):
             figures[f"calls_per_s_{peer}"] = common.figure(samples[peer], "calls/s")
             figures[f"calls_vs_{peer}"] = common.ratio(samples["ctxflow"], samples[peer])
-        return figures | call_times(lambda: ctxflow_calls(site, folder), scale.calls)
+        figures |= call_times(lambda: ctxflow_calls(site, folder), scale.calls)
+        return figures | beside_strangers(lambda: ctxflow_calls(site, folder), 2 * rounds, scale.seconds)
 
 
 def call_times(calls: Callable[[], contextlib.AbstractContextManager[Submit]], count: int) -> dict[str, common.Figure]:
@@ -287,3 +294,51 @@ def call_times(calls: Callable[[], contextlib.AbstractContextManager[Submit]], c
         f"call_{name}": common.figure([percentile(taken, percent) * 1000], unit, "lower")
         for name, percent in percents.items()
     }
+
+
+def beside_strangers(
+    calls: Callable[[], contextlib.AbstractContextManager[Submit]], rounds: int, seconds: float
+) -> dict[str, common.Figure]:
+    """What slow strangers at the run's port cost."""
+
+    def disturbed() -> float:
+        with strangers(port):
+            return calls_per_second(submit, seconds)
+
+    with calls() as submit:
+        [run] = live_runs()
+        port = run.port
+        calls_per_second(submit, _WARM_UP_SECONDS)
+        turns: dict[str, common.Measurement] = {
+            "alone": lambda: calls_per_second(submit, seconds),
+            "strangers": disturbed,
+        }
+        samples = common.interleaved(turns, rounds, "calls beside strangers")
+    return {"strangers_vs_alone": common.ratio(samples["strangers"], samples["alone"])}
+
+
+@contextlib.contextmanager
+def strangers(port: int) -> Iterator[None]:
+    """Have connections that begin to speak and do not go on; who is ended comes again."""
+    over = threading.Event()
+
+    def come(again: dict[int, socket.socket]) -> None:
+        while not over.wait(0.1):
+            for number in range(_STRANGERS):
+                if number in again and not select.select([again[number]], [], [], 0)[0]:
+                    continue  # It is still there.
+                if number in again:
+                    again.pop(number).close()
+                with contextlib.suppress(OSError):
+                    again[number] = socket.create_connection(("127.0.0.1", port), 1)
+                    again[number].sendall(b"abc")
+        for connection in again.values():
+            connection.close()
+
+    thread = threading.Thread(target=come, args=({},))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -80,6 +80,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
                        "calls_vs_parsl_taskvine"),
             )),
             Row("a call, p50, p99.9 and the longest of 20,000", ("call_p50", "call_p999", "call_max"), " ms"),
+            Row("calls/s with twelve slow strangers at the port, in times of those without", ("strangers_vs_alone",)),
         )),
         Table("staging", (
             Row("100 MB to 8 workers on 4 hosts of 200 Mbit/s", ("time_s",), " s", (
@@ -94,6 +95,28 @@ TABLES: Mapping[str, tuple[Table, ...]] = {
                 Beside('`level="partial"`', "partial_batch1_s", "partial_vs_pervasive_batch1"),
                 Beside("its own best batch (10)", "pervasive_batch10_s", "pervasive_batch1_vs_best"),
             )),
+        )),
+    ),
+    "endurance": (
+        Table("soak", (
+            Row("half an hour of bursts, ten times a second `kill -9` of a quarter of all processes: items, kills",
+                ("items", "kills")),
+            Row("wrong results, contexts called broken, items given up", ("wrong", "broken", "blamed")),
+            Row("the driver's memory at the end, in times of that after a tenth", ("memory_growth",)),
+        )),
+        Table("long_life", (
+            Row("an hour of 100,000 new declarations: the driver's memory and its workers', likewise",
+                ("driver_growth", "workers_growth")),
+        )),
+        Table("bad-hosts-testbed", tuple(
+            Row(words, (f"{name}_makespan_vs_absent", f"{name}_dead", f"{name}_named_s"))
+            for words, name in (
+                ("one of four hosts fails in every call: makespan beside that host absent, rows lost, named after s",
+                 "black_hole"),
+                ("from the middle of the run on", "black_hole_midway"),
+                ("it is ten times slower", "slow"),
+                ("contexts cannot be built there", "contexts"),
+            )
         )),
     ),
     "batch": (
@@ -142,6 +165,8 @@ def short(number: float) -> str:
     >>> short(6672.0), short(423800.0), short(1.156), short(12.65), short(0.3988), short(48.32)
     ('6,670', '424,000', '1.16', '12.7', '0.40', '48.3')
     """
+    if number == 0:
+        return "0"
     if abs(number) < 10:
         return f"{number:.2f}"
     return f"{float(f'{number:.3g}'):,.{1 if abs(number) < 100 else 0}f}"

@@ -89,3 +89,12 @@ def test_a_full_disk_is_told_with_the_files_name():
         file.append(b"line\n")
     assert file.size == 0
     file.close()
+
+
+def test_a_link_is_not_followed(tmp_path):
+    precious, link = tmp_path / "precious", tmp_path / "out.jsonl.errors.jsonl"
+    precious.write_text("mine")
+    link.symlink_to(precious)
+    with pytest.raises(ValueError, match="is a link, which is not followed"):
+        AppendFile(link)
+    assert precious.read_text() == "mine"

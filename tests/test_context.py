@@ -176,9 +176,9 @@ def test_files_reach_the_function_as_local_paths(executor, tmp_path, kind):
     if kind == "folder":
         (source / "deep").mkdir(parents=True)
         (source / "config.json").write_text("{}")
-        (source / "deep" / "weights").write_bytes(b"\0\1" * 5000)
+        (source / "deep" / "weights").write_bytes(b"\0\1" * 2_500_000)
     else:
-        source.write_bytes(b"\0\1" * 5000)
+        source.write_bytes(b"\0\1" * 2_500_000)
 
     @context(files={"path": source})
     def weights(scale, path):
@@ -190,7 +190,7 @@ def test_files_reach_the_function_as_local_paths(executor, tmp_path, kind):
 
     look = context_app(weights(2))(lambda found: found)
     found = look().result()
-    assert found["content"] == b"\0\1" * 10000
+    assert found["content"] == b"\0\1" * 5_000_000
     assert found["path"] != str(source) and found["path"].endswith("/model.bin")
     real = source / "deep" / "weights" if kind == "folder" else source
     assert found["inode"] == real.stat().st_ino, "linked, not copied, on the same disk"

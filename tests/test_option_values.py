@@ -76,6 +76,7 @@ EXECUTOR = {
     "placement": [3, "nowhere", [1]],
     "preemption": [3, "never"],
     "scaling": [3, "always", {"policy": "fixed", "workers": 1, "x": 2}],
+    "health": [3, "robust", {"policy": "sequential", "slow": "twice"}],
     "sessions": [3, "none of them"],
     "level": [*NO_TEXT, "", "total"],
     "slowdowns": [*NO_ITEMS, ["x"], [0], [NAN], [True]],
@@ -86,7 +87,7 @@ EXECUTOR = {
     "remote_monitoring_radio": [3, "udp"],
 }
 LIMITS = {name: [*NO_WHOLE, 0, -1, None] for name in ("losses", "crashes", "failures")} | {
-    "retry_seconds": [*NO_NUMBER, -1, None]
+    name: [*NO_NUMBER, -1, None] for name in ("retry_seconds", "verdict")
 }
 MAP = {
     "columns": [3, True, [3], {"a": 1}, b"a", None],

@@ -437,3 +437,22 @@ def test_the_file_of_another_user_is_refused(executor, double, tmp_path, monkeyp
         double.map([1], resume=path)
     monkeypatch.undo()
     assert list(double.map([1], resume=path)) == [2]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_what_others_may_have_written_is_not_run(executor, double, tmp_path, mode):
+    """Results are pickles: reading one that another user wrote would run their code."""
+    path = tmp_path / "results.jsonl"
+    list(double.map(range(3), resume=path))
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=f"others may write to {path}, and reading its results could run their code"):
+        double.map(range(3), resume=path)
+    path.chmod(0o644)
+    assert list(double.map(range(3), resume=path)) == [0, 2, 4]
+
+
+def test_results_may_lie_behind_a_link_of_ones_own(executor, double, tmp_path):
+    (tmp_path / "results.jsonl").symlink_to("disk.jsonl")
+    list(double.map(range(3), resume=tmp_path / "results.jsonl"))
+    assert (tmp_path / "disk.jsonl").is_file()
+    assert list(double.map(range(3), resume=tmp_path / "results.jsonl")) == [0, 2, 4]

@@ -7,6 +7,7 @@ live here: what is in them, and how much of it counts.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import BinaryIO, cast
 
 from ctxflow.errors import BusyError
 from ctxflow.forks import belongs_here, lead_nowhere
+from ctxflow.own_files import OTHERS_WRITE
 
 
 @contextlib.contextmanager
@@ -38,7 +40,9 @@ def naming(path: Path) -> Iterator[None]:
 class AppendFile:
     """A file opened to be read, and written at its end; made where it is missing.
 
-    :param private: whether it is this user's alone, made so and refused otherwise: for what runs code when it is read.
+    :param path: not followed where it is a link, which somebody else may have put there.
+    :param private: whether it is this user's alone to write, made so and refused otherwise: for what runs code when it
+        is read.
     :ivar size: how many bytes count, 0 until `cut` says more. What is added comes behind them, over what else is there.
     :raises ValueError: if it cannot be opened, or is another user's, saying what to do.
 
@@ -55,17 +59,30 @@ class AppendFile:
         self.size = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o600 if private else 0o666)
             self._file = cast(BinaryIO, open(descriptor, "r+b", buffering=0))  # noqa: SIM115 - closed in `close`
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ValueError(
+                    f"{path} is a link, which is not followed: remove it, or name another output"
+                ) from None
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
-        if private and os.fstat(descriptor).st_uid != os.geteuid():
-            self.close()
-            raise ValueError(
-                f"{path} belongs to another user, and reading its results could run that user's code: "
-                "name another file, or copy it if you trust it"
-            )
+        if private:
+            self._check_private(os.fstat(descriptor))
         belongs_here(self)
+
+    def _check_private(self, found: os.stat_result) -> None:
+        trouble = ""
+        if found.st_uid != os.geteuid():
+            trouble = f"{self.path} belongs to another user, and reading its results could run that user's code: "
+            trouble += "name another file, or copy it if you trust it"
+        elif found.st_mode & OTHERS_WRITE:
+            trouble = f"others may write to {self.path}, and reading its results could run their code: name another "
+            trouble += f"file, or call chmod go-w {self.path} if you trust what it holds"
+        if trouble:
+            self.close()
+            raise ValueError(trouble)
 
     def lock(self, output: Path) -> None:
         """Keep other drivers out, until the file is closed or this process ends.

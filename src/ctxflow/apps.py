@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
@@ -22,7 +23,7 @@ from ctxflow.app_options import Deadline, Options, check_context, constants_key
 from ctxflow.context import Context
 from ctxflow.digest import digest
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.declarations import App
+from ctxflow.executors.declarations import App, Declaration, Pickled
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
 from ctxflow.functions import check_function, header
@@ -183,8 +184,11 @@ class BatchApp(_App, Generic[Result]):
         self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         if not self.parameters and self.rest is None:
             self._refuse_parameters([p.name for p in positional])
-        self._variants: dict[Any, App] = {}
+        # By what tells them apart; held by the run, until it forgets them, and by maps.
+        self._variants: weakref.WeakValueDictionary[Any, Declaration] = weakref.WeakValueDictionary()
         self._referents: Referents | None = None  # Once it was declared.
+        self._code: _Code | None = None
+        self._common: tuple[str, list[str], float | None, str] = ("", [], None, "")  # Of its variants, and its digest.
 
     def _check_function(self, function: Any) -> None:
         super()._check_function(function)
@@ -351,8 +355,8 @@ class BatchApp(_App, Generic[Result]):
         """Which constants a call may have."""
         return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
-    def declare(self, run: Run, constants: Mapping[str, Any], look_inside: bool = False) -> str:
-        """Make this app with these constants known to a run, as its code and its contexts are now; gives its id there.
+    def declare(self, run: Run, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
+        """Make this app with these constants known to a run, as its code and its contexts are now.
 
         A name that means another object than at the last call is noticed.
 
@@ -361,33 +365,52 @@ class BatchApp(_App, Generic[Result]):
         recipes = [each for each in (self.context, *(other.context for other in self.options.alternatives)) if each]
         if self._referents is None or self._referents.changed():
             self._variants.clear()
-            self._referents = Referents(self.function)
+            self._code, self._referents = None, Referents(self.function)
         if look_inside:
             for recipe in recipes:
                 recipe.look_again()
         key = (run.id, constants_key(constants), *(recipe.id for recipe in recipes))
         known = self._variants.get(key)
         if known is None or look_inside:
-            variants = self._variant(run, constants)
-            known = self._variants[key] = variants[0]
-            for variant in variants:
-                run.declare_app(variant)
-        return known.spec.id
+            known = self._variants[key] = run.declare(self._declaration(run, constants, look_inside, known))
+        return known
 
-    def _variant(self, run: Run, constants: Mapping[str, Any]) -> list[App]:
-        """It with its own context, and then with each alternative."""
+    def _pickled(self, run: Run, look_inside: bool) -> _Code:
+        """Its function, pickled without constants, as long as it is what it was."""
+        code = self._code
+        if code is not None and code.run == run.id and not look_inside:
+            return code
+        told = digest(self.function)
+        if code is None or (code.run, code.digest) != (run.id, told):
+            body = dumps(self.function, f"the app {self.__name__}")
+            code = self._code = _Code(run.id, told, run.pickled(body))
+        return code
+
+    def _declaration(
+        self, run: Run, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
+    ) -> Declaration:
+        """It with its own context, and then with each alternative.
+
+        :param known: what it was when it was declared last; given back if it is that still.
+        """
         run.prepare_pickling()
-        function = functools.partial(self.function, **constants) if constants else self.function
+        code = self._pickled(run, look_inside)
         options = self.options
         contexts = [(self.context, options.error), *((each.context, each.error) for each in options.alternatives)]
-        names = [run.declare_context(context, options.level) for context, _ in contexts]
+        declared = [run.declare_context(context, options.level) for context, _ in contexts]
+        names = [context.spec.id for context in declared]
         if len(set(names)) < len(names):
             raise ValueError(f"the context of {self.__name__} and its alternatives differ: name each recipe once")
         deadline = self.deadline_on(run)
         errors = [error for _, error in contexts]
-        identity = (self.function, dict(constants), names, errors, options.identity, self.priority, deadline)
+        if self._common[:-1] != (code.digest, names, deadline):
+            identity = (code.digest, names, errors, options.identity, self.priority, deadline)
+            self._common = code.digest, names, deadline, digest(identity)
+        name = f"{self.__name__}-{digest((self._common[-1], dict(constants)))[:12]}"
+        if known is not None and known.id == name:
+            return known
         spec = ev.AppSpec(
-            f"{self.__name__}-{digest(identity)[:12]}",
+            name,
             self.__name__,
             context=names[0],
             batch_size=options.batch_size,
@@ -403,12 +426,22 @@ class BatchApp(_App, Generic[Result]):
             dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)
             for n in range(1, len(names))
         ]
-        body = dumps(function, f"the app {self.__name__}")
+        given = run.pickled(dumps(constants, f"a constant of the app {self.__name__}")) if constants else None
         labels = names_of(self.context, options.alternatives) if self.context is not None else [""]
-        return [
-            App(each, "batch", body, timeout=options.timeout, label=label)
+        apps = (
+            App(each, "batch", code.function, timeout=options.timeout, label=label, constants=given)
             for each, label in zip(specs, labels, strict=True)
-        ]
+        )
+        return Declaration(tuple(apps), tuple(declared))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Code:
+    """An app's function as it was pickled for a run."""
+
+    run: str
+    digest: str
+    function: Pickled
 
 
 def _in_words(constant: Any) -> str:

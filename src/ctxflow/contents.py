@@ -45,6 +45,14 @@ def digest_path(path: str | os.PathLike[str]) -> str:
     return _digest(_stamp(root))
 
 
+def digest_now(path: str | os.PathLike[str]) -> str:
+    """The content digest of a file as it is read now, whatever is remembered of it.
+
+    :raises OSError: if it cannot be read.
+    """
+    return _read(path)[0]
+
+
 def digest_files(path: str | os.PathLike[str], tell: Tell | None = None) -> dict[str, str]:
     """The content digest of each file of a folder, by its path in there; of a file, by its own name.
 
@@ -112,19 +120,23 @@ def _digest(stamp: Stamp, progress: _Progress | None = None) -> str:
     known = _REMEMBERED.find(stamp)
     if known is not None:
         return known
+    found, after = _read(stamp[0], progress)
+    if (after.st_size, after.st_mtime_ns, after.st_ino) == stamp[1:]:
+        _REMEMBERED.keep(stamp, found)
+    return found
+
+
+def _read(path: str | os.PathLike[str], progress: _Progress | None = None) -> tuple[str, os.stat_result]:
+    """The digest of a file, and what it was after that."""
     hasher = hashlib.blake2b(digest_size=_SIZE)
-    with open(stamp[0], "rb") as file:
+    with open(path, "rb") as file:
         while block := file.read(1 << 20):
             hasher.update(block)
             if progress is not None:
                 progress.read += len(block)
                 if progress.stopped:
-                    raise InterruptedError(f"{stamp[0]} is not read to its end")
-        after = os.fstat(file.fileno())
-    found = hasher.hexdigest()
-    if (after.st_size, after.st_mtime_ns, after.st_ino) == stamp[1:]:
-        _REMEMBERED.keep(stamp, found)
-    return found
+                    raise InterruptedError(f"{path!s} is not read to its end")
+        return hasher.hexdigest(), os.fstat(file.fileno())
 
 
 def _store() -> Path:

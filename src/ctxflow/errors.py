@@ -23,18 +23,20 @@ class CallError(CtxflowError):
 
     :ivar remote_traceback: the traceback on the worker, "" where there was none.
     :ivar output: the last lines that the call printed.
-    :ivar worker: where it happened last.
+    :ivar worker: where it happened last, on the machine `host`; "" where no worker had it.
     """
 
-    def __init__(self, message: str, remote_traceback: str = "", output: str = "", worker: str = "") -> None:
+    def __init__(
+        self, message: str, remote_traceback: str = "", output: str = "", worker: str = "", host: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.remote_traceback = remote_traceback
         self.output = output
-        self.worker = worker
+        self.worker, self.host = worker, host
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.remote_traceback, self.output, self.worker)
+        return type(self), (self.message, self.remote_traceback, self.output, self.worker, self.host)
 
 
 class RemoteError(CallError):
@@ -74,14 +76,18 @@ class TurnOver(CtxflowError, EOFError):
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that was raised on a worker: its traceback there, as text."""
+    """The cause of an exception that was raised on a worker: its traceback there, as text.
 
-    def __init__(self, text: str) -> None:
+    :ivar worker: where it was raised, on the machine `host`.
+    """
+
+    def __init__(self, text: str, worker: str = "", host: str = "") -> None:
         super().__init__(text)
         self.text = text
+        self.worker, self.host = worker, host
 
     def __str__(self) -> str:
-        return f"on the worker\n{self.text}"
+        return f"on the worker{f' on {self.host}' if self.host else ''}\n{self.text}"
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -94,7 +100,8 @@ def add_note(error: BaseException, text: str) -> None:
         return
     vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), text]
     if isinstance(error.__cause__, RemoteTraceback):
-        error.__cause__ = RemoteTraceback(f"{error.__cause__.text.rstrip()}\n{text}")
+        cause = error.__cause__
+        error.__cause__ = RemoteTraceback(f"{cause.text.rstrip()}\n{text}", cause.worker, cause.host)
     elif error.__cause__ is None:
         error.__cause__ = Note(text)
     elif isinstance(error.__cause__, Note):

@@ -7,6 +7,7 @@ not have. What does not live here: what each thing does about it.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -25,9 +26,11 @@ class Process:
     """Which process this is.
 
     :cvar generation: how many forks lie between it and the process that imported ctxflow.
+    :cvar main_thread: the identity of its main thread, for whom `threading` takes too long to say so.
     """
 
     generation = 0
+    main_thread = threading.main_thread().ident
 
 
 def belongs_here(thing: Owned) -> None:
@@ -54,6 +57,7 @@ def foreign_text(what: str) -> str:
 
 def _in_child() -> None:
     Process.generation += 1
+    Process.main_thread = threading.get_ident()
     for thing in list(_owned):
         thing.forked()
 

@@ -26,7 +26,7 @@ from ctxflow.digest import digest, is_library_module
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("ctxflow")
 _NAMED = 3  # Files that a person is told of by name.
 _ABSENT = "not here"
 

@@ -173,9 +173,9 @@ class _Board:
 
 
 def _view() -> _View:
-    from rich.console import Console
+    from ctxflow.consoles import VisibleConsole
 
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     return _Bars(console) if is_wanted(None) else _Lines()
 
 

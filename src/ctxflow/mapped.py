@@ -63,14 +63,14 @@ class Mapped(Generic[Result]):
         if progress is not None:
             flag("progress", progress)
         run = executor.calls.run
-        name = app.declare(run, constants, look_inside=True)
+        declared = app.declare(run, constants, look_inside=True)
         # Last of what may raise: a file that is open is locked.
         file = None
         if resume is not None:
             kind = ResultsFile if resume_by == "index" else ResultsByContent
             file = kind(resume, app, constants, identity_of(app, constants, reading))
         raises, window = on_error == "raise", window or LEAST_WINDOW
-        mapping = MapWork(run, name, through.items, through.may_wait, raises, window, file, app.__name__)
+        mapping = MapWork(run, declared, through.items, through.may_wait, raises, window, file, app.__name__)
         self._mapping = mapping
         self.finished = mapping.finished
         mapping.forget = executor.add_map(mapping)

@@ -27,6 +27,7 @@ from ctxflow.resume import ResultsFile
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
+    from ctxflow.executors.declarations import Declaration
     from ctxflow.executors.run import Run
 
 _FEED = 1000
@@ -51,7 +52,7 @@ class MapWork:
     def __init__(
         self,
         run: Run,
-        app: str,
+        app: Declaration,
         items: Iterator[Any],
         may_wait: bool,
         raises: bool,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,10 @@ class Referents:
     def __init__(self, *functions: Any) -> None:
         self._names: list[tuple[Mapping[str, Any], str, Any]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
-        self._codes: list[tuple[types.FunctionType, types.CodeType, Any, Any]] = []
+        # Functions are not held: what is kept of one by its own referents would never go.
+        self._named: list[tuple[Mapping[str, Any], str, weakref.ref[types.FunctionType]]] = []
+        self._closed: list[tuple[types.CellType, weakref.ref[types.FunctionType]]] = []
+        self._codes: list[tuple[weakref.ref[types.FunctionType], types.CodeType, Any, Any]] = []
         self._met: set[int] = set()
         for function in functions:
             self._add(function)
@@ -49,8 +53,15 @@ class Referents:
         for cell, value in self._cells:
             if _content(cell) is not value:
                 return True
-        for function, code, defaults, keyword_defaults in self._codes:
-            if function.__code__ is not code or function.__defaults__ is not defaults:
+        for namespace, name, known in self._named:
+            if namespace.get(name, _ABSENT) is not known():
+                return True
+        for cell, known in self._closed:
+            if _content(cell) is not known():
+                return True
+        for known, code, defaults, keyword_defaults in self._codes:
+            function = known()
+            if function is None or function.__code__ is not code or function.__defaults__ is not defaults:
                 return True
             if function.__kwdefaults__ is not keyword_defaults:
                 return True
@@ -61,17 +72,25 @@ class Referents:
             if id(function) in self._met or is_library_module(function.__module__):
                 continue
             self._met.add(id(function))
-            self._codes.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+            kept = weakref.ref(function), function.__code__, function.__defaults__, function.__kwdefaults__
+            self._codes.append(kept)
             names = code_names(function.__code__)
             self._add_names(function.__globals__, names)
             for cell in function.__closure__ or ():
-                self._cells.append((cell, _content(cell)))
-                self._add(_content(cell))
+                value = _content(cell)
+                if type(value) is types.FunctionType:
+                    self._closed.append((cell, weakref.ref(value)))
+                else:
+                    self._cells.append((cell, value))
+                self._add(value)
 
     def _add_names(self, namespace: Mapping[str, Any], names: list[str]) -> None:
         for name in names:
             value = namespace.get(name, _ABSENT)
-            self._names.append((namespace, name, value))
+            if type(value) is types.FunctionType:
+                self._named.append((namespace, name, weakref.ref(value)))
+            else:
+                self._names.append((namespace, name, value))
             if isinstance(value, types.ModuleType):
                 if id(value) not in self._met and not is_library_module(value.__name__):
                     self._met.add(id(value))

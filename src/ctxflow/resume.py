@@ -30,7 +30,7 @@ from ctxflow.pickling import dumps
 if TYPE_CHECKING:
     from ctxflow.apps import BatchApp
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("ctxflow")
 _NOTHING = (1 << 64) - 1
 # How a result's line begins, as `ResultsFile.add` writes it: told without parsing all of it.
 _BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
@@ -96,7 +96,7 @@ class ResultsFile:
         self._skipped: set[int] = set()
         self._begin()
         # A user's own results, pickled by this program: opened for this user only.
-        self._file = AppendFile(self._path, private=True)
+        self._file = AppendFile(self._path.resolve(), private=True)
         try:
             self._file.lock(self._path)
             self._reader = self._file.reader()

@@ -22,7 +22,8 @@ from ctxflow.context import Context, ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.declarations import App
+from ctxflow.executors.declarations import App, Declaration
+from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
 from ctxflow.functions import check_function
@@ -88,7 +89,8 @@ class SessionApp:
         self.function = function
         self.context = context
         self.options = options
-        self._declared: tuple[str, str, str | None] = ("", "", None)  # The run's, the app's, the context's.
+        self._run: tuple[str, str | None] = ("", None)  # Where it was declared last, and the id of its context there.
+        self._declaration: Declaration | None = None
         self._referents: Referents | None = None
 
     def open(self, prompt: Any = None) -> Session:
@@ -101,28 +103,29 @@ class SessionApp:
         run = executor.calls.run
         return Session(run, self._declare(run), self.options.ahead, prompt)
 
-    def _declare(self, run: Run) -> str:
+    def _declare(self, run: Run) -> Declaration:
         recipe = self.context.id if self.context is not None else None
-        if self._declared[::2] != (run.id, recipe) or self._referents is None or self._referents.changed():
+        changed = self._run != (run.id, recipe) or self._referents is None or self._referents.changed()
+        if self._declaration is None or changed:
             self._referents = Referents(self.function)
             run.prepare_pickling()
             options = self.options
             context = run.declare_context(self.context, ev.PERVASIVE)
-            identity = (self.function, context, dataclasses.astuple(options))
+            identity = (self.function, context.spec.id, dataclasses.astuple(options))
             spec = ev.AppSpec(
                 f"{self.__name__}-{digest(identity)[:12]}",
                 self.__name__,
-                context=context,
+                context=context.spec.id,
                 batch=False,
                 retries=options.retries,
                 sessions=True,
                 chunk_target=options.chunk_target,
                 keep_every=options.keep_every,
             )
-            function = dumps(self.function, f"the app {self.__name__}")
-            run.declare_app(App(spec, "step", function, timeout=options.timeout))
-            self._declared = (run.id, spec.id, recipe)
-        return self._declared[1]
+            function = run.pickled(dumps(self.function, f"the app {self.__name__}"))
+            self._declaration = Declaration((App(spec, "step", function, timeout=options.timeout),), (context,))
+            self._run = run.id, recipe
+        return self._declaration
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.function, self.context, self.options)
@@ -164,7 +167,7 @@ class Session:
     :ivar number: what the run knows it by.
     """
 
-    def __init__(self, run: Run, app: str, ahead: int, prompt: Any = None) -> None:
+    def __init__(self, run: Run, app: Declaration, ahead: int, prompt: Any = None) -> None:
         self.number = next(_numbers)
         self._run = run
         self._ahead = self._wanted = ahead
@@ -175,9 +178,9 @@ class Session:
 
         def opened() -> ev.Event:
             run.sessions.add(self.number, self._inbox, prompts)
-            return ev.SessionOpened(run.clock(), self.number, app, ahead, len(prompts))
+            return ev.SessionOpened(run.clock(), self.number, app.id, ahead, len(prompts))
 
-        run.tell(opened)
+        run.tell(opened, app)
         self._closing = weakref.finalize(self, run.soon, functools.partial(_close, run, self.number))
         self._closing.atexit = False
 
@@ -267,7 +270,7 @@ class Session:
 def _close(run: Run, number: int) -> None:
     if run.is_copy:
         return
-    with contextlib.suppress(RunEnded):
+    with contextlib.suppress(RunEnded, EngineFailed):
         run.tell(lambda: ev.SessionClosed(run.clock(), number))
 
 

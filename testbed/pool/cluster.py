@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import machine, network, root, slurm
+from . import faults, machine, network, root, slurm
 from .condor import configuration, slots
 from .gpus import gpus_of, inventory, speeds, topology
 from .machine import SWITCH, enter, run, until
@@ -40,7 +40,7 @@ def up(settings: Settings, source: Path) -> None:
 
     :param source: the root that its hosts run.
 
-    :raises TestbedError: it could not be brought up; nothing is left running.
+    :raises TestbedError: it could not be brought up; nothing is left running, but a pool that ran before.
     """
     wanted = (settings, str(CHECKOUT), str(source))
     running, before = dict(machine.inits()), load()
@@ -49,6 +49,7 @@ def up(settings: Settings, source: Path) -> None:
         sys.stderr.write(f"Ending the testbed of {whose} first, which was set up otherwise.\n")
         down()
     root.prune(source)
+    ran = bool(machine.inits())
     try:
         if not machine.inits():
             _lay_out(settings)
@@ -62,7 +63,8 @@ def up(settings: Settings, source: Path) -> None:
             _wait_until_ready(settings)
     except BaseException:
         _keep_logs()
-        down()
+        if not ran:
+            down()
         raise
 
 
@@ -81,34 +83,36 @@ def down() -> None:
 
 
 def restore(name: str, settings: Settings) -> None:
-    """Bring a host back as declared: booted if it is dead, on the bridge, at full speed."""
+    """Bring a host back as declared: booted if it is dead, on the bridge, at full speed, with its daemons."""
     switch, pid = _switch(), machine.find(name)
     if pid is None:
         _boot(name, [str(settings.disk_gb), str(CHECKOUT)], enter(switch, "mount", "pid"))
-        pid = _pid(name)
+        pid = pid_of(name)
         network.connect(switch, name, pid, settings.link_mbit, name in settings.far_hosts)
-        run([*enter(pid), "condor_master"])
-        run([*enter(pid), "bash", "-c", slurm.START, slurm.daemon(name)])
     else:
         network.join(switch, name, name in settings.far_hosts)
         network.slow(switch, name, pid, settings.link_mbit)
+    faults.mend(pid, name, settings)
+    with_clock = ["env", *_variables(faults.clock(settings))]
+    run([*enter(pid), *with_clock, "bash", "-c", "grep -qsx condor_master /proc/[0-9]*/comm || condor_master"])
+    run([*enter(pid), "bash", "-c", slurm.START, slurm.daemon(name)])
 
 
 def kill(name: str) -> None:
     """Take a host's power away: its packets stop, so that nobody hears a farewell, then its processes."""
     network.cut(_switch(), name)
-    machine.kill([_pid(name)])
+    machine.kill([pid_of(name)])
 
 
 def cut(name: str) -> None:
     """Cut a host off the network; it goes on alone."""
-    _pid(name)
+    pid_of(name)
     network.cut(_switch(), name)
 
 
 def slow(name: str, mbit: float) -> None:
     """Set a host's link to another speed, in Mbit/s."""
-    network.slow(_switch(), name, _pid(name), mbit)
+    network.slow(_switch(), name, pid_of(name), mbit)
 
 
 def the_settings() -> Settings:
@@ -157,12 +161,16 @@ def command_on(host: str, user: str, directory: str, command: list[str]) -> list
     environment = {
         "HOME": home, "USER": user, "LOGNAME": user, "PATH": PATH_INSIDE, "LANG": "C.UTF-8",
         "SHELL": "/bin/bash", "TERM": os.environ.get("TERM", "dumb"), "PYTHONDONTWRITEBYTECODE": "1",
-        "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis",
+        "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis", **faults.clock(the_settings()),
     }  # fmt: skip
     # The death signal: a command whose `testbed/run` is killed is asked to end too.
     identity = ["setpriv", "--reuid", user, "--regid", user, "--init-groups", "--pdeathsig", "TERM"]
-    settings = (f"{key}={value}" for key, value in environment.items())
-    return [*enter(_pid(host)), *identity, "env", "-i", f"--chdir={directory or home}", *settings, *command]
+    settings = _variables(environment)
+    return [*enter(pid_of(host)), *identity, "env", "-i", f"--chdir={directory or home}", *settings, *command]
+
+
+def _variables(environment: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in environment.items()]
 
 
 def _lay_out(settings: Settings) -> None:
@@ -220,7 +228,7 @@ def _boot(name: str, words: list[str], inside: list[str]) -> None:
 
 def _wait_until_ready(settings: Settings) -> None:
     """Wait until HTCondor lists every slot and takes jobs, and give bob the machines' owner's priority."""
-    submit = enter(_pid(SUBMIT))
+    submit = enter(pid_of(SUBMIT))
     whole = 'SlotType =!= "Dynamic" && isUndefined(SlotBrokenCode)'
 
     def answers(*command: str) -> bool:
@@ -236,9 +244,11 @@ def _wait_until_ready(settings: Settings) -> None:
     until(lambda: answers(*factor), 30, f"HTCondor's negotiator did not answer (logs: {_kept_logs()})", 0.3)
 
     def usable() -> bool:
-        return [
-            name for name, state in slurm.nodes(submit).items() if not slurm.UNUSABLE.search(state)
-        ] == settings.execute_hosts
+        states = slurm.nodes(submit)
+        for name, state in states.items():
+            if "down" in state.lower():  # The submit host was cut off; by itself Slurm takes many minutes to return.
+                run([*submit, "scontrol", "update", f"NodeName={name}", "State=RESUME"], check=False)
+        return [name for name, state in states.items() if not slurm.UNUSABLE.search(state)] == settings.execute_hosts
 
     until(usable, 60, f"Slurm did not list its {settings.hosts} nodes (logs: {_kept_logs()})", 0.3)
 
@@ -259,10 +269,14 @@ def _keep_logs() -> None:
 
 
 def _switch() -> int:
-    return _pid(SWITCH)
+    return pid_of(SWITCH)
 
 
-def _pid(name: str) -> int:
+def pid_of(name: str) -> int:
+    """A host's first process.
+
+    :raises TestbedError: it does not run.
+    """
     pid = machine.find(name)
     if pid is None:
         found = load()

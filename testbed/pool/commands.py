@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import cluster, machine, root, tools
+from . import cluster, faults, machine, root, tools
 from .settings import CHECKOUT, SUBMIT, USERS, CannotBuild, Settings, TestbedError
 
 
@@ -38,6 +38,7 @@ def up(words: Sequence[str]) -> int:
         "--static", action="store_true", help="static slots of one GPU, not one partitionable slot a host"
     )
     parser.add_argument("--numa", action="store_true", help="hosts of 8 GPUs of one model, 2 sockets and 8 NUMA nodes")
+    parser.add_argument("--clocks", action="store_true", help="hosts with clocks of their own, which can be set")
     parser.add_argument(
         "--with-torch", action="store_true", help="with PyTorch, transformers and the example's packages"
     )
@@ -46,7 +47,8 @@ def up(words: Sequence[str]) -> int:
         "--check", action="store_true", help="only say whether a testbed can be built here (exit 3: no)"
     )
     asked = parser.parse_args(words)
-    settings = Settings(asked.hosts, asked.gpus, asked.link, asked.static, asked.numa, asked.far, asked.far_link)
+    pool = (asked.hosts, asked.gpus, asked.link, asked.static, asked.numa, asked.far, asked.far_link, asked.clocks)
+    settings = Settings(*pool)
     machine.check_root()
     lacking = tools.missing(to_build=root.find() is None)
     if asked.check:
@@ -87,31 +89,45 @@ def down(words: Sequence[str]) -> int:
 
 def host(words: Sequence[str]) -> int:
     """`testbed/host`."""
-    parser = argparse.ArgumentParser(prog="testbed/host", description="Break an execute host, and mend it.")
+    parser = argparse.ArgumentParser(prog="testbed/host", description="Break a host, and mend it.")
     actions = parser.add_subparsers(dest="action", required=True)
     texts = {
         "kill": "take its power away: silence, then every process gone",
         "cut": "cut it off the network, while it goes on",
         "slow": "set its link to another speed",
-        "restore": "bring it back: booted, on the network, at full speed",
+        "fill": "have its scratch space be full",
+        "clock": "set its clock, where the pool is up with --clocks",
+        "limit": "have its queue take no more than so many jobs of a user at once",
+        "restore": "bring it back: booted, on the network, at full speed, with its disk and the true time",
+    }
+    numbers = {
+        "slow": ("MBIT", float, "Mbit/s, in each direction"),
+        "clock": ("SECONDS", float, "how far it is ahead, or behind with -- before the sign"),
+        "limit": ("JOBS", int, "how many"),
     }
     for name, text in texts.items():
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("name", metavar="NAME", help="the host, such as host1")
-        if name == "slow":
-            action.add_argument("mbit", type=float, metavar="MBIT", help="Mbit/s, in each direction")
+        if name in numbers:
+            metavar, kind, explained = numbers[name]
+            action.add_argument("number", type=kind, metavar=metavar, help=explained)
     asked = parser.parse_args(words)
     machine.check()
     with machine.locked():
         settings = cluster.the_settings()
-        if asked.name not in settings.execute_hosts:
-            raise TestbedError(f"{asked.name} is no execute host: they are {', '.join(settings.execute_hosts)}.")
-        if asked.action == "restore":
-            cluster.restore(asked.name, settings)
-        elif asked.action == "slow":
-            cluster.slow(asked.name, asked.mbit)
-        else:
-            {"kill": cluster.kill, "cut": cluster.cut}[asked.action](asked.name)
+        able = {"limit": [SUBMIT], "cut": settings.names, "clock": settings.names, "restore": settings.names}
+        if asked.name not in (hosts := able.get(asked.action, settings.execute_hosts)):
+            raise TestbedError(f"{asked.action} is not for {asked.name}, but for {', '.join(hosts)}.")
+        acts: dict[str, Callable[[], None]] = {
+            "kill": lambda: cluster.kill(asked.name),
+            "cut": lambda: cluster.cut(asked.name),
+            "slow": lambda: cluster.slow(asked.name, asked.number),
+            "fill": lambda: faults.fill(cluster.pid_of(asked.name)),
+            "clock": lambda: faults.set_clock(cluster.pid_of(asked.name), asked.number, settings),
+            "limit": lambda: faults.limit(cluster.pid_of(asked.name), asked.name, asked.number),
+            "restore": lambda: cluster.restore(asked.name, settings),
+        }
+        acts[asked.action]()
     return 0
 
 

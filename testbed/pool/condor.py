@@ -54,6 +54,9 @@ RUNBENCHMARKS = False
 # Namespaces do not fence off the kernel's settings: its tuning would change them for the whole machine
 ENABLE_KERNEL_TUNING = False
 ENABLE_SSH_TO_JOB = False
+
+# Else Python programs are asked for each job which URLs they fetch, and nobody here gives one
+ENABLE_URL_TRANSFERS = False
 """
 
 SUBMIT_HOST = """\

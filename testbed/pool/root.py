@@ -27,6 +27,7 @@ TOOLS_OF_TESTS = (
     "setuptools",
     "pytest >= 8, < 9",
     "pytest-timeout",
+    "pytest-xdist",
     "hypothesis",
     "mock",
     "pandas",

@@ -44,7 +44,8 @@ class Settings:
     `hosts` execute hosts carry `gpus` GPUs each, on links of `link_mbit` Mbit/s in either direction.
     The last `far` of them are a region of their own, behind one link of `far_mbit` that they share.
     With `static` every GPU is a static slot of its own, else each host is one partitionable slot. With `numa`
-    each host has 2 sockets, 8 NUMA nodes, 64 cores and 8 GPUs of one model.
+    each host has 2 sockets, 8 NUMA nodes, 64 cores and 8 GPUs of one model. With `clocks` each host has a clock of
+    its own (faults.py).
     """
 
     hosts: int = 4
@@ -54,6 +55,7 @@ class Settings:
     numa: bool = False
     far: int = 0
     far_mbit: float = 100.0
+    clocks: bool = False
 
     def __post_init__(self) -> None:
         if self.numa:

@@ -65,16 +65,18 @@ UNUSABLE = re.compile(r"down|drain|drng|fail|unk|\*")
 
 START = """\
 set -e
+runs() { grep -qsx "$1" /proc/[0-9]*/comm; }
 install -d -m 755 -o munge -g munge /run/munge
 install -m 400 -o munge -g munge /etc/slurm/munge.key /run/munge/munge.key
 install -d -m 755 -o slurm -g slurm /run/slurm /var/log/slurm /var/spool/slurmctld
 install -d -m 755 /var/spool/slurmd
-sed -n "s/^NodeName=$(hostname) .*File=//p" /etc/slurm/gres.conf | xargs -r -n 1 ln -s /dev/null
-setpriv --reuid munge --regid munge --clear-groups munged --key-file=/run/munge/munge.key --num-threads=2 \\
+sed -n "s/^NodeName=$(hostname) .*File=//p" /etc/slurm/gres.conf | xargs -r -n 1 ln -sf /dev/null
+runs munged || setpriv --reuid munge --regid munge --clear-groups \\
+    munged --key-file=/run/munge/munge.key --num-threads=2 \\
     --pid-file=/run/munge/munged.pid --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed
-exec $0
+runs $0 || exec $0
 """
-"""Starts Slurm's daemon, which is its first word, and munge before it, as root on a host."""
+"""Starts Slurm's daemon, which is its first word, and munge before it, as root on a host, unless they run."""
 
 
 def word(model: Model) -> str:

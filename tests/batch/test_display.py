@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 import types
 
 import pytest
@@ -180,7 +181,9 @@ def test_lines_come_every_so_often_where_there_is_no_terminal(monkeypatch):
     lines = LineDisplay(stream)
     for now[0], progress in ((5.0, TWO), (11.0, TWO), (12.0, TWO_HUNDRED), (30.0, TWO_HUNDRED)):
         lines.progress(progress)
-    assert stream.getvalue().splitlines() == [describe(TWO), describe(TWO_HUNDRED)]
+    told = stream.getvalue().splitlines()
+    assert [line[9:] for line in told] == [describe(TWO), describe(TWO_HUNDRED)]
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d ", line[:9]) for line in told), "each says the time of day"
     assert "\x1b" not in stream.getvalue()
     assert describe(TWO) == "12,345 of about 50,000 rows, 153 rows/s, 4 min 13 s left, 2 workers, 1 loading"
 
@@ -226,3 +229,15 @@ def test_when_a_run_has_ended_its_chunks_are_told_and_no_sessions():
 
 def test_a_batch_has_no_sessions():
     assert "sessions" not in " ".join(lines_of(TWO, 80))
+
+
+def test_why_workers_are_lacking_is_shown_and_what_a_terminal_would_obey_is_not():
+    reason = "its jobs are held: via condor_hold (by user root)\x1b[2J"
+    tier = {"joined": 1, "asked": 3, "gpu_hours": 0.0, "worker_hours": 1.0, "cost": None, "reason": reason}
+    enough = {**tier, "joined": 3}
+    lacking = "gpu lacks 2 workers: its jobs are held: via condor_hold (by user root)[2J"
+    assert describe(Progress(workers=1, tiers={"gpu": tier})).endswith(f"1 worker; {lacking}")
+    assert "lacks" not in describe(Progress(workers=3, tiers={"gpu": enough}))
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(View(Progress(workers=1, tiers={"gpu": tier, "b": enough}), "out.jsonl"))
+    assert lacking in " ".join(stream.getvalue().split()) and "b lacks" not in stream.getvalue()

@@ -18,6 +18,14 @@ def test_the_job_file_is_one(tmp_path):
 def test_the_options_are_there():
     words = [sys.executable, "-m", "ctxflow", "batch", "--help"]
     shown = forked.run(words, capture_output=True, text=True, check=True).stdout
-    others = {"--follow", "--html", "--install-completion", "--older-than", "--yes"}  # Of other commands.
+    others = {
+        "--follow",
+        "--html",
+        "--install-completion",
+        "--log",
+        "--older-than",
+        "--undo",
+        "--yes",
+    }  # Of other commands.
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - others:
         assert option in shown, option

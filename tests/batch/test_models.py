@@ -11,8 +11,8 @@ from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.status_file import read_status
-from ctxflow.batch.tasks import classify, embed, label_chooser
 from ctxflow.models import LabelClassifier, SentenceEncoder
+from ctxflow.models.answering import classify, embed, label_chooser
 from ctxflow.models.errors import InputTooLong
 from ctxflow.testing.models import make_causal_lm
 

@@ -2,6 +2,7 @@ import csv
 import datetime
 import decimal
 import json
+import os
 import sys
 
 import pyarrow
@@ -143,3 +144,30 @@ def test_csv_is_read_back_as_it_was(tmp_path_factory, records, tabs):
             else:
                 assert (json.loads(cell) if cell else None) == value
     assert sorted(path.name for path in folder.iterdir()) == [output.name, "rows.jsonl"]
+
+
+@pytest.mark.parametrize(("form", "name"), [("parquet", "out.parquet"), ("csv", "out.csv")])
+def test_what_is_published_is_on_the_disk_before_it_has_its_name_and_no_link_is_followed(
+    tmp_path, monkeypatch, form, name
+):
+    """The journal says next that the job is finished: a power cut must not leave an empty file behind that."""
+    rows, output, precious = tmp_path / "rows.jsonl", tmp_path / name, tmp_path / "precious"
+    rows.write_text('{"row": 0, "n": 1}\n')
+    precious.write_text("mine")
+    (tmp_path / f"{name}.part").symlink_to(precious)
+    done, sync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        done.append((os.path.basename(path), os.path.isdir(path) or os.path.getsize(path) > 0))
+        sync(descriptor)
+
+    def renamed(source, target):
+        done.append(("named", True))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    publish.publish(form, rows, output)
+    assert done == [(f"{name}.part", True), ("named", True), (tmp_path.name, True)]
+    assert precious.read_text() == "mine" and not output.is_symlink() and output.stat().st_size > 0

@@ -1,6 +1,7 @@
 import dataclasses
 import datetime
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import Job
 from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
+from ctxflow.batch.requests import RowError
 from ctxflow.errors import CallCrashed, RemoteTraceback
+from ctxflow.executors.futures import error_of
+from ctxflow.scheduler.events import Failure
 
 ANSWER = {"text": "Paris", "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 2, "truncated": False}
 
@@ -91,11 +95,22 @@ def test_lines_hold_what_can_be_said_in_json():
 
 
 def test_dead_letters_tell_what_the_worker_saw():
-    error = CallCrashed("it died", "Traceback ...", "last words", "w1")
+    error = CallCrashed("it died", "Traceback ...", "last words", "w1", "node7")
     letter = dead_letter(3, 255, "a", "in.jsonl, line 4", error)
     assert letter["error"] == {"code": "CallCrashed", "message": "it died"}
-    assert (letter["row"], letter["place"], letter["worker"]) == (3, "in.jsonl, line 4", "w1")
+    assert (letter["row"], letter["place"], letter["worker"], letter["host"]) == (3, "in.jsonl, line 4", "w1", "node7")
     assert letter["traceback"] == "Traceback ..."
     raised = ValueError("no")
     raised.__cause__ = RemoteTraceback("File x, line 1")
     assert dead_letter(3, 255, None, "", raised)["traceback"] == "File x, line 1"
+
+
+@pytest.mark.parametrize("traceback", ["", "File x, line 1"])
+def test_dead_letters_of_what_the_app_raised_name_the_worker_and_its_host(traceback):
+    there = Failure("exception", "ValueError", "no", traceback, worker="w1", host="node7")
+    letter = dead_letter(3, 255, None, "", error_of(there, ValueError("no")))
+    assert letter["error"]["code"] == "ValueError" and (letter["worker"], letter["host"]) == ("w1", "node7")
+    here = error_of(dataclasses.replace(there, host=""), ValueError("no"))
+    assert dead_letter(3, 255, None, "", here)["host"] == socket.gethostname()
+    nobody = dead_letter(3, 255, None, "", RowError("no prompt"))
+    assert (nobody["worker"], nobody["host"]) == ("", "")

@@ -3,8 +3,9 @@
 import pytest
 
 from ctxflow.batch.job import Job
-from ctxflow.batch.tasks import generate, model_app
+from ctxflow.batch.tasks import model_app
 from ctxflow.models import Generation
+from ctxflow.models.answering import generate
 
 
 def job(**choices):

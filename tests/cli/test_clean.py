@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -14,6 +15,8 @@ import forked
 from ctxflow.cli.app import app
 from ctxflow.cli.clean import seconds_of
 from ctxflow.errors import UsageError
+from ctxflow.host.process import python_path
+from ctxflow.host.scratch import Scratch
 from ctxflow.observe.status_file import VERSION, owner, write_status
 
 DAY = 86_400
@@ -33,11 +36,16 @@ def gone():
     """The number of a process that is no more."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    return {"pid": process.pid, "began": 1.0}
+    return {"pid": process.pid, "born": "1@an-earlier-boot"}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    home = tmp_path.parent / f"{tmp_path.name}-home"
+    (home / "tmp").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "tmp"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -152,3 +160,31 @@ def test_a_folder_that_is_not_there_is_a_wrong_command_line(folder):
     words = [sys.executable, "-m", "ctxflow", "clean", "nowhere"]
     ended = forked.run(words, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1) and "there is no folder nowhere" in ended.stderr
+
+
+def leave_behind(base):
+    """What a program leaves that is killed: a folder in the temporary directory, and its connection file."""
+    code = "import os, sys; from ctxflow.host.scratch import Scratch; os.write(1, Scratch(sys.argv[1]).path.encode()); "
+    words = [sys.executable, "-c", code + "os._exit(0)", str(base)]
+    scratch = subprocess.check_output(words, env={**os.environ, **python_path()}, text=True)
+    assert os.path.isdir(scratch)
+    connections = os.path.join(os.environ["HOME"], ".ctxflow", "runs")
+    os.makedirs(connections)
+    connection = os.path.join(connections, "0123.json")
+    with open(connection, "w") as file:
+        json.dump({"host": socket.gethostname(), **gone()}, file)
+    return [connection, scratch]
+
+
+def test_what_killed_programs_left_elsewhere_is_shown_and_removed(folder):
+    live = Scratch(tempfile.gettempdir())
+    left = leave_behind(tempfile.gettempdir())
+    told = run()
+    assert all(path in told.stdout for path in left) and "nothing is removed" in told.stdout
+    assert all(map(os.path.exists, left)), "it was not agreed to"
+    assert json.loads(run("--json").stdout)["left_behind"] == [{"path": path, "removed": False} for path in left]
+    ended = run("--yes")
+    assert ended.exit_code == 0 and "removed 0 runs and 2 other files" in ended.stdout
+    assert not any(map(os.path.exists, left)) and os.path.isdir(live.path)
+    assert run("--yes").stdout == "there is nothing to remove\n"
+    live.close()

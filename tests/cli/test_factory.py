@@ -16,7 +16,7 @@ from ctxflow.factory import ProviderError, leftovers
 from ctxflow.factory.connection import Connection, Run, write_private
 from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import FoundJob
-from ctxflow.sites import Site
+from ctxflow.sites import Site, load_site
 from ctxflow.sites.tier import Tier
 
 CAMPUS = """
@@ -81,12 +81,19 @@ def test_a_dry_run_without_runs_makes_one_up(campus):
     assert first.startswith(
         "# tier a10, a run that wants all there may be (no live run has its workers from here): 20 "
     )
-    assert 'requirements = GPUs_DeviceName == "NVIDIA A10"\n' in first and first.endswith("\nqueue 20")
+    assert 'requirements = (GPUs_DeviceName == "NVIDIA A10") && ' in first and first.endswith("\nqueue 20")
     assert "transfer_input_files = RUN/ctxflow.pyz, RUN/password" in first and "ADDRESS:9123" in first
     assert second.startswith("# tier here,") and '"tier": "here"' in second
     [a10, here] = json.loads(command(campus, "--dry-run", "--json").stdout)
     assert (a10["run"], a10["tier"], a10["count"]) == ("", "a10", 20)
     assert json.loads(here["description"])["command"][0] == "python3"
+
+
+def test_a_dry_run_shows_no_secret(campus):
+    with open(campus, "a") as file:
+        file.write("variables = {HF_TOKEN = 'hf_abc', LANG = 'C.UTF-8'}\n")
+    told = command(campus, "--dry-run").stdout
+    assert "hf_abc" not in told and '"HF_TOKEN": "..."' in told and "C.UTF-8" in told
 
 
 def test_a_dry_run_says_what_each_run_would_get(campus, tmp_path):
@@ -130,6 +137,16 @@ def test_files_of_dead_runs_are_cleaned_up(campus, tmp_path, runtime):
         "live.json", "live.wanted", "away.json", "away.news", "young.news", "factory-lab@here.lock",
     }  # fmt: skip
     assert json.loads(command(str(local), "--clean", "--json").stdout)["removed"] is False
+
+
+def test_what_is_young_by_its_own_clock_stays(campus, runtime, clock_steps):
+    """A run that is just beginning has no connection file yet; its file server's clock may be behind by anything."""
+    (runtime / "young.wanted").write_text("")
+    with clock_steps(3600):
+        assert leftovers.find_leftovers(load_site(campus)).files == []
+    os.utime(runtime / "young.wanted", times=(time.time() - 3600,) * 2)
+    assert leftovers.find_leftovers(load_site(campus)).files == [str(runtime / "young.wanted")]
+    assert os.listdir(runtime) == ["young.wanted"]
 
 
 class Queue:

@@ -1,6 +1,7 @@
 """`ctxflow site` as a person meets it."""
 
 import json
+import os
 import sys
 import venv
 from pathlib import Path
@@ -76,6 +77,28 @@ def test_what_is_seldom_meant_is_no_error(write):
     assert run.returncode == 0 and "think  fan_out does nothing with the embedded engine: leave it out" in run.stdout
 
 
+def test_secrets_are_named_where_others_may_read_them(write):
+    told = "[[tiers]]\nprovider = '{}'\nname = 'a10'\n"
+    path = write(
+        'engine = "taskvine"\n'
+        + told.format("condor")
+        + "variables = {HF_TOKEN = 'hf_abc', TOKENIZERS_PARALLELISM = 'no'}"
+    )
+    path.chmod(0o640)
+    said = (
+        "think  HF_TOKEN in variables of tier a10 looks like a secret, and other users may read this file: call chmod"
+    )
+    assert said in command("check", path).stdout
+    path.chmod(0o600)
+    assert "think" not in command("check", path).stdout
+    path = write(path.read_text() + "\nsubmit = {'+Api' = 'API_KEY=abc'}")
+    assert "think  API_KEY in submit of tier a10 looks like a secret" in command("check", path).stdout
+    options = "options = {partition = 'gpu', worker_init = 'module load cuda; export WANDB_API_KEY=abc'}"
+    run = command("check", write('engine = "taskvine"\naddress = "10.0.0.1"\n' + told.format("slurm") + options))
+    assert "think  WANDB_API_KEY in options of tier a10 looks like a secret" in run.stdout
+    assert "abc" not in run.stdout
+
+
 def test_a_wrong_command_line_is_another_exit_status():
     assert command("check").returncode == 2
     assert command("check", "local", "--alive").returncode == 2
@@ -83,7 +106,16 @@ def test_a_wrong_command_line_is_another_exit_status():
     assert run.returncode == 2 and "there is no site '/nowhere/site.toml'" in run.stderr
 
 
-def test_live_asks_this_machine(write):
+@pytest.fixture
+def has_vine_worker(tmp_path, monkeypatch):
+    """A PATH with a vine_worker, which no probe starts."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vine_worker").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_live_asks_this_machine(write, has_vine_worker):
     run = command("check", write(LOCAL), "--live", "--json")
     assert run.returncode == 0, run.stdout + run.stderr
     told = json.loads(run.stdout)
@@ -91,9 +123,12 @@ def test_live_asks_this_machine(write):
     assert told["environment"] == "python3 of the workers' PATH, which cannot be seen from here"
     run = command("check", write(LOCAL), "--live")
     assert run.returncode == 0 and run.stdout.startswith("tier here (local): 1 machine, 1 free; ")
+    assert "tier here: a probe on " in run.stdout and " connected to this machine after " in run.stdout
+    assert "probe" not in command("check", write(LOCAL), "--live", "--no-probe").stdout
+    assert "probe" not in command("check", write(LOCAL)).stdout
 
 
-def test_live_finds_the_environment_or_says_what_to_do(write, tmp_path):
+def test_live_finds_the_environment_or_says_what_to_do(write, tmp_path, has_vine_worker):
     run = command("check", write(f"environment = '{tmp_path}/none'\n{LOCAL}"), "--live")
     assert run.returncode == 1
     assert f"wrong  environment {tmp_path}/none is not on this machine: write a folder that this machine" in run.stdout

@@ -182,6 +182,14 @@ def test_metrics_follow_the_job_and_end_with_it():
         assert "ctxflow_batch_rows_done_total 1.0" in first
         assert 'ctxflow_batch_gpu_seconds_total{tier="a10"} 1800.0' in first
         assert not any(line.startswith(("ctxflow_batch_tokens", "ctxflow_batch_workers_asked{")) for line in first)
+        assert not any("_limit" in line or "workers_lacking{" in line for line in first if not line.startswith("#"))
+        limit = {"scope": "user", "measure": "gpu_hours", "used": 1.25, "limit": 8}
+        tier = {"joined": 1, "asked": 3, "gpu_hours": 0.5, "worker_hours": 1.0, "reason": "all 4 machines are busy"}
+        now = Progress(tiers={"a10": tier}, limits=[limit])
+        between = lines()
+        assert 'ctxflow_batch_gpu_hours_used{scope="user"} 1.25' in between
+        assert 'ctxflow_batch_gpu_hours_limit{scope="user"} 8.0' in between
+        assert 'ctxflow_batch_workers_lacking{reason="all 4 machines are busy",tier="a10"} 2.0' in between
         now = Progress(done=7, tokens=90, evictions=2, contexts={"llm": {"warm": 3}})
         second = lines()
         assert {"ctxflow_batch_rows_done_total 7.0", "ctxflow_batch_tokens_total 90.0"} <= set(second)

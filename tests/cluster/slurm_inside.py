@@ -112,6 +112,20 @@ def test_what_a_tier_asks_for_reaches_the_job(directory):
         slurm.stop()
 
 
+def test_workers_are_kept_from_nodes_from_the_first_and_while_they_wait(directory):
+    slurm = make(f"test{os.getpid()}whole", directory, cores=6)  # A host's all.
+    watch = Watch(slurm)
+    try:
+        job, waiting = slurm.submit(sh("echo $SLURMD_NODENAME; sleep 600", excluded=("host1", "host2", "host3")), 2)
+        assert watch.until(job, "running").host == "host4"
+        assert slurm.exclude([job, waiting], ["host1", "host4"]) == []
+        assert watch.until(waiting, "running").host in ("host2", "host3")
+        assert slurm.last_words(job) == "host4"
+        assert slurm.exclude([job, waiting], []) == [], "none waits"
+    finally:
+        slurm.stop()
+
+
 def test_a_job_that_others_cancel_was_evicted(slurm, watch):
     one, two = slurm.submit(sh("sleep 600"), 2)
     for job in (one, two):

@@ -30,7 +30,7 @@ def shell(testbed: Testbed, command: str, limit: float) -> str:
 @pytest.mark.timeout(500)
 @pytest.mark.first
 def test_contract(testbed: Testbed) -> None:
-    out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 {INSIDE}/taskvine_inside.py", 400)
+    out = shell(testbed, f"{PYTEST} --noconftest --timeout 60 -n 2 {INSIDE}/taskvine_inside.py", 400)
     assert re.search(r"\d\d passed in", out), out[-500:]
 
 
@@ -81,6 +81,6 @@ def test_files_travel_with_calls(testbed: Testbed, where: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_users_modules_travel(testbed: Testbed) -> None:
+def test_the_users_modules_travel_and_those_of_ctxflow_that_they_import(testbed: Testbed) -> None:
     out = shell(testbed, f"python {INSIDE}/modules_inside.py", 240)
-    assert out.split() == f"{[n * 6 for n in range(10)]} 15".split()
+    assert out.splitlines() == [f"{[n * 6 for n in range(10)]} 15", "['ctxflow.pyz', 'ctxflow-rest.zip']"]

@@ -239,6 +239,19 @@ def test_a_killed_host_is_gone_and_comes_back(testbed: Testbed) -> None:
     testbed.run("condor_wait", "-wait", "60", f"{where}/log")
 
 
+@on_cluster
+def test_daemons_that_died_are_started_again_and_the_pool_goes_on(testbed: Testbed) -> None:
+    testbed.submit({"executable": "/bin/sleep", "arguments": "600"})
+    testbed.eventually(lambda: testbed.running("alice") == 1)
+    for host, daemon in (("submit", "slurmctld"), ("host3", "slurmd"), ("host4", "munged")):
+        kill = f"pid=$(pidof {daemon}) && kill -9 $pid && while [ -d /proc/$pid ]; do sleep 0.1; done"
+        testbed.run("bash", "-c", kill, host=host, user="root")
+    testbed.command("up")
+    assert testbed.running("alice") == 1
+    assert set(testbed.run("sinfo", "--noheader", "--Node", "--format=%t").split()) == {"idle"}
+    assert testbed.run("srun", "--nodes=4", "--ntasks=4", "hostname").count("host") == 4
+
+
 MANAGER = """
 import ndcctools.taskvine as vine
 manager = vine.Manager(port=[9200, 9300])
@@ -322,8 +335,8 @@ def test_numa_hosts_show_their_topology_to_htcondor_and_in_sys(any_testbed: Test
     machines = ("condor_status", "-constraint", "PartitionableSlot")
     assert any_testbed.run(*machines, "-af", "TotalSlotCpus", "TotalSlotGPUs") == "64 8"
     advert = any_testbed.run(*machines, "-long")
-    assert sorted(re.findall(r"NumaNode = (\d)", advert)) == [str(node) for node in range(8)]
-    assert sorted(re.findall(r"Socket = (\d)", advert)) == sorted("0000" + "1111")
+    places = re.findall(r"^GPUs_GPU_\w+ = \[.* Socket = (\d); NumaNode = (\d);", advert, re.MULTILINE)
+    assert sorted(places) == [(str(node // 4), str(node)) for node in range(8)], advert
     lists = any_testbed.run("bash", "-c", "cat /sys/devices/system/node/node*/cpulist", host="host1").split()
     assert lists == [f"{start}-{start + 7}" for start in range(0, 64, 8)]
     information = any_testbed.run("bash", "-c", "cat /proc/driver/nvidia/gpus/*/information", host="host1")

@@ -35,6 +35,21 @@ def marked(mark):
     return found
 
 
+def first_free(pid):
+    """The number of the next descriptor that a process would get: its limit, if it is to get none."""
+    taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    return next(number for number in range(len(taken) + 1) if number not in taken)
+
+
+def awaited(condition):
+    """What a condition gives, once that is true: it must be in time."""
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
 def eventually(condition, seconds=20.0):
     """Wait until something holds; gives whether it did."""
     deadline = time.monotonic() + seconds

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ctxflow import ContextExecutor, batch_app, context
+from ctxflow import ContextExecutor, batch_app, context, last, session_app
 from ctxflow.executors import embedded, shares
 from ctxflow.host.devices import Device
 from ctxflow.scheduler.log import replay
@@ -47,6 +47,23 @@ def low(devices, folders):
 @batch_app(wide())
 def urgent(devices, items):
     return [devices for _ in items]
+
+
+@session_app(small(), keep_every=1)
+def count(device, states, prompts):
+    """Numbers up to 5; the GPU that was to make the third of them is broken from then on."""
+    import os
+
+    for state, new in zip(states, prompts, strict=True):
+        folder, number = state or (new[0], 0)
+        broken = os.path.join(folder, "broken")
+        if number == 3:
+            with open(broken, "a" if os.path.exists(broken) else "w") as file:
+                file.write(device + "\n")
+            with open(broken) as file:
+                if file.readline().strip() == device:
+                    raise OSError(5, "Input/output error")
+        yield (last(number) if number == 5 else number), (folder, number + 1)
 
 
 @pytest.fixture
@@ -121,3 +138,12 @@ def test_neighbours_are_dealt_out_together(pretended):
     assert dealt == [list(SOCKETS[0]), list(SOCKETS[1])]
     assert [tier.machine_gpus for tier in engine.tiers()] == [8]
     assert embedded.EmbeddedEngine(workers=2, gpus_per_worker=0).tiers()[0].machine_gpus == 0
+
+
+def test_a_session_goes_on_where_no_gpu_is_broken(pretended, tmp_path):
+    made = ContextExecutor(workers=2)
+    made.run_dir = str(tmp_path / "run")
+    with made, count.open(str(tmp_path)) as session:
+        assert list(session) == [0, 1, 2, 3, 4, 5]
+    first, second = (tmp_path / "broken").read_text().split()
+    assert first != second

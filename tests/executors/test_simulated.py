@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import Fault, Machine, SimulatedEngine
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, pools
@@ -123,3 +123,95 @@ def test_a_machine_that_is_down_while_its_worker_is_on_its_way_gives_none():
         ("WorkerLost", 60.0),
     ]
     assert engine.account.worker_seconds == pytest.approx(7.0)
+
+
+def host_of_two(*faults, times=TIMES):
+    """Workers a-1 and b-2 on a bad host n1, and c-3 on another, each with its context asked for."""
+    machines = [Machine("a", host="n1"), Machine("b", host="n1"), Machine("c", host="n2")]
+    engine = SimulatedEngine(machines, times, faults=faults)
+    engine.execute([cmd.Acquire("default", 3)])
+    joined = [event.worker.id for event in all_of(engine, 4.0) if type(event) is ev.WorkerJoined]
+    assert joined == ["a-1", "b-2", "c-3"]
+    engine.execute([cmd.Load(worker, "c") for worker in joined])
+    return engine
+
+
+def answers(engine, until, attempts=1):
+    engine.execute(
+        [
+            cmd.Run(worker, 10 * n + k, "a", "c", range(4))
+            for k, worker in enumerate(("a-1", "b-2", "c-3"))
+            for n in range(attempts)
+        ]
+    )
+    return {event.attempt: event for event in all_of(engine, until)}
+
+
+def test_a_black_hole_raises_at_once_from_a_time_on_in_all_workers_of_its_host():
+    engine = host_of_two(Fault("n1", calls=1.0, begin=50.0, end=100.0))
+    all_of(engine, 40.0)
+    assert {type(event) for event in answers(engine, 50.0).values()} == {ev.BatchFinished}
+    found = answers(engine, 60.0)
+    assert [(type(found[n]), found[n].time) for n in (0, 1, 2)] == [
+        (ev.BatchFailed, 50.5),
+        (ev.BatchFailed, 50.5),
+        (ev.BatchFinished, 54.5),
+    ]
+    failure = found[1].failure
+    assert (failure.host, failure.worker, failure.machine) == ("n1", "b-2", True) and "ECC" in failure.message
+    assert engine.account.raised == 2 and engine.account.lost_items == 0
+    all_of(engine, 100.0)
+    assert {type(event) for event in answers(engine, 110.0).values()} == {ev.BatchFinished}, "it is mended"
+
+
+def test_a_slow_host_takes_longer_and_a_flaky_gpu_raises_now_and_then():
+    engine = host_of_two(Fault("n1", slower=10.0), Fault("c", calls=0.3, message="CUDA error: illegal access"))
+    all_of(engine, 40.0)
+    found = answers(engine, 5000.0, attempts=100)
+    assert [found[n].seconds for n in (0, 1)] == [40.0, 40.0]
+    raised = sum(type(found[10 * n + 2]) is ev.BatchFailed for n in range(100))
+    assert 15 < raised < 45 and engine.account.raised == raised
+
+
+def test_a_host_on_which_no_context_can_be_built_says_so_at_once():
+    engine = host_of_two(Fault("n1", builds=1.0, seconds=1.0))
+    events = all_of(engine, 40.0)
+    assert [(type(event), event.worker, event.time) for event in events] == [
+        (ev.ContextFailed, "a-1", 5.0),
+        (ev.ContextFailed, "b-2", 5.0),
+        (ev.ContextReady, "c-3", 24.0),
+    ]
+    assert (engine.account.loads, engine.account.raised) == (1, 2)
+    with pytest.raises(ValueError, match="not built"):
+        engine.execute([cmd.Run("a-1", 1, "a", "c", range(4))])
+
+
+def test_no_worker_comes_from_a_host_that_is_left_out_until_it_is_not():
+    machines = [Machine("a", host="n1"), Machine("b", host="n1"), Machine("c"), Machine("d", tier="other", host="n1")]
+    engine = SimulatedEngine(machines, TIMES)
+    engine.execute([cmd.Acquire("default", 3), cmd.Exclude("default", ["n1"]), cmd.Acquire("other", 1)])
+    joined = [event.worker.id for event in all_of(engine, 100.0) if type(event) is ev.WorkerJoined]
+    assert joined == ["c-1", "d-2"], "those on their way there turn back; tiers are told one by one"
+    engine.execute([cmd.Exclude("default", [])])
+    joined = [event.worker.id for event in all_of(engine, 200.0) if type(event) is ev.WorkerJoined]
+    assert joined == ["a-3", "b-4"]
+    engine.execute([cmd.Exclude("default", ["n1"])])
+    assert all_of(engine, 300.0) == [], "those that are there stay"
+
+
+def test_a_poisoned_item_raises_wherever_it_runs_and_the_machine_is_not_to_blame():
+    engine = SimulatedEngine([Machine("a"), Machine("b")], TIMES, poison={"a": 5})
+    engine.execute([cmd.Acquire("default", 2)])
+    all_of(engine, 4.0)
+    engine.execute([cmd.Load("a-1", "c"), cmd.Load("b-2", "c")])
+    all_of(engine, 30.0)
+    engine.execute(
+        [
+            cmd.Run("a-1", 1, "a", "c", range(5, 9)),
+            cmd.Run("b-2", 2, "a", "c", [3, 4]),
+            cmd.Run("a-1", 3, "a", "c", [4]),
+        ]
+    )
+    events = {event.attempt: event for event in all_of(engine, 60.0)}
+    assert [type(events[n]) for n in (1, 2, 3)] == [ev.BatchFinished, ev.BatchFailed, ev.BatchFailed]
+    assert [events[n].failure.machine for n in (2, 3)] == [False, False]

@@ -54,7 +54,7 @@ def test_there_is_no_cost_if_a_worker_has_no_price():
     )
     figures = figures_of(status_of(state, {}, now=3600.0))
     assert figures["tiers"]["elsewhere"] == {
-        "joined": 1, "asked": None, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None,
+        "joined": 1, "asked": None, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None, "reason": "",
     }  # fmt: skip
     assert (figures["cost"], figures["gpu_hours"]) == (None, 2.0)
 
@@ -79,3 +79,9 @@ def test_a_run_s_file_tells_how_fast_its_sessions_make_chunks(tmp_path):
         file.write(told)
     found = Progress.of(json.loads((tmp_path / "status.json").read_text()))
     assert (found.sessions, found.chunks, found.chunks_per_s, found.migrations) == ({"running": 2}, 40, 5.0, 3)
+
+
+def test_a_tier_says_why_it_lacks_workers():
+    state = state_after(ev.TierOffered(0.0, ev.TierSpec("a10", maximum=4)), ev.TierOffered(0.0, ev.TierSpec("b")))
+    figures = figures_of(status_of(state, {}, 1.0, {"a10": "all 4 machines that would do are busy"}))
+    assert [tier["reason"] for tier in figures["tiers"].values()] == ["all 4 machines that would do are busy", ""]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob
+from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob, acquirer
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import Survey
 
@@ -48,11 +48,34 @@ class Moody(LocalProvider):
         return self.found
 
 
+class Picky(Moody):
+    """A batch system that can keep jobs from hosts; those named `fixed` it cannot change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submitted: list[tuple[str, ...]] = []
+        self.told: list[tuple[list[str], tuple[str, ...]]] = []
+        self.fixed: list[str] = []
+
+    def submit(self, job: WorkerJob, count: int) -> list[str]:
+        jobs = super().submit(job, count)
+        self.submitted += [job.excluded] * len(jobs)
+        return jobs
+
+    def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str]:
+        if self.down:
+            raise ProviderError("the schedd does not answer: see whether condor_q works on this machine")
+        self.told.append((list(jobs), tuple(hosts)))
+        return [job for job in self.fixed if job in jobs]
+
+
 class Bench:
     """An acquirer of one tier, and what it decided and heard."""
 
-    def __init__(self, directory: Path, command: Sequence[str], told: bool = False, **options: float) -> None:
-        self.provider = Moody()
+    def __init__(
+        self, directory: Path, command: Sequence[str], told: bool = False, picky: bool = False, **options: float
+    ) -> None:
+        self.provider = Picky() if picky else Moody()
         self.decisions: list[str] = []
         self.changes: list[JobChange] = []
         self._heard = threading.Condition()
@@ -142,6 +165,48 @@ def test_a_job_on_hold_is_given_up_with_its_reason(
     (warning,) = [record.message for record in caplog.records]
     assert "was put on hold, and is given up: memory usage exceeded request_memory" in warning
     assert bench.counts()["holds"] == bench.counts()["removed"] == 1
+
+
+def test_a_job_that_somebody_put_on_hold_stays_so_and_is_not_asked_for_again(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: bench.states() == ["running"] * 2)
+    held, other = (change.job for change in bench.changes)
+    bench.acquirer.joined("a10", other)
+    why = "via condor_hold (by user root)"
+    bench.provider.news.append(JobChange(held, "held", why, by_hand=True))
+    bench.until(lambda: "held" in bench.states())
+    assert bench.acquirer.reasons()["a10"] == f"1 job is put on hold until it is released: {why}"
+    assert [record.message for record in caplog.records] == [
+        f"tier a10: job {held} was put on hold, and stays so until it is released: {why}"
+    ]
+    assert bench.provider.calls == [2] and bench.counts()["removed"] == 0 and bench.counts()["held"] == 1
+    bench.provider.news += [JobChange(held, "queued"), JobChange(held, "running")]
+    bench.until(lambda: bench.counts()["running"] == 1)
+    bench.acquirer.joined("a10", held)
+    assert bench.acquirer.reasons()["a10"] == "" and bench.provider.calls == [2]
+
+
+def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[..., Bench], monkeypatch) -> None:
+    monkeypatch.setattr("ctxflow.factory.acquirer._STUCK_SECONDS", 0.0)
+    bench = make()
+    bench.provider.down = True
+    bench.acquirer.hold("a10", 1)
+    down = "the schedd does not answer: see whether condor_q works on this machine"
+    bench.until(lambda: bench.acquirer.reasons()["a10"] == down)
+    bench.provider.down = False
+    bench.until(lambda: bench.states() == ["running"])
+    assert bench.acquirer.reasons()["a10"] == "1 worker starts"
+    job = bench.changes[0].job
+    bench.provider.found = Survey(machines=4, free=0)
+    bench.provider.news.append(JobChange(job, "evicted", "its owner came back"))
+    bench.until(lambda: bench.acquirer.reasons()["a10"].startswith("all 4 machines that would do are busy; "))
+    bench.provider.news.append(JobChange(job, "running"))
+    bench.until(lambda: bench.acquirer.reasons()["a10"] == "1 worker starts")
+    bench.acquirer.joined("a10", job)
+    assert bench.acquirer.reasons()["a10"] == ""
 
 
 def test_a_worker_that_never_joins_is_given_up_with_its_last_words(
@@ -239,3 +304,110 @@ def test_a_provider_that_grants_less_is_not_asked_without_end(make: Callable[...
     bench.provider.grants = None
     bench.until(lambda: bench.states().count("running") == 3)
     assert bench.counts()["submissions"] == 1
+
+
+def test_workers_are_asked_for_elsewhere_also_where_jobs_cannot_be_changed(make: Callable[..., Bench]) -> None:
+    bench = make(told=True, picky=True)
+    provider = bench.provider
+    assert isinstance(provider, Picky)
+    bench.acquirer.exclude("a10", ["n2", "n1", "n3\n#SBATCH --comment=x"])  # Names are what workers tell.
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: bench.states().count("running") == 2)
+    assert provider.submitted == [("n1", "n2")] * 2
+    assert provider.told == [([], ("n1", "n2"))]
+    first, second = [change.job for change in bench.changes]
+    provider.fixed = [second]
+    bench.acquirer.exclude("a10", ["n2", "n1"])  # As it was.
+    bench.acquirer.exclude("a10", [])
+    bench.until(lambda: bench.states().count("running") == 3)
+    assert provider.told[1:] == [([first, second], ())]
+    assert provider.submitted[2:] == [()]
+    ended = [change.job for change in bench.changes if change.state == "ended"]
+    assert ended == [second], "a job that cannot be changed makes room for one that is asked for anew"
+    said = ["asks for workers not on n1, n2", "asks for workers on all hosts again: 1 job anew"]
+    assert [each for each in bench.decisions if "asks for" in each] == said
+
+
+def test_a_batch_system_that_was_down_hears_later_where_workers_are_not_wanted(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquirer, "_REMOVE_SECONDS", 0.05)
+    bench = make(told=True, picky=True)
+    provider = bench.provider
+    assert isinstance(provider, Picky)
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    provider.down = True
+    bench.acquirer.exclude("a10", ["n1"])
+    bench.until(lambda: any("does not answer" in each for each in bench.decisions))
+    provider.down = False
+    bench.until(lambda: provider.told)
+    assert provider.told == [([bench.changes[0].job], ("n1",))]
+
+
+def test_a_batch_system_that_knows_no_such_thing_is_not_told(make: Callable[..., Bench]) -> None:
+    bench = make(told=True)
+    bench.acquirer.hold("a10", 1)
+    bench.until(lambda: bench.states() == ["running"])
+    bench.acquirer.exclude("a10", ["n1"])
+    bench.acquirer.hold("a10", 2)
+    bench.until(lambda: bench.states() == ["running"] * 2)
+    assert not any("n1" in each for each in bench.decisions), "it would not be true"
+
+
+def test_a_batch_system_that_hangs_is_not_waited_for_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, ["sleep", "100"])
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def changes() -> list[JobChange]:
+        hangs.set()
+        goes_on.wait(60)
+        return []
+
+    bench.provider.changes = changes  # type: ignore[method-assign]
+    try:
+        assert hangs.wait(20)
+        bench.acquirer.end_seconds = 0.3
+        bench.acquirer.stop()
+        assert caplog.messages[-1].startswith("the batch system of tier a10 has not answered for 0 s")
+    finally:
+        goes_on.set()
+        [held] = bench.acquirer._tiers.values()
+        held.thread.join(20)
+
+
+def test_a_tier_whose_batch_system_hangs_keeps_no_other_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor at the end, of which it alone is told."""
+    hanging, goes_on = Moody(), threading.Event()
+    hangs = threading.Event()
+
+    def submit(job: WorkerJob, count: int) -> list[str]:
+        hangs.set()
+        goes_on.wait(60)
+        return []
+
+    hanging.submit = submit  # type: ignore[method-assign]
+    other = Moody()
+    tiers = {name: (provider, WorkerJob(name, ["sleep", "100"], memory=10**7, disk=10**7)) for name, provider in
+             (("slurm", hanging), ("local", other))}  # fmt: skip
+    asker = Acquirer(tiers, str(tmp_path), lambda: None)
+    asker.start()
+    try:
+        asker.hold("slurm", 1)
+        assert hangs.wait(20)
+        asker.hold("local", 2)
+        deadline = time.monotonic() + 20
+        while asker.counts()["local"]["running"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert asker.counts()["slurm"]["running"] == 0
+        asker.end_seconds = 3.0
+        asker.stop()
+        assert caplog.messages[-1].startswith("the batch system of tier slurm has not answered")
+    finally:
+        goes_on.set()
+        asker.stop()

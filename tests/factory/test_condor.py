@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import stat
 import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxflow.factory import CondorProvider, JobChange, ProviderError
-from ctxflow.factory.condor import bindings
+from ctxflow.factory import CondorProvider, JobChange, ProviderError, WorkerJob, condor_process
 from ctxflow.factory.condor_events import change_of
 
 ADDRESS = "<10.77.0.12:9618?addrs=10.77.0.12-9618&alias=host2.testbed&noUDP&sock=startd_33_871e>"
@@ -69,9 +78,243 @@ def test_other_events_are_no_changes(number: int) -> None:
     assert change_of({"EventTypeNumber": number, "Cluster": 12, "Proc": 3}) is None
 
 
+@pytest.mark.parametrize(("code", "by_hand"), [(1, True), (3, False), (26, False), (None, False)])
+def test_what_a_person_put_on_hold_is_told_from_what_the_pool_did(code, by_hand):
+    event = {"EventTypeNumber": 12, "Cluster": 1, "Proc": 0, "HoldReason": "words"}
+    assert change_of({**event, **({} if code is None else {"HoldReasonCode": code})}).by_hand is by_hand
+
+
+JOB = WorkerJob("a10", ["true"])
+PLAYED = str(Path(__file__).parent / "played")
+
+
+class Played:
+    """What stands for HTCondor: what it was told, and what it does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        empty: dict[str, Any] = {"asked": [], "how": {}, "room": 1000, "submitted": [], "edited": [], "jobs": []}
+        self._path.write_text(json.dumps({**empty, "time": 1_600_000_000}))
+
+    def __getattr__(self, name: str) -> Any:
+        return json.loads(self._path.read_text())[name]
+
+    def set(self, **values: Any) -> None:
+        self._path.write_text(json.dumps({**json.loads(self._path.read_text()), **values}))
+
+    def does(self, **how: str) -> None:
+        """What it does instead, once, by what it is asked: "hang", "crash"; "done, hang" if after that."""
+        self.set(how=how)
+
+
+@pytest.fixture
+def schedd(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> Played:
+    path = tmp_path_factory.mktemp("played") / "state.json"
+    monkeypatch.setenv("PLAYED_HTCONDOR", str(path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PLAYED, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(PLAYED)
+    monkeypatch.setattr(condor_process, "_processes", weakref.WeakValueDictionary())
+    return Played(path)
+
+
+@pytest.fixture
+def provider(tmp_path: Path, schedd: Played) -> Iterator[CondorProvider]:
+    found = CondorProvider(patience=1.0)
+    found.start(str(tmp_path))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def short(monkeypatch: Any) -> Callable[[], None]:
+    """Give every request a second from now on."""
+
+    def shortened() -> None:
+        monkeypatch.setattr(condor_process, "_SECONDS", {})
+        monkeypatch.setattr(condor_process, "_OTHERS_SECONDS", 1.0)
+
+    return shortened
+
+
+def processes() -> list[int]:
+    """The processes of this one that hold the bindings."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes()
+            parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        if b"condor_requests" in words and parent == os.getpid():
+            found.append(int(entry))
+    return found
+
+
 def test_without_the_bindings_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "htcondor2", None)  # So that importing it fails.
-    bindings.cache_clear()
     with pytest.raises(ProviderError, match=r"pip install .*\[htcondor\]'?"):
         CondorProvider().start(str(tmp_path))
     CondorProvider().stop()
+
+
+def test_bindings_that_cannot_be_loaded_are_missing(tmp_path: Path, schedd: Played, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PLAYED_HTCONDOR", "/missing")
+    provider = CondorProvider()
+    provider.start(str(tmp_path))
+    with pytest.raises(ProviderError, match=r"pip install .*\[htcondor\]'?"):
+        provider.submit(JOB, 1)
+
+
+def test_this_process_never_loads_them_and_keeps_one_that_does(tmp_path: Path, schedd: Played) -> None:
+    providers = [CondorProvider(), CondorProvider()]
+    for number, each in enumerate(providers):
+        (tmp_path / str(number)).mkdir()
+        each.start(str(tmp_path / str(number)))
+        each.submit(JOB, 1)
+    assert "htcondor2" not in sys.modules or sys.modules["htcondor2"].__file__ != f"{PLAYED}/htcondor2.py"
+    assert len(processes()) == 1, "for one schedd"
+    providers[0].stop()
+    assert [change.state for change in providers[1].changes()] == ["running"]
+    providers[1].stop()
+    gc.collect()
+    assert processes() == []
+
+
+def test_a_driver_with_many_open_files_has_them_as_well(tmp_path: Path, schedd: Played) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with contextlib.ExitStack() as files:
+            for _ in range(1100):
+                files.enter_context(open(os.devnull))
+            provider = CondorProvider(patience=1.0)
+            provider.start(str(tmp_path))
+            assert provider.submit(JOB, 1) == ["1.0"]
+            provider.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_lease_is_counted_by_the_schedds_clock_and_renewed_whatever_ours_does(
+    tmp_path: Path, schedd: Played, clock_steps: Any
+) -> None:
+    provider = CondorProvider(lease=0, patience=1.0)
+    provider.start(str(tmp_path))
+    provider.submit(JOB, 1)
+    provider._states["1.0"] = "queued"
+    provider.changes()
+    provider._states["1.0"] = "queued"
+    with clock_steps(-3600):
+        provider.changes()
+    assert schedd.edited == [["CtxflowSeen", 1_600_000_000]] * 2
+    assert provider._clock is time.monotonic, "which no step changes"
+
+
+def test_a_queue_that_takes_fewer_gets_fewer_and_says_why_it_takes_none(
+    provider: CondorProvider, schedd: Played
+) -> None:
+    schedd.set(room=2)
+    assert provider.submit(JOB, 6) == ["1.0", "1.1"]
+    with pytest.raises(ProviderError, match="no more jobs of this user now, by its limit MAX_JOBS_PER_OWNER: the"):
+        provider.submit(JOB, 4)
+    assert len(schedd.submitted) == 1
+
+
+def test_variables_are_in_a_file_of_the_users_alone_until_the_provider_stops(
+    tmp_path: Path, provider: CondorProvider, schedd: Played
+) -> None:
+    with_token = WorkerJob("a10", ["true"], environment={"HF_TOKEN": "hf_abc"})
+    provider.submit(with_token, 2)
+    provider.submit(with_token, 1)
+    provider.submit(JOB, 1)
+    first, second, third = schedd.submitted
+    path = Path(first["transfer_input_files"])
+    assert path.parent == tmp_path and path.read_text() == "export HF_TOKEN=hf_abc\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and first["encrypt_input_files"] == str(path)
+    assert second["transfer_input_files"] == str(path), "which HTCondor may read at any time"
+    assert "hf_abc" not in str(schedd.submitted) and "transfer_input_files" not in third
+    provider.stop()
+    assert os.listdir(tmp_path) == ["htcondor.log"]
+
+
+def test_a_schedd_that_hangs_is_given_up_in_time_and_asked_again(
+    provider: CondorProvider, schedd: Played, short: Any
+) -> None:
+    [job] = provider.submit(JOB, 1)
+    before = processes()
+    short()
+    for request in ("act", "query"):
+        schedd.does(**{request: "hang"})
+        with pytest.raises(ProviderError, match=r"its schedd does not answer: .* \(no answer within 1 s\)"):
+            provider.remove([job]) if request == "act" else provider.find()
+        assert processes() == [], "whatever hangs is ended"
+    provider.find()
+    assert len(processes()) == 1 and processes() != before
+
+
+@pytest.mark.parametrize("how", ["hang", "crash", "done, hang", "done, crash"])
+def test_a_submission_that_is_cut_off_is_not_made_twice(
+    provider: CondorProvider, schedd: Played, short: Any, how: str
+) -> None:
+    provider.find()
+    short()
+    schedd.does(submit=how)
+    words = "does not answer" if "hang" in how else "crashed by SIGSEGV; .*pip install --upgrade htcondor"
+    with pytest.raises(ProviderError, match=rf"HTCondor did not take 2 workers of tier a10: .*{words}"):
+        provider.submit(JOB, 2)
+    assert provider.changes() == [], "nobody knows these jobs yet"
+    schedd.does(query="hang")
+    with pytest.raises(ProviderError, match="does not answer"):
+        provider.submit(JOB, 3)
+    assert schedd.asked.count("submit") == 1, "not before the queue has told"
+    assert len(provider.submit(JOB, 3)) == (2 if "done" in how else 3)
+    assert len(schedd.jobs) == (2 if "done" in how else 3)
+    assert [change.state for change in provider.changes()] == ["running"] * len(schedd.jobs), "none is lost, or twice"
+    provider.submit(JOB, 1)
+    assert len(schedd.jobs) == (3 if "done" in how else 4), "once it is settled, each asks anew"
+
+
+def test_what_was_cut_off_and_will_not_do_any_more_is_removed(
+    provider: CondorProvider, schedd: Played, short: Any
+) -> None:
+    provider.find()
+    short()
+    schedd.does(submit="done, hang")
+    with pytest.raises(ProviderError, match="does not answer"):
+        provider.submit(JOB, 2)
+    elsewhere = WorkerJob("a10", ["true"], excluded=("h1",))
+    assert provider.submit(elsewhere, 2) == ["2.0", "2.1"]
+    assert [ad["ClusterId"] for ad in schedd.jobs] == [2, 2]
+
+
+def test_events_are_told_once_whichever_process_reads_them(provider: CondorProvider, schedd: Played) -> None:
+    provider.submit(JOB, 2)
+    assert len(provider.changes()) == 2
+    for each in processes():
+        os.kill(each, signal.SIGKILL)
+    with pytest.raises(ProviderError, match=r"HTCondor's job log cannot be read: .*crashed by SIGKILL"):
+        provider.changes()
+    provider.submit(JOB, 1)
+    assert [change.job for change in provider.changes()] == ["2.0"]
+
+
+def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, schedd: Played) -> None:
+    if (child := os.fork()) == 0:
+        try:
+            provider = CondorProvider()
+            provider.start(str(tmp_path))
+            provider.find()
+            (tmp_path / "process").write_text(str(processes()[0]))
+            time.sleep(300)
+        finally:
+            os._exit(1)
+    until = time.monotonic() + 60
+    while not (tmp_path / "process").exists() or not (tmp_path / "process").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pid = int((tmp_path / "process").read_text())
+    while os.path.exists(f"/proc/{pid}") and b"condor_requests" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.05)

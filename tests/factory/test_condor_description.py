@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.factory import ProviderError, WorkerJob
-from ctxflow.factory.condor_description import describe, quoted
+from ctxflow.factory.condor_description import describe, quoted, variables_text
+
+_SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 
 
 def told(directory: str = "/run/7", run: str = "7", **job: Any) -> dict[str, str]:
@@ -29,7 +35,7 @@ def test_a_site_may_set_any_key_but_ours() -> None:
     text = told(options={"submit": keys, "requirements": "OpSysMajorVer >= 9"})
     assert text["+ProjectName"] == '"physics"' and text["priority"] == "5" and text["want_io_proxy"] == "true"
     assert [key for key in text if key.lower() == "request_memory"] == ["Request_Memory"]
-    assert text["requirements"] == "OpSysMajorVer >= 9"
+    assert text["requirements"].startswith("(OpSysMajorVer >= 9) && ")
     for key in ("log", "Arguments", "+CtxflowRun", "leave_in_queue"):
         with pytest.raises(ProviderError, match="leave it out"):
             told(options={"submit": {key: "x"}})
@@ -40,6 +46,17 @@ def test_a_site_may_remove_jobs_besides_those_that_are_abandoned() -> None:
     assert told(options={"submit": {"Periodic_Remove": "NumJobStarts > 9"}})["periodic_remove"] == (
         f"{ours} || (NumJobStarts > 9)"
     )
+
+
+def test_a_job_is_kept_from_machines_by_an_attribute_beside_what_the_site_requires() -> None:
+    """Which a job that waits can be given another value of, without its requirements being written anew."""
+    anywhere = told()
+    assert anywhere["+CtxflowExcluded"] == '""'
+    text = told(excluded=("n1.pool", "n2.pool"), options={"submit": {"Requirements": "Rack == 1 || Rack == 2"}})
+    assert text["+CtxflowExcluded"] == '"n1.pool,n2.pool"'
+    assert text["requirements"] == f"(Rack == 1 || Rack == 2) && {anywhere['requirements']}"
+    with pytest.raises(ProviderError, match="leave it out"):
+        told(options={"submit": {"+CtxflowExcluded": '""'}})
 
 
 def test_an_image_makes_a_container_job() -> None:
@@ -65,8 +82,8 @@ def test_files_travel_and_what_only_the_user_may_read_is_encrypted(tmp_path: Pat
     ("job", "complaint"),
     [
         ({"command": ["two\nlines"]}, "more than one line"),
-        ({"environment": {"A": "two\nlines"}}, "more than one line"),
         ({"environment": {"A=B": "c"}}, "name of an environment variable"),
+        ({"environment": {"A;B": "c"}}, "name of an environment variable"),
         ({"options": {"requirements": "true\nexecutable = /bin/false"}}, "more than one line"),
         ({"options": {"submit": {"priority": "1\nqueue 100"}}}, "more than one line"),
         ({"options": {"submit": {"a = b": "1"}}}, "key 'a = b'"),
@@ -82,9 +99,36 @@ def test_what_cannot_be_said_is_refused(job: dict[str, Any], complaint: str) -> 
 
 
 def test_the_job_knows_its_id_whatever_else_it_is_given() -> None:
-    assert told(environment={"A": "b c", "CTXFLOW_JOB": "mine"})["environment"] == (
-        "\"'A=b c' CTXFLOW_JOB=$(Cluster).$(Process)\""
-    )
+    assert told(environment={"A": "b c", "CTXFLOW_JOB": "mine"})["environment"] == '"CTXFLOW_JOB=$(Cluster).$(Process)"'
+    assert told(environment={"CTXFLOW_JOB": "mine"}) == told()
+
+
+def test_a_jobs_ad_has_none_of_its_variables(tmp_path: Path) -> None:
+    """Everybody who may read the queue reads ads: `condor_q -l`."""
+    (tmp_path / "worker").touch()
+    text = told(files=[str(tmp_path / "worker")], environment={"HF_TOKEN": "hf_abc"})
+    assert not [key for key, value in text.items() if "hf_abc" in value or "HF_TOKEN" in value]
+    assert text["transfer_input_files"] == f"{tmp_path}/worker, /run/7/variables"
+    assert text["encrypt_input_files"] == "/run/7/variables"
+
+
+def test_a_jobs_shell_takes_its_variables_in_and_leaves_no_file_of_them(tmp_path: Path) -> None:
+    values = {
+        "HF_TOKEN": 'it\'s $HOME "quoted" `id` \\',
+        "LINES": "two\nlines",
+        "EMPTY": "",
+    }
+    job = WorkerJob("a10", [sys.executable, "-c", _SHOW, "one word", "$1"], environment=values)
+    text = describe(job, "/run/7", "7", now=0, lease=600, variables=str(tmp_path / "variables-1a"))
+    (tmp_path / "variables-1a").write_text(variables_text(job))
+    inner = text["arguments"][1:-1].replace('""', '"').replace("$(DOLLAR)", "$")
+    run = subprocess.run([text["executable"], *split(inner)], cwd=tmp_path, env={}, capture_output=True, check=False)
+    assert run.stderr == b""
+    words, environment = json.loads(run.stdout)
+    assert words == ["one word", "$1"] and environment.items() >= values.items()
+    assert os.listdir(tmp_path) == []
+    again = subprocess.run([text["executable"], *split(inner)], cwd=tmp_path, env={}, capture_output=True, check=False)
+    assert again.returncode and b"variables-1a" in again.stdout, "what is missing is said among the output"
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n\r\0", codec="utf-8"))))
@@ -110,3 +154,21 @@ def split(text: str) -> list[str]:
             word = (word or "") + letter
         place += 1
     return [*words, word] if word is not None else words
+
+
+def test_the_jobs_of_a_run_have_one_name_and_each_says_its_tier():
+    descriptions = [
+        describe(WorkerJob(tier, ["true"]), "/run/7", "run-7", now=0, lease=600) for tier in ("a10", "preemptible")
+    ]
+    assert [each["batch_name"] for each in descriptions] == ["ctxflow run-7"] * 2
+    assert [each["+CtxflowTier"] for each in descriptions] == ['"a10"', '"preemptible"']
+
+
+def test_variables_arrive_also_from_a_directory_with_a_comma_in_its_name() -> None:
+    job = WorkerJob("a10", ["true"], environment={"HF_TOKEN": "hf"})
+    text = describe(job, "/run, 7", "7", now=0, lease=600, variables="/run, 7/variables-1f")
+    assert (text["initialdir"], text["transfer_input_files"], text["encrypt_input_files"]) == (
+        "/run, 7", "variables-1f", "variables-1f",
+    )  # fmt: skip
+    plain = describe(job, "/run/7", "7", now=0, lease=600, variables="/run/7/variables-1f")
+    assert plain["transfer_input_files"] == "/run/7/variables-1f" and "initialdir" not in plain

@@ -11,6 +11,8 @@ import pytest
 from ctxflow.factory import ProviderError, WorkerJob, condor_driver
 from ctxflow.factory.condor_description import describe
 from ctxflow.factory.condor_driver import describe_driver
+from ctxflow.factory.condor_process import NoAnswer
+from ctxflow.factory.condor_survey import driver_refusal
 
 TAG = "3-0a1b"
 
@@ -56,7 +58,7 @@ def test_paths_are_no_macros() -> None:
     assert described()["initialdir"] == "/home/ada/$(DOLLAR)work"
 
 
-def test_without_a_schedd_a_sentence_says_where_there_is_one(monkeypatch: Any) -> None:
+def test_without_a_schedd_a_sentence_says_where_there_is_one() -> None:
     def nowhere(kind: object) -> None:
         raise OSError("no collector")
 
@@ -65,8 +67,7 @@ def test_without_a_schedd_a_sentence_says_where_there_is_one(monkeypatch: Any) -
         DaemonType=SimpleNamespace(Schedd=3),
         Collector=lambda: SimpleNamespace(locate=nowhere),
     )
-    monkeypatch.setattr(condor_driver, "bindings", lambda: gone)
-    assert "no schedd" in str(condor_driver.why_no_driver())
+    assert "no schedd" in str(driver_refusal(gone))
 
 
 @pytest.fixture
@@ -76,15 +77,11 @@ def asked(monkeypatch: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
     def prepare(ads: list[dict[str, Any]]) -> list[Any]:
         heard: list[Any] = []
 
-        def query(wanted: str, projection: list[str]) -> list[dict[str, Any]]:
-            heard.append(wanted)
+        def ask(*words: Any) -> list[dict[str, Any]]:
+            heard.append(words)
             return ads
 
-        schedd = SimpleNamespace(query=query, act=lambda *words: heard.append(words))
-        fake = SimpleNamespace(
-            HTCondorException=RuntimeError, Schedd=lambda: schedd, JobAction=SimpleNamespace(Remove="remove")
-        )
-        monkeypatch.setattr(condor_driver, "bindings", lambda: fake)
+        monkeypatch.setattr(condor_driver, "_bindings", lambda: SimpleNamespace(ask=ask))
         return heard
 
     return prepare
@@ -107,13 +104,22 @@ def test_what_is_being_removed_is_left_to_it(asked: Any) -> None:
     heard = asked([])
     condor_driver.end_jobs({"7.0": 2, "8.1": 3})
     condor_driver.end_jobs({"8.1": 3})
-    assert [words[1] for words in heard] == [["7.0"]]
+    assert [(words[0], words[2]) for words in heard] == [("remove", ["7.0"])]
 
 
 def test_a_driver_cannot_be_submitted_without_the_bindings(monkeypatch: Any) -> None:
     def missing() -> None:
         raise ProviderError("HTCondor's Python bindings are missing")
 
-    monkeypatch.setattr(condor_driver, "bindings", missing)
+    monkeypatch.setattr(condor_driver, "_bindings", missing)
     with pytest.raises(ProviderError, match="bindings"):
+        condor_driver.submit_driver(described())
+
+
+def test_a_driver_of_which_nobody_knows_whether_it_is_queued_can_be_found(monkeypatch: Any) -> None:
+    def cut_off(*_: Any) -> None:
+        raise NoAnswer("no answer within 30 s")
+
+    monkeypatch.setattr(condor_driver, "_bindings", lambda: SimpleNamespace(ask=cut_off))
+    with pytest.raises(ProviderError, match=f"does not answer: .* condor_rm -constraint 'CtxflowDriver == \"{TAG}\"'"):
         condor_driver.submit_driver(described())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,13 @@ def test_machines_count_whoever_uses_them():
 def test_what_will_do(asked, machines, free, workers, models):
     found = survey_of(POOL, asked)
     assert (found.machines, found.free, found.workers, found.gpu_models) == (machines, free, workers, models)
+
+
+def test_machines_on_which_nobody_is_wanted_are_none():
+    found = survey_of(POOL, replace(job(require_gpus='DeviceName == "A8"'), excluded=("H2", "h9")))
+    assert (found.machines, found.workers) == (1, 2)
+    found = survey_of(POOL, replace(job(), excluded=("h1", "h2", "h3", "h4")))
+    assert found.machines == 0 and "took them for bad" in found.advice[0]
 
 
 def test_static_slots_and_older_names():

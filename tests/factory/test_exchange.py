@@ -12,7 +12,17 @@ import pytest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.taskvine.setup import acquirer_of
 from ctxflow.factory import JobChange, exchange
-from ctxflow.factory.exchange import FactoryClient, RunFiles, factory_file, factory_pid, news_file, wanted_file
+from ctxflow.factory.exchange import (
+    FactoryClient,
+    RunFiles,
+    Wishes,
+    factory_file,
+    factory_mark,
+    factory_pid,
+    news_file,
+    wanted_file,
+)
+from ctxflow.factory.service import only_factory
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 
@@ -65,8 +75,10 @@ def test_a_factory_reads_what_a_run_wants(client):
     client.remove("a10", "1.1")
     client.remove("a10", "1.1")
     client.refused("a10", "1.2", "no libcuda")
+    client.exclude("a10", ["n2", "n1"])
     client.look()
     wishes = until(files, lambda wishes: wishes.looks)
+    assert wishes.excluded == {"a10": ["n1", "n2"]}
     assert wishes.wanted == {"a10": 8}
     assert list(wishes.joined["a10"]) == ["1.0"]
     assert wishes.removed == {"a10": ["1.1"]}
@@ -112,6 +124,53 @@ def test_half_a_line_is_not_news(client):
     assert eventually(client.take) == [("a10", JobChange("1.0", "running"))]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"is": "of another version"}',
+        '{"tier": "a10", "job": "1.0"}',
+        '{"tier": ["a10"], "job": "1.0", "state": "running"}',
+        '{"tier": "a10", "job": {}, "state": "running"}',
+        "[1, 2]",
+        "null",
+        "no JSON \udcff",
+    ],
+)
+def test_news_that_cannot_be_read_is_told_and_left_out(client, caplog, line):
+    with caplog.at_level(logging.WARNING, "ctxflow"):
+        with open(news_file("abc"), "a", errors="surrogateescape") as file:
+            file.write(line + '\n{"tier": "a10", "job": "1.0", "state": "running"}\n')
+        assert eventually(client.take) == [("a10", JobChange("1.0", "running"))]
+    assert "cannot be read and is left out" in caplog.text
+    client.hold("a10", 3)
+    until(RunFiles("abc"), lambda wishes: wishes.wanted == {"a10": 3})
+
+
+def test_what_others_may_have_written_is_neither_wishes_nor_news(client, runtime, caplog):
+    wanted, news = runtime / "ctxflow" / "abc.wanted", runtime / "ctxflow" / "abc.news"
+    wanted.chmod(0o620)
+    news.chmod(0o620)
+    with caplog.at_level(logging.WARNING, "ctxflow"):
+        assert RunFiles("abc").read() is None
+        RunFiles("abc").tell("a10", JobChange("1.0", "running"))
+        assert news.read_text() == ""
+        news.write_text('{"tier": "a10", "job": "1.0", "state": "running"}\n')
+        eventually(lambda: f"others may write to {news}" in caplog.text)
+    assert f"others may write to {wanted}" in caplog.text and client.take() == []
+    wanted.chmod(0o600)
+    (runtime / "ctxflow").chmod(0o777)
+    assert RunFiles("abc").read() is None
+
+
+def test_no_factory_is_where_others_may_write(runtime):
+    (runtime / "ctxflow").mkdir()
+    (runtime / "ctxflow").chmod(0o770)
+    with pytest.raises(CtxflowError, match="call chmod go-w"), only_factory("lab"):
+        pass
+    with pytest.raises(CtxflowError, match="others may write to"):
+        FactoryClient("abc", "lab", print).start()
+
+
 def test_files_are_their_users_alone_and_gone_afterwards(client, runtime):
     client.hold("a10", 1)
     until(RunFiles("abc"), lambda wishes: wishes.wanted)
@@ -129,9 +188,10 @@ def test_files_are_their_users_alone_and_gone_afterwards(client, runtime):
 
 def test_torn_wishes_are_none(runtime):
     (runtime / "ctxflow").mkdir()
-    for text in ('{"site": "la', '{"colour": "blue"}', "[]"):
+    bad = ('{"site": "la', '{"colour": "blue"}', "[]", '{"site": "lab", "wanted": 5}', '{"site": "lab", "joined": []}')
+    for text in (*bad, '{"site": "lab", "wanted": {"a10": "x"}}'):
         (runtime / "ctxflow" / "abc.wanted").write_text(text)
-        assert RunFiles("abc").read() is None
+        assert RunFiles("abc").read() is None, "one run's file ends no factory"
 
 
 def test_a_place_that_cannot_be_written_is_said_so(runtime):
@@ -152,9 +212,17 @@ def test_a_run_without_a_factory_says_so_once(client, caplog, monkeypatch):
 def test_the_factory_of_a_site_is_known_by_its_process(runtime):
     (runtime / "ctxflow").mkdir()
     assert factory_pid("my/lab") is None
-    for text, pid in ((str(os.getpid()), os.getpid()), ("", None), ("4194305", None)):
+    mine, another = factory_mark(), f"{os.getpid()} 1@an-earlier-boot"
+    for text, pid in (
+        (mine, os.getpid()),
+        (str(os.getpid()), os.getpid()),
+        ("", None),
+        ("4194305", None),
+        (another, None),
+    ):
         with open(factory_file("my/lab"), "w") as file:
             file.write(text)
+        os.utime(factory_file("my/lab"), times=(1, 1))  # No clock has a say.
         assert factory_pid("my/lab") == pid
 
 
@@ -192,3 +260,29 @@ def test_news_wait_while_the_disk_is_full(client, monkeypatch):
     news = []
     eventually(lambda: news.extend(client.take()) or len(news) == 2)
     assert [change.state for _, change in news] == ["running", "evicted"]
+
+
+def test_a_factory_reads_what_a_run_of_another_version_wants():
+    assert Wishes.read('{"site": "lab", "wanted": {"a10": 8}, "weather": "fine"}') == Wishes("lab", {"a10": 8})
+    for text in ('{"wanted": {}}', "[]", '"lab"', "{"):
+        with pytest.raises(ValueError):
+            Wishes.read(text)
+
+
+def test_a_run_hears_why_it_has_fewer_workers_than_it_wants(client):
+    client.hold("a10", 2)
+    client.hold("v100", 0)
+    files = RunFiles("abc")
+    files.explain("a10", "all 4 machines that would do are busy")
+    eventually(lambda: client.reasons() == {"a10": "all 4 machines that would do are busy", "v100": ""})
+    for job in ("1.0", "1.1"):
+        client.joined("a10", job)
+    assert client.reasons()["a10"] == ""
+
+
+def test_a_run_that_nobody_serves_says_so_as_its_reason(client, monkeypatch):
+    monkeypatch.setattr(exchange, "_ALONE_SECONDS", 0.0)
+    client.hold("a10", 2)
+    eventually(lambda: client.reasons()["a10"] == 'no factory serves the site "lab" here, as far as is known')
+    RunFiles("abc").explain("a10", "1 job waits for a machine")
+    eventually(lambda: client.reasons()["a10"] == "1 job waits for a machine")

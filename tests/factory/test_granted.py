@@ -171,3 +171,19 @@ def test_the_runs_word_counts_where_the_queue_cannot_say():
     assert granted.held() == 2
     granted.provider.remove(["local-7-1"])
     assert granted.held() == 1
+
+
+def test_only_jobs_of_its_own_are_kept_from_hosts():
+    class Excluding(Queue):
+        def exclude(self, jobs, hosts):
+            asked.append((list(jobs), list(hosts)))
+            return list(jobs)
+
+    asked: list[tuple[list[str], list[str]]] = []
+    provider = Granted(Excluding(FoundJob("1.0", "abc", "running", "n1"))).provider
+    provider.allowed = 9
+    provider.changes()
+    [old, new] = provider.submit(JOB, 2)
+    assert provider.exclude([old, new], ["n1"]) == [new]
+    assert asked == [([new], ["n1"])]
+    assert Granted(Queue()).provider.exclude(["9.0"], ["n1"]) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
+from ctxflow.host.kept_logs import KeptLogs
 from ctxflow.testing.jobs import Watch
 
 
@@ -182,3 +184,28 @@ def test_output_is_for_nobody_else_where_the_directory_is_not(local: Watched, tm
     local.until(job, "ended")
     assert stat.S_IMODE((tmp_path / "provider").stat().st_mode) == 0o700
     assert [entry.name for entry in (tmp_path / "provider").iterdir()] == [f"{job}.out"]
+
+
+def test_a_worker_s_temporary_files_go_with_it(local: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = "touch $TMPDIR/left; echo $TMPDIR; stat -c %a $TMPDIR; "
+    ended, runs = local.submit(sh(script), 1)[0], local.submit(sh(script + "sleep 1000"), 1)[0]
+    local.until(ended, "ended")
+    where, mode = local.last_words(ended).split()
+    assert where.startswith(f"{tmp_path}/ctxflow-") and mode == "700" and not os.path.exists(where)
+    other = eventually(lambda: local.last_words(runs)).split()[0]
+    assert other != where and os.path.exists(f"{other}/left")
+    local.evict(runs)
+    assert not os.path.exists(other)
+    local.stop()
+    assert list(tmp_path.glob("ctxflow-*")) == []
+
+
+def test_the_output_of_what_ended_long_ago_is_not_kept(local: Watched, tmp_path: Path) -> None:
+    local._kept_logs = KeptLogs(3)
+    [runs] = local.submit(sh("sleep 1000"), 1)
+    for _ in range(6):
+        [job] = local.submit(sh("echo words"), 1)
+        local.until(job, "ended")
+    there = sorted(path.stem for path in (tmp_path / "provider").glob("*.out"))
+    assert len(there) == 3 and runs in there and local.last_words(job) == "words"

@@ -6,6 +6,7 @@ which run jobs as processes of this machine.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import signal
@@ -14,18 +15,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher, WrappedLauncher
-from parsl.providers import GridEngineProvider, LocalProvider, PBSProProvider
+from parsl.providers import GridEngineProvider, LocalProvider, PBSProProvider, SlurmProvider
 from parsl.providers.kubernetes import kube
 
-from ctxflow.factory import JobChange, ProviderError, WorkerJob
+from ctxflow.factory import JobChange, ProviderError, WorkerJob, slurm
+from ctxflow.factory.parsl_exclusion import kept_from
 from ctxflow.factory.parsl_jobs import ParslProvider
 from ctxflow.factory.parsl_script import Places, worker_script
+from ctxflow.factory.parsl_story import Word
 from ctxflow.factory.parsl_tiers import parsl_provider
 from ctxflow.sites.tier import Tier
 from ctxflow.testing.jobs import Watch
@@ -177,6 +182,7 @@ def test_removal_is_no_eviction(local: Watched) -> None:
     local.until(two, "running")
 
 
+@pytest.mark.long
 def test_a_job_that_begins_after_its_driver_is_gone_ends_at_once(local: Watched, tmp_path: Path) -> None:
     local._beat_at = float("inf")
     Path(Places(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 121}\n")
@@ -283,6 +289,39 @@ def test_to_cancel_a_job_that_has_gone_is_no_trouble(batch: Path, tmp_path: Path
     watched.stop()
 
 
+def test_what_a_batch_system_is_told_has_no_variables(batch: Path, tmp_path: Path) -> None:
+    """They are in the worker's own script, which only its user can read; others may see the batch system's."""
+    watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path)
+    [job] = watched.submit(sh("echo $HF_TOKEN; exec sleep 60", environment={"HF_TOKEN": "hf_abc"}), 1)
+    watched.until(job, "running")
+    eventually(lambda: watched.last_words(job) == "hf_abc")
+    [own] = tmp_path.glob("job-*.sh")
+    assert "hf_abc" in own.read_text() and stat.S_IMODE(own.stat().st_mode) == 0o700
+    [script] = tmp_path.glob("ctxflow.7.any.*[0-9]")
+    assert str(own) in script.read_text() and "hf_abc" not in script.read_text()
+    watched.stop()
+    assert not own.exists(), "nor does it lie about when the job is over"
+
+
+def test_of_jobs_that_ended_the_last_are_known_and_keep_their_files(
+    batch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxflow.factory.parsl_jobs._MOST_ENDED", 2)
+    watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path)
+    jobs = []
+    for number in range(4):
+        jobs += watched.submit(sh(f"echo {number}"), 1)
+        watched.until(jobs[-1], "ended")
+    assert [watched.last_words(job) for job in jobs] == ["", "", "2", "3"]
+    kept = sorted(path.read_text() for path in tmp_path.glob("job-*.out"))
+    assert kept == ["2\n", "3\n"]
+    assert {watched.output(job) for job in jobs} == {"", *map(str, tmp_path.glob("job-*.out"))}
+    assert len(list(tmp_path.glob("job-*"))) == 4, "the output and the events of two"
+    assert len([path for path in scripts(tmp_path) if path.suffix not in (".stdout", ".stderr")]) == 2
+    assert len(list(tmp_path.glob("*.stderr"))) == 2
+    watched.stop()
+
+
 def test_what_a_tier_asks_for_is_in_the_scripts(batch: Path, tmp_path: Path) -> None:
     wanted = {"cores": 4, "memory_gb": 16, "gpus": 2}
     pbs = Watched(
@@ -301,6 +340,47 @@ def test_what_a_tier_asks_for_is_in_the_scripts(batch: Path, tmp_path: Path) -> 
     lines = [line for line in script.read_text().splitlines() if line.startswith("#$")][5:]
     assert lines == ["#$ -l gpu=a100", "#$ -pe threaded 4", "#$ -l mem_free=15259M", "#$ -notify"]
     engine.stop()
+
+
+def scripts(directory: Path) -> set[Path]:
+    return set(directory.glob("ctxflow.7.any.*"))
+
+
+@pytest.mark.parametrize(
+    ("provider", "line", "anew"),
+    [("grid-engine", "#$ -l hostname=!(n1|n2)", True), ("pbs", None, False)],
+)
+def test_a_job_is_kept_from_hosts_where_the_batch_system_has_a_word_for_it(
+    batch: Path, tmp_path: Path, provider: str, line: str | None, anew: bool
+) -> None:
+    if provider == "grid-engine":
+        (batch / "ge").touch()
+    watched = Watched(parsl_provider(Tier(provider=provider)), tmp_path)
+    [anywhere] = watched.submit(sh("sleep 60"), 1)
+    before = scripts(tmp_path)
+    watched.submit(sh("sleep 60", excluded=("n1", "n2")), 1)
+    [script] = [each for each in scripts(tmp_path) - before if each.suffix not in (".stderr", ".stdout")]
+    told = script.read_text().splitlines()
+    assert (line in told) if line else not any("n1" in each for each in told)
+    watched.submit(sh("sleep 60"), 1)  # What was said of one job holds for it alone.
+    assert sum("n1" in each.read_text() for each in scripts(tmp_path)) == (line is not None)
+    # A job that waits cannot be told.
+    assert watched.exclude([anywhere, "unknown"], ["n1"]) == ([anywhere] if anew else None)
+    watched.until(anywhere, "running")
+    assert watched.exclude([anywhere], ["n1"]) == ([] if anew else None)
+    watched.stop()
+
+
+def test_slurm_leaves_out_what_the_site_does_besides(tmp_path: Path) -> None:
+    """Of several `--exclude`, Slurm heeds the last alone."""
+    tier = Tier(provider="slurm", options={"scheduler_options": "#SBATCH --exclude=n7"})
+    provider = ParslProvider(parsl_provider(tier), "7")
+    before = provider._parsl.scheduler_options
+    with kept_from(provider._parsl, "slurm", ("n1", "n2")):
+        lines = provider.description(sh("true"), 1, str(tmp_path)).splitlines()
+    assert [line for line in lines if "exclude" in line][-1] == "#SBATCH --exclude=n7,n1,n2"
+    assert any(line.startswith("#SBATCH --cpus-per-task") for line in lines)
+    assert provider._parsl.scheduler_options == before
 
 
 def test_what_would_be_submitted_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -364,6 +444,25 @@ def test_a_pod_runs_once_with_what_the_tier_asks_for(cluster: Cluster, tmp_path:
     assert cluster.pods == {}
 
 
+def test_a_pod_knows_its_node_and_is_kept_from_others(cluster: Cluster, tmp_path: Path) -> None:
+    options = {"persistent_volumes": [["runs", str(tmp_path)]]}
+    watched = Watched(parsl_provider(Tier(provider="kubernetes", image="x", options=options)), tmp_path)
+    [anywhere] = watched.submit(sh("true"), 1)
+    [pod] = cluster.pods.values()
+    assert not hasattr(pod.spec, "affinity")
+    node = {"name": "CTXFLOW_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert node in pod.spec.containers[0].env
+    watched.submit(sh("true", excluded=("n1", "n2")), 1)
+    [other] = [each for each in cluster.pods.values() if each is not pod]
+    [term] = other.spec.affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    # All conditions of a term must hold, and on names each may have one value.
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in ("n1", "n2")]}
+    assert watched.exclude([anywhere], ["n1"]) == [anywhere]
+    watched.submit(sh("true"), 1)
+    assert sum(hasattr(each.spec, "affinity") for each in cluster.pods.values()) == 1
+    watched.stop()
+
+
 def test_a_pod_must_see_the_runs_directory(cluster: Cluster, tmp_path: Path) -> None:
     options = {"persistent_volumes": [["runs", "/elsewhere"]]}
     with pytest.raises(ProviderError, match="persistent_volumes"):
@@ -405,8 +504,15 @@ def test_kubernetes_without_its_package_says_what_to_install(monkeypatch: pytest
 
 def test_slurms_options() -> None:
     provider = parsl_provider(Tier(provider="slurm", cores=8, memory_gb=32, gpus=2, options={"grace": 120}))
-    assert (provider.cores_per_node, provider.mem_per_node, provider.gpus_per_node) == (8, 30, 2)
+    assert (provider.cores_per_node, provider.mem_per_node) == (8, 30)
     assert provider.scheduler_options.splitlines() == ["#SBATCH --signal=B:USR1@120", "#SBATCH --gpus-per-node=2"]
+    options = {"scheduler_options": "#SBATCH --gres=gpu:a100:2", "grace": 0}
+    model = parsl_provider(Tier(provider="slurm", gpus=2, options=options))
+    assert model.scheduler_options.splitlines() == ["#SBATCH --gres=gpu:a100:2"]
+
+
+@pytest.mark.skipif("gres" not in signature(SlurmProvider).parameters, reason="this Parsl has no gres for Slurm")
+def test_parsls_own_gres_for_slurm_is_not_asked_for_twice() -> None:
     model = parsl_provider(Tier(provider="slurm", gpus=2, options={"gres": "gpu:a100:2", "grace": 0}))
     assert model.scheduler_options.splitlines() == ["", "#SBATCH --gres=gpu:a100:2"]
 
@@ -433,3 +539,128 @@ def test_files_of_jobs_are_their_users_alone(local: Watched, tmp_path: Path) -> 
 def test_providers_of_parsl_are_what_the_keys_say() -> None:
     assert isinstance(parsl_provider(Tier(provider="pbs")), PBSProProvider)
     assert isinstance(parsl_provider(Tier(provider="grid-engine")), GridEngineProvider)
+
+
+class _Many:
+    """What stands for one of Parsl's providers: jobs that are files alone."""
+
+    label = "played"
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def submit(self, command: str, tasks: int, name: str) -> str:
+        self.jobs += 1
+        return str(self.jobs)
+
+    def status(self, jobs: list[str]) -> list[JobStatus]:
+        return [JobStatus(JobState.RUNNING) for _ in jobs]
+
+    def cancel(self, jobs: list[str]) -> list[bool]:
+        return [True for _ in jobs]
+
+
+def test_a_thousand_workers_cost_a_file_server_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open a file of a shared filesystem asks its server: of jobs that work a second's delay matters to nobody."""
+    now = 1000.0
+    provider = ParslProvider(_Many(), "7", clock=lambda: now)
+    provider.start(str(tmp_path))
+    jobs = provider.submit(sh("true"), 200)
+    for script in tmp_path.glob("job-*.sh"):
+        script.with_suffix(".events").write_text("began n1\n")
+    news = provider.changes()
+    assert [change.state for change in news] == ["running"] * 200
+    opened, real = 0, builtins.open
+
+    def counting(file: Any, *given: Any, **named: Any) -> Any:
+        nonlocal opened
+        opened += str(file).endswith(".events")
+        return real(file, *given, **named)
+
+    monkeypatch.setattr(builtins, "open", counting)
+    for _ in range(600):
+        now += 1
+        assert provider.changes() == []
+    assert opened < 600 * 200 / 5
+    # After a loss changes are asked for five times a second, and who ended is known within two.
+    with real(tmp_path / f"{provider._jobs[jobs[7]].places.name}.events", "a") as file:
+        file.write("notice TERM\n")
+    found: list[JobChange] = []
+    for _ in range(10):
+        now += 0.2
+        found += provider.changes()
+    assert [(change.job, change.state) for change in found] == [(jobs[7], "evicted")]
+    # Those that have not begun are read at once.
+    [late] = provider.submit(sh("true"), 1)
+    now += 1
+    provider.changes()
+    (tmp_path / f"{provider._jobs[late].places.name}.events").write_text("began n2\n")
+    now += 1
+    assert [(change.job, change.state) for change in provider.changes()] == [(late, "running")]
+
+
+@pytest.mark.parametrize("behind", [0, 3600])
+def test_a_driver_whose_clock_is_behind_lives(tmp_path: Path, behind: int) -> None:
+    """By its worker's clock nobody has looked after the job for an hour; but somebody does."""
+    places = Places(str(tmp_path), "job-1")
+    script = tmp_path / "script.sh"
+    script.write_text(worker_script(sh("echo works"), places, None, lease=3))
+    Path(places.seen).write_text(f"{int(time.time()) - behind}\n")
+    process = subprocess.Popen(["bash", script])
+    try:
+        if behind:
+            time.sleep(0.5)
+            Path(places.seen).write_text(f"{int(time.time()) - behind + 1}\n")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert Path(places.output).read_text() == "works\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", "#SBATCH --comment=ctxflow.run-7"),
+        ("#SBATCH --exclusive", "#SBATCH --exclusive\n#SBATCH --comment=ctxflow.run-7"),
+        ("#SBATCH --comment=mine", "#SBATCH --comment=mine"),
+    ],
+)
+def test_slurm_s_jobs_of_a_run_have_one_comment_unless_a_site_gives_one(given, expected):
+    slurm = SlurmProvider(exclusive=False, scheduler_options=given)
+    ParslProvider(slurm, "run-7")
+    assert slurm.scheduler_options.rstrip("\n") == expected
+
+
+def test_a_job_of_slurm_that_is_held_after_its_script_ended_waits_until_it_is_released(tmp_path: Path) -> None:
+    """As `scontrol requeuehold` leaves it, or a preemption: it is not one whose end Slurm fails to see."""
+    now = [0.0]
+    parsl = parsl_provider(Tier(provider="slurm"))
+    parsl.submit = lambda command, tasks, name: "12"
+    cancelled: list[list[str]] = []
+    parsl.cancel = lambda jobs: cancelled.append(jobs) or [True for _ in jobs]
+    provider = ParslProvider(parsl, "7", clock=lambda: now[0])
+    provider.start(str(tmp_path))
+    says = slurm.Line("12", "ctxflow.7.any.1.1", Word("running", host="n1", restarts=0))
+    provider._squeue = lambda: {"12": says}  # type: ignore[method-assign]
+
+    def after(*lines: str) -> list[str]:
+        with open(provider._jobs["12"].places.events, "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        found: list[str] = []
+        for _ in range(120):
+            now[0] += 1.0
+            found += [change.state + " by hand" * change.by_hand for change in provider.changes()]
+        return found
+
+    assert provider.submit(sh("true"), 1) == ["12"]
+    assert after("began n1") == ["running"]
+    says = slurm.Line("12", says.name, Word("held", "job requeued in held state", restarts=1))
+    assert after("notice TERM", "ended 143") == ["evicted", "held by hand"]
+    says = slurm.Line("12", says.name, Word("queued", "Priority", restarts=1))
+    assert after() == ["queued"]
+    says = slurm.Line("12", says.name, Word("running", host="n2", restarts=1))
+    assert after("began n2") == ["running"]
+    assert cancelled == []
+    # One whose end Slurm does not see is ended, as before.
+    assert after("ended 0") == ["ended"] and cancelled == [["12"]]

@@ -85,3 +85,12 @@ RUNS, AGAIN = Word("running", host="n1", restarts=0), Word("running", host="n2",
 )
 def test_stories(told: list[str | Word], wanted: str) -> None:
     assert states(Story("1"), *told) == wanted.split()
+
+
+@pytest.mark.parametrize(
+    ("reason", "by_hand"),
+    [("Slurm does not run it: JobHeldAdmin", True), ("Slurm does not run it: PartitionTimeLimit", False)],
+)
+def test_what_a_person_put_on_hold_is_told_from_what_slurm_did(reason, by_hand):
+    [change] = Story("1").told(Word("held", reason))
+    assert (change.state, change.by_hand) == ("held", by_hand)

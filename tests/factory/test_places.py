@@ -11,7 +11,7 @@ import pytest
 
 from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.condor_description import describe
+from ctxflow.factory.condor_description import describe, variables_text
 from ctxflow.factory.condor_places import PRIORITY, pinned
 from ctxflow.factory.worker_job import Lead, worker_job
 from ctxflow.sites.tier import Tier
@@ -159,8 +159,8 @@ def test_what_htcondor_is_told(tmp_path: Path) -> None:
     there = pinned(tier, 12, "n1.pool", ["GPU-0a1b2c3d-4e5f", "GPU-ffff0000-1"])
     job = worker_job(there, Lead("n0", 9123, str(program), str(program)))
     told = describe(job, str(tmp_path), "run", now=0, lease=600)
-    assert told["requirements"] == '(HasX || HasY) && (Machine == "n1.pool")'
+    assert told["requirements"].startswith('((HasX || HasY) && (Machine == "n1.pool")) && ')
     assert '"GPU-ffff0000-1"' in told["require_gpus"] and '"0a1b2c3d-4e5f"' in told["require_gpus"]
     assert (told["request_gpus"], told["request_cpus"], told["priority"]) == ("2", "4", str(3 + PRIORITY))
-    assert "CTXFLOW_PIN=12" in told["environment"] and "N=4" in told["environment"]
+    assert variables_text(job).split() == ["export", "N=4", "export", "CTXFLOW_PIN=12"]
     assert "--cores 4 --memory 20000" in told["arguments"]

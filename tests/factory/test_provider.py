@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory import ProviderError, WorkerJob
+from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
+from ctxflow.factory.granted import GrantedProvider
+from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.parsl_jobs import ParslProvider
 from ctxflow.factory.provider import arguments, check_job, tail
 
 
@@ -55,3 +60,9 @@ def test_a_tail_begins_with_a_whole_line_and_needs_no_file(tmp_path: Path) -> No
     lines = tail(str(path)).split("\n")
     assert lines[-1] == "line 1999" and all(line.startswith("line ") for line in lines)
     assert tail(str(tmp_path / "none")) == ""
+
+
+@pytest.mark.parametrize("kind", [CondorProvider, LocalProvider, ParslProvider, GrantedProvider])
+def test_pauses_are_by_a_clock_that_nobody_sets(kind: type) -> None:
+    """By one that is set back an hour nothing would be asked for an hour, and leases that are not renewed run out."""
+    assert inspect.signature(kind).parameters["clock"].default is time.monotonic

@@ -23,9 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import forked
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import Connection, Run, write_private
-from ctxflow.factory.exchange import FactoryClient, news_file, wanted_file
+from ctxflow.factory.connection import Connection, Run, live_runs, write_private
+from ctxflow.factory.exchange import FactoryClient, RunFiles, news_file, wanted_file
+from ctxflow.factory.served_run import ServedRun
 from ctxflow.factory.service import check_site, only_factory
+from ctxflow.liveness import birth_of
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 
@@ -68,7 +70,8 @@ class Live:
         commands, variables = {tier: ["sh", program] for tier in tiers}, {tier: [] for tier in tiers}
         pid = os.getpid() if pid is None else pid
         where = (name, socket.gethostname(), pid, str(directory), "127.0.0.1", 1, password, program)
-        self.connection = Connection(Run(*where, commands, variables, "sh", False, "factory"))
+        born = birth_of(pid) or ""
+        self.connection = Connection(Run(*where, commands, variables, "sh", False, "factory", born))
         self.client = FactoryClient(name, site, lambda: None)
         self.client.start()
         self.news = []
@@ -221,6 +224,24 @@ def test_a_run_is_obeyed(site, start, live):
     assert factory.end(signal.SIGINT) == 130
 
 
+def test_workers_are_asked_for_where_a_run_wants_them(live):
+    """Also by a factory that begins later, and when the run thinks otherwise."""
+    run = live("one")
+    run.client.exclude("a10", ["n1", "n2"])
+    files = RunFiles("one")
+    wishes = eventually(lambda: (found := files.read()) and found.excluded and found)
+    [found] = live_runs()
+    served = ServedRun(found, wishes, files, threading.Lock(), lambda *said: None, lambda: None)
+    served.lend(Tier(name="a10", provider="local"), 60)
+    asks_for = served._lent["a10"].acquirer._tiers["a10"]
+    assert asks_for.job.excluded == ("n1", "n2")
+    served.lend(Tier(name="a10", provider="local", cores=7), 60)  # As the site file says from now on.
+    assert (asks_for.job.cores, asks_for.job.excluded) == (7, ("n1", "n2"))
+    run.client.exclude("a10", [])
+    eventually(lambda: served.hear() or asks_for.job.excluded == ())
+    served.end()
+
+
 def test_workers_that_cannot_be_used_end_the_run_with_the_reason(site, start, live):
     run = live("one")
     start(site(("a10", 5)))
@@ -262,6 +283,61 @@ def test_a_site_file_is_read_again(site, start, live):
     assert factory.end() == 0
 
 
+def test_runs_hear_of_a_lowered_maximum_and_have_workers_leave(site, start, live):
+    one, two = live("one"), live("two")
+    path = site(("a10", 8))
+    factory = start(path)
+    one.client.hold("a10", 5)
+    two.client.hold("a10", 3)
+    jobs, others = one.has(5), two.has(3)
+    eventually(lambda: one.client.maxima() == two.client.maxima() == {"a10": 8})
+    site(("a10", 4))
+    factory.process.send_signal(signal.SIGHUP)
+    # Who has more than its share has some leave; none is killed.
+    eventually(lambda: one.client.maxima() == two.client.maxima() == {"a10": 2})
+    assert (set(one.jobs()), set(two.jobs())) == (jobs, others)
+    for run, its in ((one, jobs), (two, others)):
+        run.client.hold("a10", 2)
+        for job in sorted(its)[2:]:
+            run.client.remove("a10", job)
+    # As soon as there are no more than there may be, each may have what others leave.
+    eventually(lambda: one.client.maxima() == two.client.maxima() == {"a10": 4})
+    one.client.hold("a10", 4)
+    two.client.hold("a10", 0)
+    for job in two.has(2):
+        two.client.remove("a10", job)
+    one.has(4)
+    assert factory.end() == 0
+
+
+def test_a_limit_of_a_user_holds_over_factories(site, start, live):
+    run = live("one")
+    limit = "gpu_hours_per_user = 0.002\n"  # 7.2 s
+    factory = start(site(("a10", 3), more=limit))
+    run.client.hold("a10", 3)
+    jobs = run.has(3)
+    told = factory.says("gpu_hours_per_user = 0.002, is reached")
+    assert "of this user over all runs" in told and "GPU-hours are used" in told
+    eventually(lambda: run.client.maxima() == {"a10": 0})
+    [standing] = eventually(run.client.limits_beyond)
+    assert (standing["scope"], standing["limit"]) == ("user", 0.002)
+    assert standing["used"] >= 0.002
+    assert set(run.jobs()) == jobs  # They may finish.
+    for job in jobs:
+        run.client.remove("a10", job)
+    run.has(0)
+    assert factory.end() == 0
+    [record] = (Path.home() / ".ctxflow").glob("spent-lab@*.json")
+    assert record.stat().st_mode & 0o777 == 0o600
+    again = start(site(("a10", 3), more=limit))
+    again.says("is reached")
+    site(("a10", 3), more="gpu_hours_per_user = 100\n")
+    again.process.send_signal(signal.SIGHUP)
+    again.says("workers are asked for again")
+    run.has(3)
+    assert again.end() == 0
+
+
 def test_a_changed_tier_holds_for_new_jobs(site, start, live):
     run = live("one")
     path = site(("a10", 2))
@@ -292,6 +368,23 @@ def test_a_driver_that_is_killed_leaves_no_worker(site, start, live):
     assert factory.end() == 0
 
 
+def test_no_clock_ends_the_jobs_of_a_run_that_lives(site, start, live, runtime):
+    """Neither a file server's, which dates the run's files, nor the machine's own."""
+    run = live("one")
+    factory = start(site(("a10", 4)))
+    run.client.hold("a10", 2)
+    jobs = run.has(2)
+    for seconds in (-3600, 3600):
+        moment = time.time() + seconds
+        os.utime(runtime / "one.json", times=(moment, moment))
+        other = live("ahead" if seconds > 0 else "behind")  # When that is served, the first was looked at.
+        other.client.hold("a10", 1)
+        other.has(1)
+        other.end()
+    assert set(run.jobs()) == jobs and not any("run one: it is over" in line for line in factory.lines)
+    assert factory.end() == 0
+
+
 def test_the_next_factory_takes_over(site, start, live):
     run = live("one")
     path = site(("a10", 3))
@@ -307,6 +400,7 @@ def test_the_next_factory_takes_over(site, start, live):
     eventually(lambda: run.heard("ended"))
     # One is gone from the books, so that one is asked for; the others are not doubled.
     factory.says("asked for 1 worker:")
+    assert not any("asked for 3 workers" in line for line in factory.lines), "they were there"
     assert len(set(run.jobs()) - jobs) == 1
     assert factory.end() == 0
     assert set(run.jobs()) <= jobs
@@ -319,7 +413,7 @@ def test_one_factory_for_a_site(site, start, live):
     second = start(path)
     assert second.process.wait(60) == 1
     [line] = eventually(lambda: second.lines)
-    assert line.startswith(f'ctxflow: a factory serves the site "lab" already, process {first.process.pid}: ')
+    assert line[9:].startswith(f'ctxflow: a factory serves the site "lab" already, process {first.process.pid}: ')
     stranger = live("other", site="elsewhere")
     stranger.client.hold("a10", 1)
     first.says('run other: it wants workers of the site "elsewhere": another factory is to serve it')
@@ -332,7 +426,8 @@ def test_one_factory_for_a_site(site, start, live):
 def test_lines_as_json_and_metrics(site, start, live):
     run = live("one")
     run.client.hold("a10", 5)
-    factory = start(site(("a10", 2)), "--json", "--metrics", "0")
+    limits = "gpu_hours_per_run = 9\ngpu_hours_per_factory = 90\n"
+    factory = start(site(("a10", 2), more=limits), "--json", "--metrics", "0")
     run.has(2)
     asked = json.loads(factory.says("asked for 2"))
     assert {"tier": "a10", "run": "one"}.items() <= asked.items()
@@ -354,6 +449,12 @@ def test_lines_as_json_and_metrics(site, start, live):
     assert found["ctxflow_factory_workers_maximum", "a10"] == 2
     assert found["ctxflow_factory_jobs_submitted_total", "a10"] == 2
     assert found["ctxflow_factory_submissions_total", "a10"] >= 1
+    why = "the factory lends 2 of 5: that is this run's share"
+    assert found["ctxflow_factory_workers_lacking", why, "one", "a10"] == 3
+    assert found["ctxflow_factory_gpu_hours_limit", "one", "run"] == 9
+    assert found["ctxflow_factory_gpu_hours_limit", "", "factory"] == 90
+    assert 0 < found["ctxflow_factory_gpu_hours_used", "one", "run"] < 0.1
+    assert not any(name.startswith("ctxflow_factory_cost") for name, *_ in found)
     run.end()
     eventually(lambda: figures()["ctxflow_factory_runs",] == 0)
     found = eventually(lambda: "nothing of it is left" in factory.says("") and figures())

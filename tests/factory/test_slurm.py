@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
 
 from ctxflow.factory import ProviderError, WorkerJob
-from ctxflow.factory.slurm import _JOB_WIDTHS, _NODE_WIDTHS, found_jobs, squeue, survey, word_of
+from ctxflow.factory.slurm import _JOB_WIDTHS, _NODE_WIDTHS, exclude, found_jobs, squeue, survey, word_of
 
 
 def columns(widths: dict[str, int], rows: Sequence[Sequence[str]]) -> str:
@@ -64,6 +65,31 @@ def test_workers_are_known_by_their_names() -> None:
     assert [(job.job, job.run, job.host) for job in found_jobs(lines)] == [("7", "4f2a", "n1")]
 
 
+def test_jobs_that_began_do_not_keep_those_that_wait_from_being_changed() -> None:
+    began = {"7": "Job is no longer pending execution for job 7", "8": "Job has already finished for job 8"}
+    changed = {}
+
+    def ask(command: str) -> str:
+        """As scontrol does, which stops at the first that it does not change."""
+        *_, jobs, nodes = command.split()
+        for job in jobs.partition("=")[2].split(","):
+            if job in began:
+                raise ProviderError(f"slurm does not answer: {began[job]}")
+            changed[job] = nodes
+        return ""
+
+    exclude(ask, [], ["n1"])
+    exclude(ask, ["5", "6"], ["n1", "n2"])
+    assert changed == dict.fromkeys(["5", "6"], "ExcNodeList=n1,n2")
+    exclude(ask, ["7", "8", "9"], ["n1"])
+    assert changed["9"] == "ExcNodeList=n1"
+    exclude(ask, ["9"], [])
+    assert changed["9"].startswith("ExcNodeList=") and "n1" not in changed["9"]
+    began["9"] = "Unable to contact slurm controller"
+    with pytest.raises(ProviderError, match="controller"):
+        exclude(ask, ["9"], ["n1"])
+
+
 NODES = [
     ["n1", "gpu*", "mix", "4/12/0/16", "64000", "60000", "gpu:a100:4(S:0-1)", "gpu:a100:1(IDX:0)", "ib,fast"],
     ["n2", "gpu*", "idle", "0/16/0/16", "64000", "0", "gpu:a100:4(S:0-1)", "gpu:a100:0(IDX:N/A)", "ib"],
@@ -90,6 +116,7 @@ def test_nodes_that_would_do_are_counted_and_those_that_are_free() -> None:
     assert asked(job, gres="gpu:a100:2").machines == 2
     assert asked(job, constraint="fast&ib").machines == 1
     assert asked(job, constraint="[fast|slow]").machines == 3
+    assert asked(dataclasses.replace(job, excluded=("n1", "n9"))).machines == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,16 +11,23 @@ import time
 from vine_player import Player
 
 from ctxflow.host.wire import frame
+from ctxflow.host.worker import HOST
 
 
 def main():
     plan, arguments = json.loads(os.environ["PLAN"]), sys.argv[1:]
     workspace = arguments[arguments.index("--workspace") + 1]
     os.makedirs(workspace)
+    time.sleep(0.1)  # A vine_worker has its workspace before it reads the password, and then goes there.
+    password = (
+        pathlib.Path(arguments[arguments.index("--password") + 1]).read_text() if "--password" in arguments else ""
+    )
+    os.chdir(workspace)
     subprocess.Popen(["sleep", "600"])  # As a vine_worker has its transfer server.
     left_behind = subprocess.Popen(["setsid", "sleep", "600"])
+    found = {"arguments": arguments, "pid": os.getpid(), "left": left_behind.pid, "environment": dict(os.environ)}
+    found["password"] = password
     with open(plan["notes"] + ".new", "w") as notes:
-        found = {"arguments": arguments, "pid": os.getpid(), "left": left_behind.pid, "environment": dict(os.environ)}
         json.dump(found, notes)
     os.rename(plan["notes"] + ".new", plan["notes"])
     if plan["do"] == "exit":
@@ -31,7 +39,7 @@ def main():
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     player = Player(
         workspace,
-        ["/bin/sh", "-c", 'exec $CTXFLOW_HOST vine_library "$@"', "sh"],
+        ["/bin/sh", "-c", f'{HOST} vine_library "$@"', "sh"],
         {"CTXFLOW_WORKER_DIRECTORY": os.environ["CTXFLOW_WORKER_DIRECTORY"]},
     )
     player.message()

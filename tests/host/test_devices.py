@@ -54,3 +54,6 @@ def test_what_a_worker_tells(machine, monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "_nvidia_smi", list)
     told = facts.facts(1, 1, str(tmp_path / "cache"))
     assert (told["machine"], told["devices"], told["topology"], told["pin"]) == (None, [], None, None)
+    for variable in ("SLURMD_NODENAME", "CTXFLOW_MACHINE"):  # What Slurm calls a node, and where a pod's host is told.
+        monkeypatch.setenv(variable, f"by {variable}")
+        assert facts.facts(1, 1, str(tmp_path / "cache"))["machine"] == f"by {variable}"

@@ -64,9 +64,9 @@ class Driven:
         self.tell("call", cloudpickle.dumps(columns), **{**given, **head})
         return self.calls
 
-    def reports(self):
+    def reports(self, seconds=30):
         """The reports of one round."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for key, _ in self.selector.select(min(0.1, self.host.timeout() or 0.1)):
                 if key.fd in self.selector.get_map():
@@ -175,6 +175,29 @@ def test_an_exception_is_data(driven):
     assert head["failure"]["kind"] == "exception"
     assert head["failure"]["output"] == "so far"
     assert isinstance(pickle.loads(body), ZeroDivisionError)
+
+
+def test_a_failure_says_whether_it_looks_like_the_machine(driven):
+    driven.load()
+    driven.next("ready")
+
+    def ecc(state, items):
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    def full(state, items):
+        raise ValueError("the row cannot be written") from OSError(28, "No space left on device")
+
+    def too_much(state, items):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    calls = [ecc, full, too_much, lambda state, items: __import__("no_such_module"), lambda state, items: [1 // 0]]
+    found = []
+    for call in calls:
+        driven.call(call, [1], context="c")
+        found.append(driven.next("raised")[0]["failure"]["machine"])
+    assert found == [True, True, False, True, False]
+    driven.load(lambda: os.stat("/no/such/weights"), context="d")
+    assert driven.next("failed")[0]["failure"]["machine"]
 
 
 def test_a_crash_names_the_calls_that_it_cost(driven):

@@ -46,3 +46,39 @@ def test_an_installed_package_needs_no_path(monkeypatch):
     before = dict(os.environ)
     restore_python_path()
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("drivers", "recipe", "expected"),
+    [
+        ({}, {}, ("1", "1", "1", "1", "0")),
+        ({"VLLM_NO_USAGE_STATS": "0"}, {}, (None, "0", "1", "1", "0")),
+        ({}, {"HF_HUB_DISABLE_TELEMETRY": "false"}, (None, "1", "false", "1", "0")),
+        ({"RAY_USAGE_STATS_ENABLED": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}, {}, (None, "1", "1", "1", "1")),
+        ({"DO_NOT_TRACK": "0"}, {}, ("0", None, None, None, None)),
+        ({"DO_NOT_TRACK": "1"}, {}, ("1", "1", "1", "1", "0")),
+    ],
+)
+def test_libraries_report_nothing_of_a_worker_unless_the_user_said_so(monkeypatch, tmp_path, drivers, recipe, expected):
+    names = [
+        "DO_NOT_TRACK",
+        "VLLM_NO_USAGE_STATS",
+        "HF_HUB_DISABLE_TELEMETRY",
+        "TRTLLM_NO_USAGE_STATS",
+        "RAY_USAGE_STATS_ENABLED",
+    ]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in drivers.items():
+        monkeypatch.setenv(name, value)
+
+    @context(environment=recipe)
+    def here():
+        import os
+
+        return tuple(os.environ.get(name) for name in names)
+
+    executor = ContextExecutor(workers=1)
+    executor.run_dir = str(tmp_path)
+    with executor:
+        assert context_app(here())(lambda found: found)().result() == expected

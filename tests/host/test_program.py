@@ -1,6 +1,7 @@
 """The one file that a worker runs."""
 
 import array
+import ast
 import fcntl
 import marshal
 import os
@@ -18,7 +19,8 @@ import pytest
 from vine_player import Player
 
 import ctxflow
-from ctxflow.host import program
+from ctxflow.contents import digest_path
+from ctxflow.host import program, rest
 from ctxflow.host.program import build_program
 
 _TELL_COMPILED = """\
@@ -51,13 +53,58 @@ def test_it_holds_what_a_worker_needs(tmp_path):
     assert os.listdir(tmp_path) == ["ctxflow.pyz"], "nothing else is left"
 
 
+@pytest.fixture
+def apart(tmp_path):
+    """The program, and what it lacks."""
+    rest_file = str(tmp_path / "rest.zip")
+    return build_program(str(tmp_path / "ctxflow.pyz"), rest_file), rest_file
+
+
+def test_the_two_files_hold_together_what_one_holds(apart, tmp_path):
+    lacks, others = (set(zipfile.ZipFile(path).namelist()) for path in apart)
+    whole = set(zipfile.ZipFile(build_program(str(tmp_path / "whole.pyz"))).namelist())
+    assert lacks & others == set() and lacks | others == {*whole, rest.MEMBER}
+    assert zipfile.ZipFile(apart[0]).read(rest.MEMBER).decode() == digest_path(apart[1])
+
+
+def test_a_job_is_sent_what_workers_need_and_not_three_times_that(apart):
+    program, others = (zipfile.ZipFile(path) for path in apart)
+    sources = sum(len(program.read(name)) for name in program.namelist() if name.endswith(".py"))
+    assert sources < 800_000 and os.path.getsize(apart[0]) < 520_000
+    assert not [name for name in program.namelist() if re.match(r"ctxflow/(policies|simulator|executors|cli)/", name)]
+    assert {"ctxflow/simulator/__init__.py", "ctxflow/apps.py"} <= set(others.namelist())
+
+
+def test_no_program_of_a_host_imports_what_it_lacks(apart):
+    """A host that waited for modules would wait for itself; and what is there begins with what is there."""
+    program = zipfile.ZipFile(apart[0])
+    held = set(program.namelist())
+    for name in held:
+        if not re.match(r"ctxflow/.*\.py$", name) or name == "ctxflow/models/shape.py":  # Of plans, on the driver.
+            continue
+        tree = ast.parse(program.read(name))
+        hidden = {each for node in ast.walk(tree) if _is_for_types(node) for each in ast.walk(node)}
+        everywhere = name.startswith("ctxflow/host/") and name != "ctxflow/host/library.py"
+        for node in ast.walk(tree) if everywhere else tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("ctxflow") and node not in hidden:
+                place = node.module.replace(".", "/")
+                assert {f"{place}.py", f"{place}/__init__.py"} & held, f"{name} imports {node.module}"
+
+
+def _is_for_types(node):
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def test_it_is_the_same_whoever_makes_it(tmp_path):
-    make = "import sys; from ctxflow.host.program import build_program; build_program(sys.argv[1])"
-    built = [build_program(str(tmp_path / "here.pyz"))]
+    make = (
+        "import sys; from ctxflow.host.program import build_program; build_program(sys.argv[1], sys.argv[1] + '.rest')"
+    )
+    built = [build_program(str(tmp_path / "here.pyz"), str(tmp_path / "here.pyz.rest"))]
     for seed in ("1", "2"):
         built.append(str(tmp_path / f"{seed}.pyz"))
         subprocess.run([sys.executable, "-c", make, built[-1]], env={**os.environ, "PYTHONHASHSEED": seed}, check=True)
     assert len({Path(program).read_bytes() for program in built}) == 1
+    assert len({Path(program + ".rest").read_bytes() for program in built}) == 1
 
 
 def test_nothing_of_it_is_compiled_when_its_programs_start(tmp_path, compilations):

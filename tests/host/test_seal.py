@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.host.seal import key_of, open_answer, open_call, seal_answer, seal_call
+from ctxflow.host.seal import SIZE, Once, key_of, open_answer, open_call, seal_answer, seal_call
 
 KEY = key_of(b"password")
 
@@ -14,7 +14,7 @@ KEY = key_of(b"password")
 @given(st.text(max_size=20), st.integers(0, 2**64 - 1), st.binary(max_size=100))
 def test_what_is_sealed_opens(worker, number, data):
     call = seal_call(KEY, worker, number, data)
-    assert open_call(KEY, worker, call) == data
+    assert open_call(KEY, worker, call) == (number, data)
     assert open_answer(KEY, call, seal_answer(KEY, call, data)) == data
 
 
@@ -28,6 +28,22 @@ def test_one_bit_is_noticed(data, draw):
         bent[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(ValueError):
             assert opened(bytes(bent)) is None
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_each_number_counts_once_in_any_order(numbers):
+    once = Once()
+    assert [once.take(number) for number in numbers] == [
+        number not in numbers[:place] for place, number in enumerate(numbers)
+    ]
+
+
+def test_an_answer_is_no_call():
+    """Even where what they are about is the same: the tag names the direction."""
+    about = b"w" * SIZE
+    answer = seal_answer(KEY, about, (1).to_bytes(8, "big") + b"x")
+    with pytest.raises(ValueError, match="seal"):
+        open_call(KEY, about.decode(), answer)
 
 
 def test_of_another_worker_call_or_key():

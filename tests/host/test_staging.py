@@ -1,5 +1,6 @@
 """The cache: complete or not there at all, whoever stages at the same time."""
 
+import fcntl
 import multiprocessing
 import os
 import threading
@@ -19,7 +20,7 @@ def model(tmp_path):
     folder = tmp_path / "model"
     (folder / "deep").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "deep" / "weights").write_bytes(os.urandom(1000))
+    (folder / "deep" / "weights").write_bytes(os.urandom(1000) * 4200)  # More than is copied.
     (folder / "link").symlink_to("config.json")
     return folder
 
@@ -57,6 +58,7 @@ def test_the_same_content_under_two_names(tmp_path, model):
 def test_a_copy_is_made_where_there_are_no_links(tmp_path, model, links, monkeypatch):
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    monkeypatch.setattr(staging, "_COPIED_BYTES", 0)
     place = stage(f"{model}/config.json", "cc", str(tmp_path / "cache"))
     assert os.path.samefile(place, model / "config.json") == links
 
@@ -100,3 +102,34 @@ def test_many_stage_the_same_at_once(tmp_path, model):
     assert all(seen), "whoever saw it saw all of it"
     assert tree(cache / "ee" / "model") == wanted
     assert os.listdir(cache) == ["ee"]
+
+
+def test_what_is_written_into_a_small_staged_file_stays_there(tmp_path, model):
+    (model / "config.json").chmod(0o755)
+    place = stage(str(model), "aa", str(tmp_path / "cache"))
+    with open(f"{place}/config.json", "r+") as file:
+        file.write("[]")
+    assert (model / "config.json").read_text() == "{}"
+    assert os.access(f"{place}/config.json", os.X_OK), "a program stays one"
+
+
+def test_a_folder_of_many_small_files_is_not_copied_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_COPIED_IN_ALL", 25)
+    (tmp_path / "many").mkdir()
+    for number in range(5):
+        (tmp_path / "many" / f"{number}").write_text("ten bytes.")
+    place = stage(str(tmp_path / "many"), "aa", str(tmp_path / "cache"))
+    shared = [os.path.samefile(f"{place}/{number}", tmp_path / "many" / f"{number}") for number in range(5)]
+    assert sum(shared) == 3 and tree(tmp_path / "cache" / "aa" / "many") == tree(tmp_path / "many")
+
+
+def test_files_share_their_blocks_where_the_disk_can(tmp_path, model, monkeypatch):
+    def clone(target, request, source):
+        assert request == staging._FICLONE
+        os.sendfile(target, source, 0, os.fstat(source).st_size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "ioctl", clone)
+        place = stage(str(model), "aa", str(tmp_path / "cache"))
+    assert not os.path.samefile(f"{place}/deep/weights", model / "deep" / "weights")
+    assert tree(tmp_path / "cache" / "aa" / "model") == tree(model)

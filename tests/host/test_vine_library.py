@@ -1,6 +1,8 @@
 """The context host as a library of TaskVine: a real process, real pipes; the test plays the vine_worker."""
 
+import base64
 import ctypes
+import hashlib
 import io
 import json
 import os
@@ -54,6 +56,23 @@ def test_it_tells_about_itself(player, tmp_path):
     assert hello["scratch"] == str(tmp_path)
     assert int((tmp_path / "host.pid").read_text()) == player.process.pid
     assert os.getpgid(player.process.pid) == player.process.pid
+
+
+def test_a_call_that_is_sent_again_is_not_carried_out_again(loaded, tmp_path):
+    """Who is between the driver and a worker can repeat what passes, without the key."""
+    count = tmp_path / "count"
+
+    def add(made, items):
+        with count.open("a") as file:
+            file.write("x")
+        return items
+
+    name = "=" + base64.b64encode(loaded.seal(b"".join(loaded.call(add, [1])))).decode()
+    assert values(loaded.answer(loaded.send(name=name))[1]) == [[1]]
+    for _ in range(2):
+        status, ((refused, _),) = loaded.answer(loaded.send(name=name))
+        assert (status, refused["is"]) == (1, "refused") and "no call counts twice" in refused["message"]
+    assert count.read_text() == "x"
 
 
 def test_a_context_is_built_and_called(player):
@@ -189,14 +208,20 @@ def test_a_call_whose_sandbox_is_gone_harms_no_other(player):
     assert player.ask("hello")[0]["is"] == "hello"
 
 
+def fetch(digest, source, kind, content):
+    """The instruction to keep a file or archive of some content."""
+    told = hashlib.blake2b(content, digest_size=16).hexdigest()
+    about = {"digest": digest, "content": told, "source": source, "kind": kind, "input": "input"}
+    return frame({"do": "fetch", **about})
+
+
 def test_files_are_seeded_fetched_and_found_by_a_load(player, tmp_path):
     task = player.send(frame({"do": "seed", "input": "input", "output": "out"}), files={"input": b"42"})
     sandbox = player.sandbox(task)
     assert player.answer(task) == (0, [({"is": "seeded"}, b"")])
     assert os.path.samefile(f"{sandbox}/out", f"{sandbox}/input")
 
-    fetch = {"do": "fetch", "digest": "d42", "source": "/data/model.bin", "kind": "file", "input": "input"}
-    task = player.send(frame(fetch), files={"input": b"42"})
+    task = player.send(fetch("d42", "/data/model.bin", "file", b"42"), files={"input": b"42"})
     sandbox = player.sandbox(task)
     _, ((fetched, _),) = player.answer(task)
     place = str(tmp_path / "ctxflow-cache" / "d42" / "model.bin")
@@ -225,8 +250,8 @@ def archive(*names):
 
 
 def test_a_folder_comes_as_an_archive_and_a_sibling_links_to_it(player, tmp_path):
-    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model/", "kind": "tar", "input": "input"}
-    _, ((fetched, _),) = player.answer(player.send(frame(fetch), files={"input": archive("a", "deep/b")}))
+    packed = archive("a", "deep/b")
+    _, ((fetched, _),) = player.answer(player.send(fetch("d1", "/data/model/", "tar", packed), files={"input": packed}))
     assert fetched["path"] == str(tmp_path / "ctxflow-cache" / "d1" / "model")
     assert (tmp_path / "ctxflow-cache" / "d1" / "model" / "deep" / "b").read_text() == "42"
     sibling = Player(tmp_path / "sibling")
@@ -243,10 +268,19 @@ def test_a_folder_comes_as_an_archive_and_a_sibling_links_to_it(player, tmp_path
 
 @pytest.mark.parametrize("content", [b"junk", archive("../../out")], ids=["junk", "reaching out"])
 def test_an_archive_that_is_none_leaves_nothing(player, tmp_path, content):
-    fetch = {"do": "fetch", "digest": "d1", "source": "/data/model", "kind": "tar", "input": "input"}
-    _, ((failed, _),) = player.answer(player.send(frame(fetch), files={"input": content}))
+    _, ((failed, _),) = player.answer(player.send(fetch("d1", "/data/model", "tar", content), files={"input": content}))
     assert (failed["is"], failed["digest"]) == ("failed", "d1")
     assert os.listdir(tmp_path / "ctxflow-cache") == []
+
+
+@pytest.mark.parametrize("kind", ["file", "tar"])
+def test_what_was_altered_on_the_way_is_not_used(player, tmp_path, kind):
+    """TaskVine sends files in clear from worker to worker: the digest is in the sealed call."""
+    sent, came = archive("a"), archive("a", "evil")
+    _, ((failed, _),) = player.answer(player.send(fetch("d1", "/data/m", kind, sent), files={"input": came}))
+    assert (failed["is"], failed["digest"]) == ("failed", "d1")
+    assert "the worker cannot fetch /data/m: what came is not what the driver" in failed["failure"]["message"]
+    assert not (tmp_path / "ctxflow-cache").exists()
 
 
 def test_staging_from_a_shared_disk(player, tmp_path):

@@ -1,7 +1,11 @@
 """Framing: whatever way the bytes are split, the same messages come out."""
 
+import contextlib
+import fcntl
 import json
 import os
+import resource
+import select
 import socket
 import struct
 
@@ -133,3 +137,20 @@ def test_bytes_hold_the_messages_that_were_put_together_and_no_part_of_one(sent,
     if cut not in ends:
         with pytest.raises(ValueError, match="cut off"):
             unframe(together[:cut])
+
+
+def test_waiting_with_any_number_of_open_files():
+    """select(2) takes no descriptor above 1023; a channel's is above it in a driver with many open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    left, right = socket.socketpair()
+    try:
+        high = fcntl.fcntl(right, fcntl.F_DUPFD_CLOEXEC, 1500)
+        with left, right, contextlib.closing(Channel(socket.socket(fileno=high))) as channel:
+            assert channel.fileno() >= 1500
+            assert not channel.wait(0.0)
+            assert channel.wait(events=select.POLLOUT)
+            left.sendall(frame({"a": 1}))
+            assert channel.wait() and channel.receive() == [({"a": 1}, b"")]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

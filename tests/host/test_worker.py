@@ -105,13 +105,40 @@ def test_the_vine_worker_gets_a_name_a_directory_and_what_was_asked(job, tmp_pat
         "--memory": "2000",
         "--gpus": "1",
         "--disk": "9",
-        "--password": environment["CTXFLOW_WORKER_DIRECTORY"] + "/password",
     }.items():
         assert words[words.index(option) + 1] == value
     assert words[words.index("--workspace") + 1].startswith(environment["CTXFLOW_WORKER_DIRECTORY"])
     assert environment["CTXFLOW_WORKER_DIRECTORY"].startswith(str(work.scratch))
     assert not (tmp_path / "secret").exists()
     assert bytes.fromhex(environment["CTXFLOW_KEY"]) == key_of(b"open sesame")
+
+
+def test_the_password_is_in_no_file_and_soon_forgotten(job, tmp_path):
+    (tmp_path / "secret").write_text("open sesame")
+    work = job({"do": "sleep"}, "--remove-password", "--password", str(tmp_path / "secret"))
+    notes = work.notes()
+    assert notes["password"] == "open sesame"
+    there = [path for path in work.scratch.rglob("*") if path.is_file()]
+    assert there and not [path for path in there if b"open sesame" in path.read_bytes()]
+    given = notes["arguments"][notes["arguments"].index("--password") + 1]
+    again = Path(given.replace("self", str(notes["pid"])))
+    eventually(lambda: again.read_text() == "")
+
+
+def test_a_python_whose_path_has_a_space(job, tmp_path):
+    (tmp_path / "my tools").mkdir()
+    python = tmp_path / "my tools" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.executable = {str(python)!r}\n"
+        "from ctxflow.host.worker import main; sys.exit(main(sys.argv[2:]))\n"
+    )
+    work = job({"do": "serve"}, program=str(program))
+    eventually((tmp_path / "notes.listens").exists)
+    work.process.send_signal(signal.SIGTERM)
+    assert work.ended() == 0
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["package", "one file"])

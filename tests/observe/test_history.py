@@ -200,3 +200,40 @@ def test_the_share_evicted_by_an_age(lifetimes, stays):
         assert shares[-1] >= len(lifetimes) / (len(lifetimes) + len(stays)) - 1e-9, "who stays hides no eviction"
     if lifetimes and not stays:
         assert shares[-1] == pytest.approx(1.0)
+
+
+def test_what_was_done_and_failed_on_each_host():
+    def line(kind, time, *commands, **fields):
+        return json.dumps({"event": {"is": kind, "time": time, **fields}, "commands": commands}) + "\n"
+
+    def run(worker, attempt):
+        return {
+            "is": "Run",
+            "worker": worker,
+            "attempt": attempt,
+            "app": "a",
+            "context": "c",
+            "items": [[attempt, attempt + 1]],
+        }
+
+    failure = {"kind": "exception", "error": "OSError", "message": "no disk", "traceback": "", "output": ""}
+    quarantine = {"is": "Quarantine", "host": "bad", "worker": "", "devices": [], "cause": "it fails", "until": 60.0}
+    workers = {"w1": "good", "w2": "good", "b1": "bad", "b2": "bad"}
+    history = read_history([
+        *(line("WorkerJoined", 0.0, worker={"id": name, "host": host, "tier": "t"}) for name, host in workers.items()),
+        line("Tick", 1.0, run("w1", 1), run("b1", 2), run("b1", 3), run("w2", 4)),
+        line("BatchFinished", 2.0, worker="w1", attempt=1, seconds=1.0),
+        line("BatchFailed", 2.0, quarantine, worker="b1", attempt=2, failure=failure),
+        line("BatchFailed", 2.5, worker="b1", attempt=3, failure={**failure, "kind": "cancelled"}),
+        line("ContextFailed", 3.0, worker="b2", context="c", failure=failure),
+        line("WorkerLost", 4.0, worker="b2", evicted=False),
+        line("WorkerLost", 4.0, worker="w2", evicted=True),
+        line("StepFinished", 5.0, worker="w1", attempt=9),
+    ])  # fmt: skip
+    report = Report(Path(), history, Transfers(), [])
+    found = as_data(report)["history"]["by_host"]
+    assert list(found["bad"].values()) == [2, 0, 1, 1, 1, 0, 1]
+    assert list(found["good"].values()) == [2, 2, 0, 0, 0, 1, 0]
+    rows = [row.split() for row in as_text(report).splitlines() if row.startswith(("bad ", "good "))]
+    assert [row[0] for row in rows][:2] == ["bad", "good"], "those with trouble come first"
+    assert rows[0][1:] == ["2", "0", "1", "1", "1", "0", "1"]

@@ -1,15 +1,16 @@
 """Status files: written whole, and read as of a live or a dead owner."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 
-import psutil
 import pytest
 
-from ctxflow.observe.status_file import VERSION, condition, load_status, owner, write_status
+from ctxflow.liveness import birth_of
+from ctxflow.observe.status_file import VERSION, StatusReader, condition, load_status, owner, write_status
 
 
 def running(**changes):
@@ -26,7 +27,7 @@ def running(**changes):
         (3600, {}, "silent"),
         (3600, {"host": "another.example"}, "silent"),
         (10, {"host": "another.example", "pid": -1}, "running"),
-        (3600, {"began": 17.0}, "died"),  # Its number is another's now.
+        (3600, {"born": "17@an-earlier-boot"}, "died"),  # Its number is another's now.
         (3600, {"pid": "?"}, "died"),
         (0, {"updated": None, "pid": None}, "died"),
     ],
@@ -38,12 +39,45 @@ def test_the_condition_tells_live_from_dead(age, changes, expected):
 
 def test_a_killed_owner_is_dead_also_while_nobody_has_asked_for_its_end():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        status = running(pid=process.pid, began=psutil.Process(process.pid).create_time(), updated=time.time() - 10)
+        status = running(pid=process.pid, born=birth_of(process.pid), updated=time.time() - 10)
         assert condition(status) == "running"
         process.kill()
-        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # A zombie is dead.
         assert condition(status) == "died"
+
+
+def test_a_clock_that_is_set_kills_nobody(clock_steps):
+    now = time.time()
+    status = running(updated=now - 10)
+    with clock_steps(3600):
+        assert condition(status, now) == "running"
+    with subprocess.Popen(["true"]) as process:
+        status = running(pid=process.pid, born=birth_of(process.pid))
+    assert condition(status, status["updated"] - 3600) == "died", "the clock was an hour ahead when it wrote"
+
+
+def test_a_file_that_is_rewritten_has_a_live_owner_whatever_its_clock_says(tmp_path):
+    path = tmp_path / "status.json"
+
+    def write(updated):
+        write_status(path, running(host="another.example", updated=updated))
+        return load_status(path)
+
+    for off in (-3600, 3600):
+        written = write(time.time() + off)
+        watched = StatusReader(path, written)
+        write(time.time() + off + 1)
+        assert condition(watched.settle(0)) == "running" == condition(watched.look())
+    silent = StatusReader(path, write(time.time() - 3600))
+    assert condition(silent.settle(0)) == "silent" == condition(silent.look())
+
+
+def test_a_link_in_the_place_of_what_is_unfinished_is_not_followed(tmp_path):
+    path, other = tmp_path / "out.status.json", tmp_path / "precious"
+    other.write_text("mine")
+    (tmp_path / "out.status.json.part").symlink_to(other)
+    write_status(path, {"a": 1})
+    assert other.read_text() == "mine" and not path.is_symlink() and json.loads(path.read_text()) == {"a": 1}
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path):

@@ -90,7 +90,7 @@ def test_objects_are_taken_as_they_are():
 
 
 def test_every_family_has_a_default_that_can_be_made():
-    assert set(FAMILIES) == {"routing", "batching", "placement", "preemption", "scaling", "sessions"}
+    assert set(FAMILIES) == {"routing", "batching", "placement", "preemption", "scaling", "health", "sessions"}
     for family in FAMILIES:
         for name in names(family):
             assert make(family, name)

@@ -66,8 +66,8 @@ class Bench:
     def end(self, run):
         return self.tell(ev.BatchEnded, run.worker, run.attempt, seconds=1.0)
 
-    def fail(self, run, kind="exception", lost_context=False, at=None):
-        failure = ev.Failure(kind, "ValueError", "bad item", worker=run.worker)
+    def fail(self, run, kind="exception", lost_context=False, at=None, machine=False):
+        failure = ev.Failure(kind, "ValueError", "bad item", worker=run.worker, machine=machine)
         return self.tell(ev.BatchFailed, run.worker, run.attempt, failure, lost_context=lost_context, at=at)
 
     def lose(self, worker, evicted=False):

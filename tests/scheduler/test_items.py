@@ -121,7 +121,8 @@ def test_a_crash_costs_the_context_and_counts_against_the_item_alone(crashes):
     assert (dead, done) == ([2], [0, 1, 3])
     # The whole batch, the half with the item, and the item alone as often as it may.
     assert bench.state.counters.crashes == 2 + crashes
-    assert bench.state.counters.loads == 1 + 2 + crashes
+    # After the last crash there may be nothing left to build it for.
+    assert bench.state.counters.loads in (2 + crashes, 1 + 2 + crashes)
 
 
 @given(items=st.integers(1, 8), some=st.integers(0, 7), at=st.none() | st.integers(0, 7), cancelled=st.integers(-1, 7))
@@ -148,8 +149,8 @@ def test_an_input_that_cannot_be_sent_dies_at_once():
     bench.app("verify", "model", retries=5)
     bench.submit("verify", 4)
     dead, done = drive(bench, bench.worker_with("model"), {1}, "input")
-    assert (dead, done) == ([1], [0, 2, 3])
-    assert bench.state.counters.batches == 5  # 0123, 01, 0, 1, 23
+    assert (dead, sorted(done)) == ([1], [0, 2, 3])
+    assert bench.state.counters.batches == 5  # 0123, 01, 23, 0, 1
 
 
 def test_what_shares_the_library_process_with_a_crash_goes_back_at_no_cost():

@@ -14,11 +14,14 @@ from ctxflow.scheduler.log import first_line, line, read, read_setup, replay
 from ctxflow.testing import Evictions
 
 FAILURE = ev.Failure("exception", "ValueError", 'quotes " and \n and ü', traceback="t", output="o", worker="w")
+BAD_HOST = dataclasses.replace(FAILURE, host="node7", machine=True)
 EVENTS = [
     ev.TierOffered(0.0, ev.TierSpec("local", 0, 4, price=0.5)),
+    ev.HostDrained(0.0, "node7", drained=False),
     ev.RegionOffered(0.0, ev.RegionSpec("north", {"south": 0.04}, {"south": 2e6}, 0.1, ["local"], home=True)),
     ev.ContextDeclared(0.0, ev.ContextSpec("c", "model", files=True, gpus=1, memory=10)),
     ev.AppDeclared(0.1, ev.AppSpec("a", "verify", context="c", deadline=5.0, priority=2)),
+    ev.Retired(0.1, ["b"], ["d"]),
     ev.ItemsSubmitted(0.2, "a", range(5)),
     ev.ItemsCancelled(0.3, [4, 1, 2], stop=True),
     ev.ItemsCancelled(0.3, []),
@@ -36,6 +39,7 @@ EVENTS = [
     ev.BatchFinished(0.9, "w", 1, 0.125, tokens=70),
     ev.BatchFailed(1.0, "w", 2, FAILURE, lost_context=True, exception=object()),
     ev.BatchFailed(1.0, "w", 2, FAILURE, at=7),
+    ev.BatchFailed(1.0, "w", 2, BAD_HOST),
     ev.ItemsFinished(1.0, "w", 3, first=2, count=5, results=object()),
     ev.BatchEnded(1.0, "w", 3, 0.5),
     ev.EvictionNotice(1.1, "w"),
@@ -68,6 +72,11 @@ def test_events_come_back(event):
     [(back, commands)] = read([written + "\n"])
     assert plain(back) == plain(event)
     assert [command["is"] for command in commands] == ["Bury", "Deliver"]
+
+
+def test_hosts_that_are_not_to_be_asked_are_in_the_log():
+    [(_, [written])] = read([line(ev.Tick(1.0), [cmd.Exclude("a10", ("node7", "node9"))]) + "\n"])
+    assert written == {"is": "Exclude", "tier": "a10", "hosts": ["node7", "node9"]}
 
 
 def test_every_event_is_tried_here():
@@ -203,6 +212,23 @@ def test_logs_that_do_not_say_how_the_run_decides(recorded):
         replay([first_line(Scheduler(own)) + "\n"])
     with pytest.raises(ValueError, match="line 1 is no line of an event log"):
         replay(["{}\n"])
+
+
+def test_a_log_from_before_failures_said_whether_it_was_the_machine_is_replayed(recorded):
+    def without(record):
+        if isinstance(record, dict):
+            return {
+                name: without(value)
+                for name, value in record.items()
+                if (record.get("is"), name) != ("Failure", "machine")
+            }
+        return list(map(without, record)) if isinstance(record, list) else record
+
+    first, *rest = recorded.read_text().splitlines()
+    events = [json.loads(text) for text in rest]
+    old = [{"event": without(r["event"]), "commands": without(r["commands"])} for r in events]
+    assert old != events
+    assert replay([first + "\n", *(json.dumps(record) + "\n" for record in old)]) == len(events)
 
 
 def test_limits_and_the_share_of_workers_are_in_the_first_line():

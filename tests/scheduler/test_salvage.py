@@ -89,7 +89,7 @@ def test_an_item_that_raises_runs_alone_and_those_after_it_go_on():
     commands = bench.fail(alone, at=0)
     assert [list(bury.items) for bury in only(commands, cmd.Bury)] == [[30]]
     rest = run_of(commands)
-    assert list(rest.items) == list(range(31, 100)) and not bench.state.attempts[rest.attempt].isolated
+    assert list(rest.items) == list(range(31, 100)) and not bench.state.attempts[rest.attempt].group
     bench.finish(rest)
     assert (bench.state.counters.done, bench.state.counters.dead) == (99, 1)
 

@@ -10,7 +10,7 @@ from pool_of_machines import GPUS, device, graph
 
 from ctxflow.policies.batching import Fixed
 from ctxflow.policies.registry import make
-from ctxflow.scheduler import Limits, Policies, Scheduler
+from ctxflow.scheduler import Limits, Policies, Scheduler, ready
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -60,9 +60,11 @@ class Pool(RuleBasedStateMachine):
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
         scaling=st.sampled_from(["fixed", {"policy": "queue-proportional", "calls_per_worker": 1, "linger": 0.05}]),
         preemption=st.sampled_from(["none", "standard", "imp", "exact"]),
+        many=st.sampled_from([2, ready.MANY]),
     )
-    def begin(self, routing, size, seed, start_when, scaling, preemption):
+    def begin(self, routing, size, seed, start_when, scaling, preemption, many):
         self.now = 0.0
+        self.many, ready.MANY = ready.MANY, many
         chosen = preemption if preemption == "none" else {"policy": preemption, "patience": 5, "grace": 3, "idle": 2}
         self.contexts = [each for each in CONTEXTS if each not in WIDE or preemption != "none"]
         policies = Policies(
@@ -91,6 +93,14 @@ class Pool(RuleBasedStateMachine):
         self.pins: dict[int, cmd.AcquireAt] = {}
         self.tell(ev.TierOffered, ev.TierSpec("default", 0, 8, gpus=1, machine_gpus=GPUS))
         for context in self.contexts:
+            for priority in (0, 1):
+                self.declare(context, priority)
+        for _ in range(4 if preemption != "none" else 0):
+            self.join(slots=1, gpus=1)
+
+    def declare(self, context, priority):
+        """As a run does before each use."""
+        if context not in self.scheduler.state.contexts:
             gpus, affinity = WIDE.get(context, (1 if context == "large" else 0, None))
             files = context in FILES
             memory = 60 if context == "large" else 50
@@ -99,12 +109,10 @@ class Pool(RuleBasedStateMachine):
                 context, context, files=files, gpus=gpus, memory=memory, level=level, affinity=affinity
             )
             self.tell(ev.ContextDeclared, spec)
-            for priority in (0, 1):
-                urgent = priority + 2 * (context in WIDE)
-                app = ev.AppSpec(f"{context}/{priority}", context, context, priority=urgent, batch=context != "")
-                self.tell(ev.AppDeclared, app)
-        for _ in range(4 if preemption != "none" else 0):
-            self.join(slots=1, gpus=1)
+        if f"{context}/{priority}" not in self.scheduler.state.apps:
+            urgent = priority + 2 * (context in WIDE)
+            app = ev.AppSpec(f"{context}/{priority}", context, context, priority=urgent, batch=context != "")
+            self.tell(ev.AppDeclared, app)
 
     def routing(self, name):
         return make("routing", name)
@@ -206,6 +214,7 @@ class Pool(RuleBasedStateMachine):
         self.next_item = items.stop
         chosen = {items[n] for n in bad if n < count}
         (self.killers if kills else self.poison).update(chosen)
+        self.declare(context, priority)
         self.tell(ev.ItemsSubmitted, f"{context}/{priority}", items)
 
     @precondition(lambda self: len(self.workers) < 8)
@@ -239,6 +248,7 @@ class Pool(RuleBasedStateMachine):
     @rule(context=st.sampled_from(sorted(WIDE)), count=st.integers(1, 5))
     def press(self, context, count):
         """Urgent work comes that needs several GPUs, and all that are not ours are others'."""
+        self.declare(context, 1)
         items = range(self.next_item, self.next_item + count)
         self.next_item = items.stop
         self.tell(ev.ItemsSubmitted, f"{context}/1", items)
@@ -431,6 +441,21 @@ class Pool(RuleBasedStateMachine):
         event = data.draw(st.sampled_from(self.stale))
         self.tell(type(event), *[getattr(event, f.name) for f in fields(event) if f.name != "time"])
 
+    @rule(contexts=st.sets(st.sampled_from(CONTEXTS)), priorities=st.sets(st.integers(0, 1)))
+    def retire(self, contexts, priorities):
+        """What nobody uses is forgotten, and nothing else is."""
+        state = self.scheduler.state
+        apps = [f"{context}/{priority}" for context in sorted(contexts) for priority in sorted(priorities)]
+        used = {app.id for app in state.open.values()} | {attempt.app for attempt in state.attempts.values()}
+        held = {context for worker in state.workers.values() for context in worker.contexts}
+        self.tell(ev.Retired, apps, sorted(contexts))
+        assert used <= state.apps.keys()
+        assert held | {app.context for app in state.apps.values()} <= state.contexts.keys()
+        claims = [there.claim for worker in state.workers.values() for there in worker.contexts.values() if there.claim]
+        assert not (set(apps) - used - {claim.app for claim in claims}) & state.apps.keys(), (
+            "what is not used is not forgotten"
+        )
+
     @rule(data=st.data(), stop=st.booleans())
     def cancel(self, data, stop):
         if self.next_item:
@@ -454,6 +479,12 @@ class Pool(RuleBasedStateMachine):
         """Everything comes to an end with healthy workers, and every item had the fate it deserved."""
         if not hasattr(self, "scheduler"):
             return
+        try:
+            self.end_all()
+        finally:
+            ready.MANY = self.many
+
+    def end_all(self):
         for name in list(self.workers):
             self.workers.pop(name)
             self.tell(ev.WorkerLost, name, evicted=True)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -236,6 +237,87 @@ def test_the_session_to_blame_is_found_by_halves_and_the_others_go_on():
     assert len(step.orders) == 4  # All together again.
 
 
+MACHINE = ev.Failure("exception", "RuntimeError", "CUDA error: uncorrectable ECC error", machine=True)
+
+
+def on_hosts(*names, **options):
+    bench = SessionBench((), **options)
+    for name in names:
+        bench.join(name, host=f"host of {name}")
+    return bench
+
+
+def break_step(bench, step, failure=MACHINE):
+    return bench.tell(ev.BatchFailed, step.worker, step.attempt, failure)
+
+
+def test_sessions_of_a_step_that_a_machine_failed_go_on_elsewhere_all_together():
+    bench = on_hosts("w1", keep_every=1)
+    step = step_of(bench.finish(step_of(bench.open(1, 2, 3))))
+    bench.join("w2", host="host of w2")
+    commands = break_step(bench, step)
+    step = step_of(commands)
+    assert step.worker == "w2" and [order.session for order in step.orders] == [1, 2, 3]
+    assert [order.thaw for order in step.orders] == ["kept", "anew", "anew"]
+    assert not only(commands, cmd.EndSession) and bench.state.streams.charges.open
+    commands = bench.finish(step)
+    assert made(commands) == [(1, 1), (2, 0), (3, 0)]
+    assert not bench.state.streams.charges.open, "what was answered elsewhere tells against the host"
+    assert not any(session.failed_on for session in bench.state.sessions.values())
+
+
+def test_what_fails_elsewhere_too_is_a_sessions_fault_and_the_others_go_on():
+    bench = on_hosts("w1", "w2", keep_every=1)
+    steps = only(bench.open(1, 2, 3), cmd.Step)
+    ended, numbers = [], {1: 0, 2: 0, 3: 0}
+    for _ in range(60):
+        bench.now += 1
+        step = steps.pop(0)
+        bad = any(order.session == 2 and order.chunk == 1 for order in step.orders)
+        commands = break_step(bench, step) if bad else bench.finish(step)
+        steps += only(commands, cmd.Step)
+        ended += [(each.session, each.failure) for each in only(commands, cmd.EndSession)]
+        for session, _ in made(commands):
+            numbers[session] += 1
+    assert ended == [(2, MACHINE)] and numbers[2] == 1 and min(numbers[1], numbers[3]) > 10
+    assert not bench.state.streams.charges.open
+
+
+def test_without_an_elsewhere_a_step_ends_as_ever():
+    bench = on_hosts("w1")
+    commands = break_step(bench, step_of(bench.open(1)))
+    assert only(commands, cmd.EndSession) == [cmd.EndSession(1, MACHINE)]
+
+
+def test_a_session_goes_back_where_it_failed_when_nobody_else_is_left():
+    bench = on_hosts("w1", "w2")
+    step = step_of(break_step(bench, step_of(bench.open(1))))
+    assert step.worker == "w2"
+    bench.now += 1
+    assert step_of(bench.lose("w2", evicted=True)).worker == "w1"
+
+
+@pytest.mark.parametrize("policy", ["least-loaded", "turboserve"])
+def test_a_host_that_fails_steps_is_named_and_no_session_is_lost(policy):
+    bench = on_hosts("bad", "w1", "w2", sessions=policy, health="sequential")
+    steps = only(bench.open(*range(12)), cmd.Step)
+    ended, quarantined, delivered = [], [], 0
+    for n in range(400):
+        bench.now += 0.05
+        commands = []
+        if steps:
+            step = steps.pop(0)
+            commands += break_step(bench, step) if step.worker == "bad" else bench.finish(step)
+        commands += bench.tell(ev.Tick)
+        if n % 5 == 0:
+            commands += bench.open(100 + n)  # The bad one has nothing to do, and is the least loaded.
+        steps += only(commands, cmd.Step)
+        ended += only(commands, cmd.EndSession)
+        quarantined += [each.host for each in only(commands, cmd.Quarantine)]
+        delivered += len(made(commands))
+    assert not ended and quarantined == ["host of bad"] and delivered > 400
+
+
 def test_sessions_of_a_context_that_breaks_are_over():
     bench = Bench(Limits(failures=1))
     bench.app("talk", "model", batch=False, sessions=True)
@@ -418,7 +500,7 @@ class SessionPool(RuleBasedStateMachine):
         self.spawned += 1
         name = f"w{self.spawned}"
         self.workers[name] = Library()
-        self.tell(ev.WorkerJoined, ev.WorkerSpec(name))
+        self.tell(ev.WorkerJoined, ev.WorkerSpec(name, host=name))
 
     def some_worker(self, data, those=lambda library: True):
         return data.draw(st.sampled_from(sorted(name for name, library in self.workers.items() if those(library))))
@@ -490,7 +572,7 @@ class SessionPool(RuleBasedStateMachine):
         if any(self.bad.get(order.session) == order.chunk for order in makers):
             for order in makers:
                 library.live.pop(order.session, None)
-            self.tell(ev.BatchFailed, step.worker, step.attempt, FAILURE)
+            self.tell(ev.BatchFailed, step.worker, step.attempt, MACHINE if step.attempt % 2 else FAILURE)
             return
         outcomes = [self.outcome(library, order, how) for order in step.orders]
         self.tell(ev.StepFinished, step.worker, step.attempt, 0.1 * max(1, len(makers)), outcomes)
@@ -549,7 +631,7 @@ class SessionPool(RuleBasedStateMachine):
         while len([name for name in self.workers if self.scheduler.state.workers[name].noticed is None]) < 2:
             self.spawned += 1
             self.workers[f"w{self.spawned}"] = Library()
-            self.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{self.spawned}"))
+            self.tell(ev.WorkerJoined, ev.WorkerSpec(f"w{self.spawned}", host=f"w{self.spawned}"))
         wanted = {}
         for number in sorted(set(self.chunks) - self.over):
             wanted[number] = self.chunks[number] + 4

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ctxflow.errors import UsageError
 from ctxflow.observe.history_reader import read_history
 from ctxflow.scheduler.log import replay
+from ctxflow.simulator.bad_hosts import faults_of
 from ctxflow.simulator.bounds import fluid_seconds, mixed_fluid_seconds
 from ctxflow.simulator.building import build, machines_of
 from ctxflow.simulator.changes import combinations, parse, parse_sweep
@@ -17,7 +18,7 @@ from ctxflow.simulator.pools import during, machines
 from ctxflow.simulator.result import play
 from ctxflow.simulator.scenario import Scenario, load_scenario
 from ctxflow.simulator.studies import Case, study
-from ctxflow.simulator.workload_file import WorkloadFile
+from ctxflow.simulator.workload_file import FaultEntry, WorkloadFile
 from ctxflow.simulator.workload_problems import WorkloadError
 from ctxflow.sites import Site
 
@@ -107,6 +108,10 @@ def test_changes_reach_both_files(files):
         "both": ("[evictions]\nper_hour = 1\ntrace = 'x'", 2, "a trace says when workers are taken, so leave one out"),
         "arrivals": ("[[apps]]\narrivals = [1, 2]", 2, "write [[seconds, items], ...], such as arrivals"),
         "arrivals and items": ("[[apps]]\nitems = 2\narrivals = [[0, 1]]", 2, "arrivals say when how many come"),
+        "a fault": ("[[faults]]\nkind = 'hole'", 2, 'write "black-hole" or "slow" or "flaky-gpu" or "no-builds"'),
+        "a fault's key": ("[[faults]]\nfctor = 3", 2, "a fault has no key 'fctor' (fault 1): did you mean 'factor'?"),
+        "a fault's tier": ("[[faults]]\ntier = 'b'", 2, "names a tier 'b' that the site has not: there are a10, spot"),
+        "how many": ("[[faults]]\nhosts = 2\nshare = 0.1", 3, "fault 1 has hosts and share: both say how many"),
         "no TOML": ("[[apps]]\nitems = many", 2, 'it is not TOML: items is text, which goes in quotes'),
     }.values(),
 )  # fmt: skip
@@ -229,3 +234,40 @@ def test_the_bound_of_several_apps():
     bound = mixed_fluid_seconds(presence, lambda app, m: apart[app, m.gpu_model], {"a": 100, "b": 100})
     assert bound == pytest.approx(50.0)
     assert mixed_fluid_seconds([], lambda app, m: 1.0, {"a": 1}) == math.inf
+
+
+def test_hosts_are_bad_as_a_workload_says(files):
+    def bad(*changes, seed=0):
+        scenario = files("workload.workers_per_host=2", *changes)
+        there, _ = machines_of(scenario)
+        return faults_of(scenario.workload.faults, there, seed)
+
+    holes = bad('workload.faults=[{kind = "black-hole", tier = "spot", hosts = 2, begin = 60, end = 90}]')
+    assert len(holes) == 2 and {fault.where for fault in holes} < {f"spot-host-{n}" for n in range(3)}
+    assert all((fault.calls, fault.begin, fault.end) == (1.0, 60, 90) for fault in holes)
+    both = [{"kind": "slow", "share": 0.4, "factor": 3}, {"kind": "flaky-gpu", "hosts": 3, "calls": 0.2}]
+    for seed in range(9):
+        scenario = files("workload.workers_per_host=2")
+        there, _ = machines_of(scenario)
+        host_of = {machine.name: machine.host for machine in there}
+        faults = faults_of([FaultEntry(**each) for each in both], there, seed)
+        assert [fault.slower for fault in faults] == [3.0] * 2 + [1.0] * 3
+        assert [fault.calls for fault in faults] == [0.0] * 2 + [0.2] * 3
+        places = [host_of.get(fault.where, fault.where) for fault in faults]
+        assert len(set(places)) == 5, "a host has one fault, and a GPU's is one worker's alone"
+        assert all(fault.where in host_of for fault in faults[2:])
+    assert bad("workload.faults=[{hosts = 1}]", seed=1) == bad("workload.faults=[{hosts = 1}]", seed=1)
+    assert len({bad("workload.faults=[{hosts = 1}]", seed=seed)[0].where for seed in range(20)}) > 2
+    with pytest.raises(ValueError, match="fault 1 is to be on 6 hosts, and 5 are left"):
+        bad("workload.faults=[{hosts = 6}]")
+
+
+def test_what_bad_hosts_do_is_in_the_figures(files):
+    hole = 'workload.faults=[{kind = "black-hole", tier = "spot", hosts = 6, begin = 60}]'
+    good, bad = (play(files("batching=fixed", "batching.size=20", *more)) for more in ([], [hole]))
+    assert (good.raised, good.dead, good.done) == (0, 0, 3000)
+    assert bad.raised > 6 and bad.done + bad.dead == 3000 and bad.finished
+    poisoned = play(files("workload.apps.app.poison=100"))
+    assert (poisoned.dead, poisoned.done) == (30, 2970)
+    no_builds = play(files('workload.faults=[{kind = "no-builds", tier = "spot", hosts = 1}]'))
+    assert no_builds.done == 3000 and no_builds.raised >= 1 and no_builds.loads == 9

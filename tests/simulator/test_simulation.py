@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_data import TIMES, play, policies, pool, prepared
 
-from ctxflow.scheduler import Scheduler, log
+from ctxflow.executors.simulated import SimulatedEngine
+from ctxflow.scheduler import Policies, Scheduler, log
 from ctxflow.scheduler import events as ev
-from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, TreeStaging, Workload, pools
+from ctxflow.scheduler.commands import Release
+from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, TreeStaging, Workload, pools
+from ctxflow.simulator.simulation import tiers_of
 
 
 @settings(max_examples=25, deadline=None)
@@ -136,3 +139,28 @@ def test_seconds_are_drawn_within_their_bounds():
     draws = [Drawn(10.0, 30.0, 2.0, 90.0).draw(random.Random(n)) for n in range(500)]
     assert 2.0 < min(draws) < 4.0 < 50 < max(draws) <= 90.0
     assert math.isfinite(sum(draws))
+
+
+@pytest.mark.parametrize("linger", [0.0, 30.0, 300.0])
+def test_idle_workers_are_given_back_in_the_seconds_that_linger_says(linger):
+    """While one slow worker is at its last call, the others have nothing to do."""
+    machines = pools.machines(3, "fast", pools.during(0.0)) + pools.machines(1, "slow", pools.during(0.0))
+    times = GpuTimes({"fast": 1.0, "slow": 2000.0}, loading=Drawn(2.0), matching=Drawn(1.0))
+    scaling = {"policy": "queue-proportional", "linger": linger, "calls_per_worker": 1, "batch_size": 1}
+    chosen = Policies.chosen({"batching": {"policy": "fixed", "size": 1}, "scaling": scaling})
+    released, finished = [], []
+
+    def listener(event, commands):
+        if isinstance(event, ev.BatchFinished):
+            finished.append(event.time)
+        released.extend(event.time for command in commands if isinstance(command, Release))
+
+    engine = SimulatedEngine(machines, times, None, 0, 0.0, ())
+    simulation = Simulation(engine, chosen, Workload.of(60), tiers_of(machines), listener=listener)
+    assert simulation.run().done == 60
+    *others, last = finished
+    idle_since = max(others)
+    early = [at for at in released if at < last]
+    assert len(early) == 3
+    # The policy is asked each second, and the peak that it remembers was seen a second before they were idle, or at it.
+    assert all(idle_since + linger - 1 <= at <= idle_since + linger + 2 for at in early), (idle_since, early)

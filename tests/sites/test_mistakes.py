@@ -43,7 +43,7 @@ KEYS = {
         'policy = "fixed"',
         1,
         "policy",
-        "routing, batching, placement, preemption, scaling, sessions",
+        "routing, batching, placement, preemption, scaling, health, sessions",
     ),
     "[tiers] for [[tiers]]": ('engine = "taskvine"\n[tiers]\nname = "a10"', 2, "tiers", "write [[tiers]] in place of"),
     "a table for each tier": ("[tiers.a10]\ngpus = 1", 1, "tiers", 'write [[tiers]] and under it name = "a10"'),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ctxflow.factory.worker_job import Lead, worker_command
 from ctxflow.sites import load_site
+from ctxflow.sites.tier import Tier
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "site-configs").glob("*.toml"))
@@ -47,8 +49,16 @@ def test_the_campus_is_the_paper_s():
     condor = [tier for tier in site.tiers if tier.provider == "condor"]
     told = {tier.require_gpus: tier.workers for tier in condor}
     assert told == {f'DeviceName == "{model.name}"': model.campus for model in MODELS}
-    assert {(tier.cores, tier.memory_gb, tier.disk_gb, tier.gpus) for tier in condor} == {(2, 10, 70, 1)}
+    assert {(tier.cores, tier.memory_gb, tier.disk, tier.gpus) for tier in condor} == {(2, 10, 70 * 10**9, 1)}
     assert site.slots == 1 and {tier.provider for tier in site.tiers} == {"condor", "grid-engine"}
+
+
+@pytest.mark.parametrize("provider", ["slurm", "pbs", "grid-engine", "kubernetes", "local", "mine:provider"])
+def test_no_disk_is_promised_where_nobody_deals_it_out(provider):
+    lead = Lead("login", 9123, "ctxflow.pyz", "password")
+    assert "--disk" not in worker_command(Tier(provider=provider), lead), "the worker would not start on less"
+    words = worker_command(Tier(provider=provider, disk_gb=9), lead)
+    assert words[words.index("--disk") + 1] == "9000"
 
 
 def test_the_testbed_s_tiers_add_up_to_eight_workers():

@@ -17,7 +17,19 @@ from ctxflow.observe.summary import SUMMARY, keep
 from ctxflow.sites.model import Site
 
 _PATIENCE = 2.0  # Seconds until a person is told why it takes so long; and from one time to the next.
-_OF_SITE = ("name", "engine", "level", "slots", "routing", "batching", "placement", "preemption", "scaling", "sessions")
+_OF_SITE = (
+    "name",
+    "engine",
+    "level",
+    "slots",
+    "routing",
+    "batching",
+    "placement",
+    "preemption",
+    "scaling",
+    "health",
+    "sessions",
+)
 
 
 def note_job(run: Path, job: Job, output: Path, errors: Path, site: Site, display: Display) -> None:

@@ -34,7 +34,7 @@ from ctxflow.batch.templates import template_text
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory import condor_driver
 from ctxflow.factory.condor_description import BATCH_VARIABLE
-from ctxflow.factory.connection import write_private
+from ctxflow.own_files import make_own_folder, own_folder, read_own, write_private
 from ctxflow.sites import Site, load_site
 
 # What belongs to the terminal, to another job of HTCondor's, or, like the directory that is removed when its user has
@@ -174,7 +174,7 @@ def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
 def _new_folder() -> tuple[int, Path]:
     base = jobs_directory()
     try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_own_folder(str(base))
         number = max((int(name) for name in os.listdir(base) if name.isdigit()), default=0)
         while True:
             number += 1
@@ -271,10 +271,10 @@ def what_it_does(job: Job) -> str:
 def found_jobs() -> list[Detached]:
     """The user's jobs, the oldest first."""
     jobs = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(jobs_directory()):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                jobs.append(Detached(**json.loads((jobs_directory() / name / "about.json").read_text())))
+    base = jobs_directory()
+    for name in os.listdir(base) if own_folder(str(base)) else ():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            jobs.append(Detached(**json.loads(read_own(str(base / name / "about.json")))))
     return sorted(jobs, key=lambda job: job.id)
 
 

@@ -16,8 +16,10 @@ from rich.live import Live
 
 from ctxflow.batch.outcome import Outcome
 from ctxflow.batch.view import View
-from ctxflow.batch.words import duration, number, one_line
+from ctxflow.batch.words import duration, lacking, number, one_line
+from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.progress import Progress
+from ctxflow.terminal import timed, visible
 from ctxflow.wording import counted
 
 _SHOWN_ERRORS = 10
@@ -89,7 +91,7 @@ class LineDisplay:
         """Nothing."""
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(timed(visible(text)), file=self._stream, flush=True)
 
 
 class LiveDisplay(LineDisplay):
@@ -116,7 +118,7 @@ class LiveDisplay(LineDisplay):
         self._live.stop()
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(timed(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def make_display(quiet: bool, title: str = "") -> Display:
@@ -126,7 +128,7 @@ def make_display(quiet: bool, title: str = "") -> Display:
     """
     if quiet:
         return QuietDisplay()
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     return LiveDisplay(console, title) if console.is_terminal else LineDisplay()
 
 
@@ -157,7 +159,7 @@ def describe(now: Progress) -> str:
     parts += [f"{amount} {state}" for state, amount in now.by_state.items() if state != "warm"]
     if now.evictions:
         parts.append(counted(now.evictions, "eviction"))
-    return ", ".join(parts)
+    return "; ".join([", ".join(parts), *lacking(now.tiers)])
 
 
 def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:

@@ -15,6 +15,7 @@ from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.status_file import status_path
 from ctxflow.errors import UsageError
 from ctxflow.rows.source import Source
+from ctxflow.whole_files import part_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Files:
             ("the file of dead letters", self.errors),
             ("the job's journal", self.journal),
             ("the job's status file", status),
-            ("the job's status file", status.with_name(status.name + ".part")),
+            ("the job's status file", part_of(status)),
         ]
         if self.rows == self.output:
             del named[1]
         else:
-            named.append(("the output", self.output.with_name(self.output.name + ".part")))
+            named.append(("the output", part_of(self.output)))
         return named
 
 

@@ -17,7 +17,7 @@ import pydantic
 from ctxflow.batch.templates import template_text
 from ctxflow.batch.tolerance import parsed
 from ctxflow.errors import UsageError
-from ctxflow.models.sampling import Sampling
+from ctxflow.models.sampling import GENERATION, Sampling
 from ctxflow.rows.files import check_encoding
 from ctxflow.rows.readers import Reading
 
@@ -27,7 +27,6 @@ else:
     import tomli as tomllib
 
 TASKS = ("generate", "chat", "embed", "classify")
-GENERATION = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 # What another run of the same job may change: the results do not depend on it.
 _FREE = {"input", "output", "site", "workers", "batch_size", "timeout", "retries", "order", "device", "gpus"}
 _FREE |= {"max_errors", "limit"}

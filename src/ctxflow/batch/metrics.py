@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.factory.metrics import start_server
+from ctxflow.factory.metrics import limit_metrics, start_server
 from ctxflow.observe.progress import Progress
 
 if TYPE_CHECKING:
@@ -76,6 +76,14 @@ class BatchCollector:
                 if its[key] is not None:
                     metric.add_metric((tier,), factor * its[key])
             yield metric
+        reasons = GaugeMetricFamily(
+            "ctxflow_batch_workers_lacking", "Workers that a tier lacks, and why", labels=("tier", "reason")
+        )
+        for tier, its in now.tiers.items():
+            if its.get("reason"):
+                reasons.add_metric((tier, its["reason"]), (its["asked"] or 0) - its["joined"])
+        yield reasons
+        yield from limit_metrics("ctxflow_batch", now.limits)
 
 
 @contextlib.contextmanager

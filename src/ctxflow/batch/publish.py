@@ -6,18 +6,19 @@ Parquet needs pyarrow. What does not live here: the lines (records.py).
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ctxflow.append_file import naming
 from ctxflow.batch.records import whole_text
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
+from ctxflow.whole_files import written_whole
 
 PUBLISHED = ("parquet", "csv")
 """The forms that are made at the end."""
@@ -56,9 +57,9 @@ def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
     Python escapes it.
     """
     names = list(dict.fromkeys(name for records in _records(rows) for record in records for name in record))
-    part = output.with_name(output.name + ".part")
     delimiter = "\t" if output.suffix.lower() == ".tsv" else ","
-    with open(part, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with written_whole(output) as whole:
+        file = io.TextIOWrapper(whole, encoding="utf-8", errors="backslashreplace", newline="")
         plain = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         quoted = csv.writer(file, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
         plain.writerow(names or columns)
@@ -67,9 +68,7 @@ def publish_csv(rows: Path, output: Path, columns: Sequence[str] = ()) -> None:
                 cells = [_cell(record.get(name)) for name in names]
                 # The csv module quotes no carriage return on its own, at which readers end a line.
                 (quoted if any("\r" in each for each in cells) else plain).writerow(cells)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, output)
+        file.detach()  # What it held is in the file then, which stays open.
 
 
 def _cell(value: Any) -> str:
@@ -93,12 +92,9 @@ def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: M
     found, known = _types(rows, types or {})
     if embeddings and "embedding" in found:
         found["embedding"] = pyarrow.list_(pyarrow.float32())
-    part = output.with_name(output.name + ".part")
-    while (unfit := _write(rows, part, found, known)) is not None:
-        found[unfit] = _MIXED
-    with open(part, "rb") as file:
-        os.fsync(file.fileno())  # Else, after a power cut, the journal may say that an empty file is the output.
-    os.replace(part, output)
+    with written_whole(output) as file:
+        while (unfit := _write(rows, file, found, known)) is not None:
+            found[unfit] = _MIXED
 
 
 def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -114,8 +110,8 @@ def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     return found, {name: kind for name, kind in known.items() if name in found}
 
 
-def _write(rows: Path, part: Path, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
-    """Write the rows; gives the column whose values are not of its type after all, None if all are."""
+def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+    """Write the rows, over what is there; gives the column whose values are not of its type after all, if one is so."""
     import pyarrow
     import pyarrow.parquet
 
@@ -125,7 +121,9 @@ def _write(rows: Path, part: Path, found: Mapping[str, Any], known: Mapping[str,
     schema = pyarrow.schema(
         [(name, known.get(name, pyarrow.string() if name in mixed else kind)) for name, kind in found.items()]
     )
-    with pyarrow.parquet.ParquetWriter(part, schema) as writer:
+    file.seek(0)
+    file.truncate()
+    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for records in _records(rows):
             columns = []
             name: str

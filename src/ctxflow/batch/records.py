@@ -194,6 +194,7 @@ def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:
 def dead_letter(number: int, key: int, identifier: Any, place: str, error: BaseException) -> dict[str, Any]:
     """A row that failed: a line of OpenAI's error form, with the row's place and what the worker saw beside it."""
     cause = error.__cause__
+    told = error if isinstance(error, CallError) else cause if isinstance(cause, RemoteTraceback) else None
     remote = cause.text if isinstance(cause, RemoteTraceback) else getattr(error, "remote_traceback", "")
     code = "InvalidRow" if isinstance(error, RowError) else type(error).__name__
     return {
@@ -203,6 +204,7 @@ def dead_letter(number: int, key: int, identifier: Any, place: str, error: BaseE
         "error": {"code": code, "message": str(error)},
         "row": number,
         "place": place,
-        "worker": error.worker if isinstance(error, CallError) else "",
+        "worker": told.worker if told else "",
+        "host": told.host if told else "",
         "traceback": remote,
     }

@@ -21,6 +21,7 @@ from ctxflow.append_file import AppendFile
 from ctxflow.batch.files import Files, files_of, keeps
 from ctxflow.batch.job import Job
 from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.whole_files import sync_folder, written_whole
 
 STANDARD = Path("-")
 """What stands for the standard input or output."""
@@ -67,6 +68,7 @@ def _copy(stream: BinaryIO, copy: Path, files: Files, told: Callable[[str], None
             if not size:
                 raise UsageError("the standard input is empty: pipe rows into it, or name a file")
             os.replace(part, copy)
+            sync_folder(copy.parent)
         elif not size:
             told(f"the standard input is empty: going on with its copy of before, {copy}")
         elif not filecmp.cmp(part, copy, shallow=False):
@@ -82,6 +84,7 @@ def _replace(part: Path, copy: Path, files: Files, told: Callable[[str], None]) 
         journal.lock(files.output)
         os.replace(copy, before)
         os.replace(part, copy)
+        sync_folder(copy.parent)
     told(f"the standard input is not what it was; its copy of before is {before}")
 
 
@@ -127,7 +130,8 @@ def to_output(job: Job, descriptor: int, told: Callable[[str], None]) -> Iterato
         finally:
             errors = files_of(output, form).errors
             if errors.exists():
-                shutil.copyfile(errors, DEAD_LETTERS)
+                with open(errors, "rb") as source, written_whole(DEAD_LETTERS) as target:
+                    shutil.copyfileobj(source, target)
         if not lines:
             with open(output, "rb") as file:
                 while block := file.read(_BLOCK):

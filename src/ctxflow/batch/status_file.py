@@ -5,7 +5,6 @@ What does not live here: how a status file is written, and whether its writer li
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -15,9 +14,9 @@ from typing import Any
 
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.run import Run
-from ctxflow.executors.run_status import NAME
+from ctxflow.executors.run_status import NAME, StatusWriter
 from ctxflow.observe.progress import Progress
-from ctxflow.observe.status_file import VERSION, load_status, owner, write_status
+from ctxflow.observe.status_file import VERSION, load_status, owner
 
 SUFFIX = ".status.json"
 _SECONDS = 1.0
@@ -82,6 +81,7 @@ class StatusFile:
     def __init__(self, output: Path) -> None:
         self._paths = [status_path(output)]
         self._facts = {"version": VERSION, "output": str(output.resolve()), "run": "", **owner()}
+        self._writer = StatusWriter()
         self._state, self._reason = "starting", ""
         self.progress = Progress()
         self._ending = threading.Event()
@@ -127,5 +127,4 @@ class StatusFile:
         facts = {**self._facts, "state": self._state, "reason": self._reason, "updated": round(time.time(), 3)}
         status = {**facts, **dataclasses.asdict(self.progress)}
         for path in list(self._paths):
-            with contextlib.suppress(OSError):
-                write_status(path, status)
+            self._writer.write(path, status)

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.words import duration, hours, number, one_line, time_left
+from ctxflow.batch.words import duration, hours, lacking, number, one_line, time_left
 from ctxflow.observe.progress import Progress
 from ctxflow.wording import counted
 
@@ -127,6 +127,7 @@ def _run_lines(now: Progress) -> Lines:
     if len(now.tiers) == 1:
         workers.append(f" ({next(iter(now.tiers))})", "not bold")
     lines = [("workers", workers)]
+    lines += [("lacking", Text(text, "yellow")) for text in lacking(now.tiers)]
     if now.contexts:
         found = now.by_state
         names = [state for state in _STATES if state in found] + sorted(found.keys() - set(_STATES))
@@ -137,6 +138,7 @@ def _run_lines(now: Progress) -> Lines:
         lost.append(", ").append(counted(now.crashes, "crash", "crashes"), "red")
     lines.append(("losses", lost))
     lines.append(("used", Text(_used(now.gpu_hours, now.worker_hours, now.cost))))
+    lines += [("limit", Text(_limit(each), "yellow" if each["used"] >= each["limit"] else "")) for each in now.limits]
     return lines
 
 
@@ -144,6 +146,16 @@ def _used(gpu_hours: float, worker_hours: float, cost: float | None) -> str:
     """GPU-hours, or the workers' where none has a GPU; the cost where there are prices."""
     used = f"{hours(gpu_hours)} GPU-hours" if gpu_hours else f"{hours(worker_hours)} worker-hours"
     return used if cost is None else f"{used}, cost {cost:,.2f}"
+
+
+def _limit(each: Mapping[str, Any]) -> str:
+    """How much of a limit is used.
+
+    >>> _limit({"scope": "run", "measure": "gpu_hours", "used": 1.5, "limit": 8.0})
+    '1.5 of 8 GPU-hours (run)'
+    """
+    unit = "GPU-hours" if each["measure"] == "gpu_hours" else "cost"
+    return f"{each['used']:.4g} of {each['limit']:g} {unit} ({each['scope']})"
 
 
 def _tiers(now: Progress, ascii_only: bool) -> Table:
@@ -164,7 +176,7 @@ def _tiers(now: Progress, ascii_only: bool) -> Table:
     for name, tier in lines:
         bar, workers = _joined(tier, ascii_only)
         cost = "" if tier["cost"] is None else f"{tier['cost']:,.2f}"
-        table.add_row(name, bar, workers, hours(tier[used]), *[cost] * priced)
+        table.add_row(Text(name), bar, workers, hours(tier[used]), *[cost] * priced)
     return table
 
 

@@ -5,6 +5,12 @@ What does not live here: sentences about jobs (display.py), and the view (view.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ctxflow.terminal import visible
+from ctxflow.wording import counted
+
 
 def duration(seconds: float) -> str:
     """A time span for people.
@@ -56,11 +62,24 @@ def time_left(left: float | None, low: float | None, high: float | None) -> str:
     return text if duration(low) == duration(high) else f"{text}, likely {duration(low)} to {duration(high)}"
 
 
-def one_line(text: str, most: int = 300) -> str:
-    """A message on one line, of bounded length.
+def lacking(tiers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why tiers have fewer workers than were asked for.
 
-    >>> one_line("one\\n  two")
-    'one two'
+    >>> lacking({"gpu": {"joined": 0, "asked": 4, "reason": "all 4 machines are busy"}})
+    ['gpu lacks 4 workers: all 4 machines are busy']
     """
-    joined = " ".join(text.split())
+    return [
+        f"{name} lacks {counted(tier['asked'] - tier['joined'], 'worker')}: {one_line(tier['reason'])}"
+        for name, tier in tiers.items()
+        if tier.get("reason") and (tier["asked"] or 0) > tier["joined"]
+    ]
+
+
+def one_line(text: str, most: int = 300) -> str:
+    r"""A message on one line, of bounded length, without what a terminal would obey.
+
+    >>> one_line("one\n  two\x1b[2J")
+    'one two[2J'
+    """
+    joined = " ".join(visible(text).split())
     return joined if len(joined) <= most else joined[: most - 3] + "..."

@@ -1,7 +1,7 @@
 """The command's frame: its verbs, its version, and how errors become one sentence and an exit status.
 
 Exit statuses: 0 all went well, 1 it failed, 2 refused before anything was started, where another command line mends it,
-3 some rows of a batch failed, 130 interrupted.
+3 some rows of a batch failed, 4 a limit of GPU-hours or cost is reached, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.terminal import guarded_streams, timed
 from ctxflow.version import __version__
 
 VERBS = {
@@ -26,7 +27,9 @@ VERBS = {
     "cancel": "End a detached batch: its driver, and all its workers.",
     "top": "Follow a batch from another terminal, until it ends or you press Ctrl-C, which does nothing to the batch.",
     "status": "Say once how a batch stands.",
-    "clean": "Remove the folders of runs that have ended: their event logs, summaries and what workers said.",
+    "workers": "List the workers of a run: host, GPU, tier, job, age, calls done and failed, and the last error.",
+    "drain": "Have a live run leave a host or a tier: workers there end what they run, and leave.",
+    "clean": "Remove what runs that have ended left: their folders, with event logs, summaries and what workers said.",
     "plan": "Say what to run where: for a site and a job, or for a placement problem.",
     "report": "Say what happened in a run, in words, as data and in pictures.",
     "factory": 'Acquire workers for all live runs of yours whose site says acquire = "factory".',
@@ -104,16 +107,32 @@ for _verb, _sentence in VERBS.items():
     app.command(_verb, help=_sentence)(_in_help)
 
 
+LASTING = (["batch"], ["factory"])
+"""The verbs that go on for as long as there is work."""
+
+
 def main() -> None:
     """Run the command."""
+    with guarded_streams():
+        _run()
+
+
+def _say(text: str, refused: bool = False) -> None:
+    """Say how a command ended: with the time of day where it may have gone on for hours."""
+    line, goes_on = f"ctxflow: {text}", not refused and sys.argv[1:2] in LASTING
+    print(timed(line) if goes_on else line, file=sys.stderr)
+
+
+def _run() -> None:
     try:
         app(standalone_mode=True)
     except (CtxflowError, ValueError, OSError) as error:
         text = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             text = f"{error.filename}: {error.strerror}"
-        print(f"ctxflow: {text}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) or getattr(error, "missing", False) else 1)
+        refused = isinstance(error, UsageError) or getattr(error, "missing", False)
+        _say(text, refused)
+        sys.exit(2 if refused else getattr(error, "exit_status", 1))
     except KeyboardInterrupt:
-        print("ctxflow: interrupted", file=sys.stderr)
+        _say("interrupted")
         sys.exit(130)

@@ -16,6 +16,7 @@ import typer
 from ctxflow.cli import batch_options as options
 from ctxflow.errors import UsageError
 from ctxflow.factory.metrics import place_of
+from ctxflow.terminal import timed
 
 
 def batch(
@@ -86,6 +87,7 @@ def batch(
     Exit status
       0    every row has a result      1    the job failed, the reason is printed;
       3    some rows failed                 or another driver writes there
+      4    a limit of GPU-hours or cost of the site is reached: what was done is kept
       130  interrupted; what was       2    refused before anything was started:
            done is kept                     another command line mends it
     """
@@ -134,7 +136,7 @@ def batch(
             )
     except KeyboardInterrupt:
         kept = "what was written is all there is" if filtering else _KEPT
-        print(f"ctxflow: interrupted; {kept}", file=sys.stderr)
+        print(timed(f"ctxflow: interrupted; {kept}"), file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
         figures = (
@@ -144,7 +146,7 @@ def batch(
         print(json.dumps({name: getattr(outcome, name) for name in figures}))
     elif not quiet:
         said = summary(outcome, "standard-output" if filtering else str(chosen.output), goes_on=not filtering)
-        print(f"ctxflow: {said}", file=sys.stderr)
+        print(timed(f"ctxflow: {said}"), file=sys.stderr)
         if outcome.summary is not None:
             print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
     raise typer.Exit(outcome.exit_status)

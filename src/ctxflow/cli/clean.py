@@ -6,6 +6,7 @@ What does not live here: which runs have ended, and removing their folders (obse
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ import typer
 
 from ctxflow.batch.words import duration
 from ctxflow.errors import UsageError
+from ctxflow.factory.leftovers import files_left, remove_files
 from ctxflow.observe.ended_runs import KnownRun, known_runs, removable, remove
 from ctxflow.wording import counted
 
@@ -33,7 +35,7 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON; nothing is asked.")] = False,
 ) -> None:
-    """Remove the folders of runs that have ended: their event logs, summaries and what workers said.
+    """Remove what runs that have ended left: their folders, with event logs, summaries and what workers said.
 
     \b
     ctxflow clean                     show what ended a week ago or earlier below ./runs, and ask
@@ -42,6 +44,9 @@ def clean(
 
     Reports on these runs cannot be made any more. A run that goes on stays, and so does all that a job needs to be
     taken up again: OUTPUT.progress and what lies beside OUTPUT are never touched. Nothing else removes runs.
+
+    What programs that were killed left in the temporary directory (ctxflow-*) and among the files by which live runs
+    are found is removed too, whatever its age and wherever they were started.
 
     \b
     Exit status
@@ -54,29 +59,37 @@ def clean(
     runs = known_runs(folder)
     chosen = removable(runs, age)
     live = sum(not run.is_over for run in runs)
+    left = files_left()
     if not as_json:
-        _show(chosen, len(runs) - len(chosen) - live, live, age)
-    removed = chosen if yes or (not as_json and chosen and _asked()) else []
-    failed = [run for run in removed if not _remove(run)]
+        _show(chosen, left, len(runs) - len(chosen) - live, live, age)
+    wanted = yes or (not as_json and bool(chosen or left) and _asked())
+    failed = [run for run in chosen if not _remove(run)] if wanted else []
+    troubles = remove_files(left) if wanted else []
+    for trouble in troubles:
+        print(f"ctxflow: {trouble}", file=sys.stderr)
+    gone = [run for run in chosen if run not in failed] if wanted else []
     if as_json:
-        gone = [] if not removed else [run for run in removed if run not in failed]
-        print(json.dumps({"runs": [_as_data(run, run in chosen, run in gone) for run in runs]}, indent=1))
-    elif removed:
-        freed = sum(run.size for run in removed if run not in failed)
-        print(f"removed {counted(len(removed) - len(failed), 'run')}, {size_text(freed)}")
-    raise typer.Exit(1 if failed else 0)
+        listed = [_as_data(run, run in chosen, run in gone) for run in runs]
+        files = [{"path": path, "removed": not os.path.exists(path)} for path in left]
+        print(json.dumps({"runs": listed, "left_behind": files}, indent=1))
+    elif wanted and (chosen or left):
+        also = f" and {counted(len(left) - len(troubles), 'other file')}" if left else ""
+        print(f"removed {counted(len(gone), 'run')}{also}, {size_text(sum(run.size for run in gone))}")
+    raise typer.Exit(1 if failed or troubles else 0)
 
 
-def _show(chosen: list[KnownRun], younger: int, live: int, age: float) -> None:
+def _show(chosen: list[KnownRun], left: list[str], younger: int, live: int, age: float) -> None:
     for run in chosen:
         ago = duration(max(0.0, time.time() - run.updated))
         of = f"  {run.output}" if run.output else ""
         print(f"{size_text(run.size):>9}  {run.state:<11}  {ago:>12} ago  {run.folder}{of}")
+    for path in left:
+        print(f"{'':>9}  left behind by what was killed  {path}")
     rest = [f"{counted(younger, 'run')} ended less than {duration(age)} ago"] if younger else []
     rest += [f"{counted(live, 'run')} not known to have ended"] if live else []
     if chosen:
         print(f"{counted(len(chosen), 'run')}, {size_text(sum(run.size for run in chosen))} in all")
-    else:
+    elif not left:
         print("there is nothing to remove")
     if rest:
         print(f"left: {', '.join(rest)}")

@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
-import psutil
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ctxflow.cli.demo import NEEDED_BY_DEMO
+from ctxflow.consoles import VisibleConsole
+from ctxflow.host.processes import machine_memory
 from ctxflow.installing import COST_OF_TORCH, ctxflow_command, how_to_install, how_to_install_ctxflow, namesake
 from ctxflow.version import __version__
 from ctxflow.wording import counted
@@ -61,7 +61,7 @@ def doctor(
 
 
 def _show(findings: list[Finding]) -> None:
-    console = Console()
+    console = VisibleConsole()
     table = Table(box=None, padding=(0, 1), show_header=False)
     for column in range(3):
         table.add_column(no_wrap=column < 2, overflow="fold")
@@ -106,9 +106,8 @@ def _machine() -> Iterable[Finding]:
     yield Finding("Machine", "Python", "ok" if good else "bad", f"{version} at {sys.executable}",
                   "" if good else "ctxflow needs Python 3.10 or newer")  # fmt: skip
     yield Finding("Machine", "ctxflow", "ok", __version__)
-    memory = psutil.virtual_memory()
     yield Finding("Machine", "cores", "ok", f"{os.cpu_count()}")
-    yield Finding("Machine", "memory", "ok", f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free")
+    yield Finding("Machine", "memory", "ok", f"{_free_memory() / 1e9:.1f} of {machine_memory() / 1e9:.1f} GB free")
     scratch = tempfile.gettempdir()
     free = shutil.disk_usage(scratch).free
     enough = free > 1e9
@@ -117,6 +116,15 @@ def _machine() -> Iterable[Finding]:
     linux = sys.platform == "linux"
     yield Finding("Machine", "system", "ok" if linux else "bad", platform.platform(),
                   "" if linux else "workers need Linux")  # fmt: skip
+
+
+def _free_memory() -> int:
+    """What can be had without anything being paged out, in bytes; all of it where that is not told."""
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return machine_memory()
 
 
 _PACKAGES = ("parsl", "cloudpickle", "numpy")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from ctxflow.consoles import VisibleConsole
 from ctxflow.environments.opening import open_environment, read_manifest
 from ctxflow.environments.packing import pack_environment
 from ctxflow.errors import CtxflowError
@@ -46,7 +46,7 @@ def pack(
     began = time.monotonic()
     bar = BarColumn(bar_width=None)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True, highlight=False)
+    console = VisibleConsole(stderr=True, highlight=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, Any] = {}
 
@@ -88,7 +88,7 @@ def check(archive: _Archive, as_json: _AsJson = False) -> None:
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ctxflow-env-") as folder:
-        with Console(stderr=True).status("Unpacking"):
+        with VisibleConsole(stderr=True).status("Unpacking"):
             python = open_environment(archive, Path(folder) / "environment")
         opened = time.monotonic() - began
         program = "import cloudpickle, ctxflow; print(ctxflow.__version__)"

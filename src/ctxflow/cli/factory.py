@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from ctxflow.consoles import VisibleConsole
 from ctxflow.factory.connection import live_runs
 from ctxflow.factory.leftovers import Leftovers, find_leftovers, remove_leftovers
 from ctxflow.factory.metrics import place_of, serve_metrics
@@ -168,7 +168,7 @@ def _rehearse(site: Site, as_json: bool) -> None:
 
 def _clean(site: Site, as_json: bool, yes: bool) -> int:
     """List and remove what is left; the exit status."""
-    screen = Console(stderr=True)
+    screen = VisibleConsole(stderr=True)
     with screen.status("Asking the batch systems ..."):
         found = find_leftovers(site)
     something = bool(found.jobs or found.files)
@@ -189,7 +189,7 @@ def _clean(site: Site, as_json: bool, yes: bool) -> int:
 
 
 def _show(found: Leftovers) -> None:
-    console = Console()
+    console = VisibleConsole()
     if found.jobs:
         table = Table("job", "run", "tier's provider", "state", "host", box=None)
         for tier, job in found.jobs:

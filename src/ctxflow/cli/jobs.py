@@ -15,11 +15,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from ctxflow.batch.words import number
+from ctxflow.consoles import VisibleConsole
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def jobs(
     if not found:
         print("ctxflow: there are no jobs: `ctxflow batch --detach` makes one", file=sys.stderr)
         return
-    console = Console() if sys.stdout.isatty() else Console(width=max(100, shutil.get_terminal_size().columns))
+    console = (
+        VisibleConsole() if sys.stdout.isatty() else VisibleConsole(width=max(100, shutil.get_terminal_size().columns))
+    )
     console.print(jobs_table([view for view in found if view.job.id not in hidden], time.time()))
     if hidden:
         console.print(f"[dim]{counted(len(hidden), 'job')} that ended earlier: ctxflow jobs --all[/dim]")
@@ -246,7 +249,7 @@ def cancel(job: _Job) -> None:
         raise typer.Exit(1)
     before = views([chosen])[0].standing
     deadline, again = time.monotonic() + _CANCEL_SECONDS, 0.0
-    with Console(stderr=True).status("") as spinner:
+    with VisibleConsole(stderr=True).status("") as spinner:
         while left := jobs_there([chosen.tag])[chosen.tag]:
             if time.monotonic() > deadline:
                 break

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ctxflow.cli.aside import native_output_aside
 from ctxflow.cli.plan_job import load_job
 from ctxflow.cli.plan_site import SiteProblem, make_problem, survey_site
+from ctxflow.consoles import VisibleConsole
 from ctxflow.factory.site_check import ask_tiers
 from ctxflow.policies.placement.instances import azure_instance, paper_instance
 from ctxflow.policies.placement.problem import Problem
@@ -99,7 +99,7 @@ def plan(
     ctxflow plan --problem problem.json --method exact --time-limit 60
     ctxflow plan --problem azure --method improved --json | jq .costs.total
     """
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
 
     def waiting(text: str) -> contextlib.AbstractContextManager[object]:
         return console.status(text) if console.is_terminal else contextlib.nullcontext()
@@ -167,7 +167,7 @@ def _site_data(made: SiteProblem, found: Solution) -> dict[str, object]:
 
 def _show_site(made: SiteProblem, found: Solution) -> None:
     """Print the plan of a site for people: workers, not the problem's blocks of them."""
-    console, problem = Console(), made.problem
+    console, problem = VisibleConsole(), made.problem
     staff = _staffing(made, found)
     table = Table(title=f"{problem.name}: what runs")
     for name in ("model", "tier", "workers", "cost/h", "serves"):
@@ -207,7 +207,7 @@ def _delay(made: SiteProblem, query: int, each: Staffing) -> float:
 
 def show(found: Solution) -> None:
     """Print a solution for people."""
-    console = Console()
+    console = VisibleConsole()
     if found.allocation is None or found.costs is None:
         console.print("There is no allocation." if found.proven else "No allocation was found in time.")
     else:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from ctxflow.cli.simulate import progress, recorded_of
+from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.report import EVENTS, find_run
 from ctxflow.policies.registry import described
 from ctxflow.policies.scaling.profiling import Profiled, levels
@@ -135,7 +135,7 @@ def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scena
 
 
 def _show(rows: Sequence[Profiled], what: str, target: float, line: str) -> None:
-    console = Console()
+    console = VisibleConsole()
     table = Table(
         box=box.SIMPLE_HEAD, title=f"{counted(len(rows), 'window')}, {what} within {target:g} s", title_justify="left"
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError
 from ctxflow.installing import how_to_install
 from ctxflow.observe.report import Report, as_data, find_run, logs_of, read_report
@@ -142,7 +142,7 @@ def _may_draw() -> bool:
 
 
 def _spinning(text: str) -> contextlib.AbstractContextManager[object]:
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     return console.status(text) if console.is_terminal else contextlib.nullcontext()
 
 
@@ -172,7 +172,7 @@ def _print(text: str) -> None:
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that takes bytes read; shows a bar on a terminal once it has taken a while."""
     columns = (TextColumn("Reading the logs"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     begun, done = time.monotonic(), 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total, visible=False)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from ctxflow.cli.aside import native_output_aside
+from ctxflow.consoles import VisibleConsole
 from ctxflow.simulator.figures import Experiment, Figure, Request, report
 
 PAPERS = {
@@ -44,7 +44,7 @@ def reproduce(
         raise typer.BadParameter(f"there is no {paper!r} here: choose one of {', '.join(PAPERS)}")
     module, _, function = PAPERS[paper][0].partition(":")
     experiment: Experiment = getattr(importlib.import_module(module), function)
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(paper, total=1.0)
 
@@ -56,7 +56,7 @@ def reproduce(
     if as_json:
         print(json.dumps(report(paper, figures)))
     else:
-        Console().print(_table(paper, figures))
+        VisibleConsole().print(_table(paper, figures))
 
 
 def _table(paper: str, figures: Mapping[str, Figure]) -> Table:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ctxflow.cli.simulation_text import as_data, recorded_data, show
+from ctxflow.consoles import VisibleConsole
 from ctxflow.installing import how_to_install
 from ctxflow.observe.report import read_report
 from ctxflow.simulator.changes import Change, combinations, parse, parse_sweep
@@ -163,7 +163,7 @@ def _draw(directory: Path) -> list[Path]:
 def progress(what: str) -> Iterator[Callable[[float], None]]:
     """Gives a function that takes the share that is done; shows a bar on a terminal once it has taken a while."""
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     begun = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0, visible=False)

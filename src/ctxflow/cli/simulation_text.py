@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
+from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.words import seconds
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.result import Result
@@ -45,7 +44,7 @@ def recorded_data(recorded: Recorded) -> dict[str, Any]:
 
 def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
     """Print one case as a list of figures, several as a table; and below what is to be known of them."""
-    console = Console()
+    console = VisibleConsole()
     if len(summaries) == 1 and recorded is None:
         print(one(summaries[0]))
     else:
@@ -82,6 +81,9 @@ def one(summary: Summary) -> str:
         ("Contexts", f"{counted(round(median('loads')), 'load')} in {seconds(median('load_seconds'))}"),
         ("Moved", f"{moved}; staging took {seconds(median('stage_seconds'))} of the workers' time"),
     ]
+    if median("raised") or median("dead"):
+        failed = counted(round(median("raised")), "call or build", "calls and builds")
+        lines.insert(5, ("Failed", f"{failed}; {counted(round(median('dead')), 'item')} given up"))
     return "\n".join(f"{name:9} {text}" for name, text in lines)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ctxflow.consoles import VisibleConsole
+from ctxflow.factory.network_check import network_advice, network_problems
+from ctxflow.factory.probing import ProbeAnswer, probe_tiers
 from ctxflow.factory.site_check import EnvironmentAnswer, TierAnswer, ask_environment, ask_tiers
 from ctxflow.policies.registry import FAMILIES, make
 from ctxflow.sites import Site, SiteError, load_site
@@ -28,14 +32,20 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def check(
     file: _File,
     live: Annotated[
-        bool, typer.Option("--live", help="Ask the batch systems too: which machines and GPUs, and may you submit.")
+        bool,
+        typer.Option(
+            "--live",
+            help="Ask the batch systems too: which machines and GPUs; and have a job of each connect back.",
+        ),
     ] = False,
+    probe: Annotated[bool, typer.Option(help="With --live: submit those jobs, of up to a minute.")] = True,
     as_json: _AsJson = False,
 ) -> None:
     """Find what is wrong in a site file, and say what to write.
 
-    With --live the batch systems are asked what they have for each tier now. Nothing is submitted. Exits with 1 if
-    there is something wrong, or if no worker of some tier would come.
+    With --live the batch systems are asked what they have for each tier now, and one job of each tier is submitted,
+    which connects to this machine as a worker would, says what it finds there, and ends. Call it where you start runs.
+    Exits with 1 if there is something wrong, or if no worker of some tier would come.
 
     \b
     ctxflow site check my-site.toml           the file by itself
@@ -49,22 +59,38 @@ def check(
         if error.missing:
             raise
         problems = list(error.lines)
-    advice = list(hints(found, environment=not live)) if found else []
+    advice = list(hints(found, not live, _others_read(file))) if found else []
     environment: EnvironmentAnswer | None = None
     tiers: list[TierAnswer] = []
+    if found and found.tiers:
+        problems += network_problems(found)
+        advice += network_advice(found)
+    probes: list[ProbeAnswer] = []
     if found and live and found.tiers:
         environment, tiers = _ask(found)
+        able = [answer.tier for answer in tiers if not answer.problems and answer.tier.workers]
+        if probe and not problems and not environment.problems:
+            with VisibleConsole(stderr=True).status("Having a job of each tier connect back"):
+                probes = probe_tiers(found, able)
     problems += [*(environment.problems if environment else ())]
     problems += [f"tier {answer.tier.name}: {problem}" for answer in tiers for problem in answer.problems]
     advice += [*(environment.advice if environment else ())]
     advice += [f"tier {answer.tier.name}: {each}" for answer in tiers for each in answer.advice]
+    problems += [f"tier {answer.tier}: {problem}" for answer in probes for problem in answer.problems]
+    advice += [f"tier {answer.tier}: {each}" for answer in probes for each in answer.advice]
     problems, advice = _each_once(problems), _each_once(advice)
     if as_json:
-        _print_json(file, problems, advice, environment, tiers)
+        _print_json(file, problems, advice, environment, tiers, probes)
     else:
-        _print(file, found, problems, advice, environment, tiers)
+        _print(file, found, problems, advice, environment, tiers, probes)
     if problems:
         raise typer.Exit(1)
+
+
+def _others_read(file: str) -> bool:
+    with contextlib.suppress(OSError):  # It is none, but a site of ours by its name.
+        return bool(os.stat(file).st_mode & 0o044)
+    return False
 
 
 def _policy_problems(found: Site) -> Iterator[str]:
@@ -78,7 +104,7 @@ def _policy_problems(found: Site) -> Iterator[str]:
 
 def _ask(found: Site) -> tuple[EnvironmentAnswer, list[TierAnswer]]:
     answers: list[TierAnswer] = []
-    with Console(stderr=True).status("Looking for the environment") as status:
+    with VisibleConsole(stderr=True).status("Looking for the environment") as status:
         environment = ask_environment(found)
         names = [f"{tier.name} ({tier.provider})" for tier in found.tiers]
         status.update(f"Asking for tier {names[0]}")
@@ -99,6 +125,7 @@ def _print_json(
     advice: list[str],
     environment: EnvironmentAnswer | None,
     tiers: list[TierAnswer],
+    probes: list[ProbeAnswer],
 ) -> None:
     data: dict[str, Any] = {"file": file, "problems": problems, "advice": advice}
     if environment:
@@ -109,6 +136,7 @@ def _print_json(
             | {"problems": answer.problems}
             for answer in tiers
         }
+        data["probes"] = {answer.tier: answer.found for answer in probes}
     print(json.dumps(data, indent=2))
 
 
@@ -119,11 +147,15 @@ def _print(
     advice: list[str],
     environment: EnvironmentAnswer | None,
     tiers: list[TierAnswer],
+    probes: list[ProbeAnswer],
 ) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = VisibleConsole(highlight=False, soft_wrap=True)
     if environment:
         console.print(_table(tiers) if console.is_terminal else "\n".join(map(_line, tiers)), markup=False)
         console.print(f"Environment: {environment.found}", markup=False)
+    for answer in probes:
+        if answer.found:
+            console.print(f"tier {answer.tier}: {answer.found}", markup=False)
     for sentence in problems:
         console.print(f"[red]wrong[/]  {escape(sentence)}")
     for sentence in advice:
@@ -187,7 +219,7 @@ def show(
     if as_json:
         print(json.dumps(as_data(found), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = VisibleConsole(highlight=False, soft_wrap=True)
     plain = as_toml or not console.is_terminal
     for line, entry in toml_lines(found):
         if plain:

@@ -20,8 +20,10 @@ from ctxflow.batch.display import describe
 from ctxflow.batch.search import LIVE, exit_status, found_below, told
 from ctxflow.batch.status_file import find_status, read_status
 from ctxflow.batch.view import View
+from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.progress import Progress
-from ctxflow.observe.status_file import condition
+from ctxflow.observe.status_file import StatusReader, condition
+from ctxflow.terminal import timed
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -53,12 +55,13 @@ def top(which: Which = None) -> None:
       0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
       3    it is done, some rows failed            2    none is found
     """
-    path, status = _chosen(which)
-    console = Console()
+    watched = StatusReader(*chosen(which))
+    watched.settle()
+    console = VisibleConsole()
     try:
-        status = _follow(path, status, console) if console.is_terminal else _lines(path, status)
+        status = _follow(watched, console) if console.is_terminal else _lines(watched)
     except KeyboardInterrupt:
-        status = read_status(path) or status
+        status = watched.look()
     raise typer.Exit(exit_status(status))
 
 
@@ -77,15 +80,15 @@ def status(
       0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
       3    it is done, some rows failed            2    none is found
     """
-    _, found = _chosen(which)
+    found = StatusReader(*chosen(which)).settle()
     if as_json:
         print(json.dumps({**found, "condition": condition(found)}, indent=1))
     else:
-        Console().print(_view(found))
+        VisibleConsole().print(_view(found))
     raise typer.Exit(exit_status(found))
 
 
-def _chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
+def chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
     """The status file that is meant, and what it says."""
     if which is not None:
         path = find_status(which)
@@ -116,26 +119,27 @@ def _view(status: Mapping[str, Any]) -> View:
     return View(Progress.of(status), str(status["output"] or status["run"]), *told(status))
 
 
-def _follow(path: Path, status: dict[str, Any], console: Console) -> dict[str, Any]:
+def _follow(watched: StatusReader, console: Console) -> dict[str, Any]:
     """Show the view until the batch has ended."""
+    status = watched.status
     with Live(_view(status), console=console, auto_refresh=False) as live:
         while condition(status) in (*LIVE, "silent"):
             time.sleep(_LOOK_SECONDS)
-            status = read_status(path) or status
+            status = watched.look()
             live.update(_view(status), refresh=True)
         live.update(_view(status), refresh=True)  # It may have died since it was shown.
     return status
 
 
-def _lines(path: Path, status: dict[str, Any]) -> dict[str, Any]:
+def _lines(watched: StatusReader) -> dict[str, Any]:
     """Print a line now and then until the batch has ended."""
-    due = 0.0
+    status, due = watched.status, 0.0
     while condition(status) in LIVE:
         if time.monotonic() >= due:
             due = time.monotonic() + _LINE_SECONDS
-            print(describe(Progress.of(status)), flush=True)
+            print(timed(describe(Progress.of(status))), flush=True)
         time.sleep(_LOOK_SECONDS)
-        status = read_status(path) or status
+        status = watched.look()
     state, sentence, _ = told(status)
-    print(f"{describe(Progress.of(status))}; {state}" + (f": {sentence}" if sentence else ""))
+    print(timed(f"{describe(Progress.of(status))}; {state}" + (f": {sentence}" if sentence else "")))
     return status

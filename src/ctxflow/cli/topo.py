@@ -16,6 +16,7 @@ from ctxflow.topology.condor import to_classad
 from ctxflow.topology.drawing import draw
 from ctxflow.topology.files import read_topologies
 from ctxflow.topology.machine import GROUP_SIZE, read_machine
+from ctxflow.whole_files import written_whole
 
 
 def topo(
@@ -69,9 +70,8 @@ def _news(topology: Topology, state: Path) -> bool:
         print(f"ctxflow: {each}", file=sys.stderr)
     if before is not None and not different:
         return False
-    fresh = state.with_name(f"{state.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"asker": asker, "topology": to_graph(topology)}), encoding="utf-8")
-    fresh.replace(state)
+    with written_whole(state, sync=False) as file:
+        file.write(json.dumps({"asker": asker, "topology": to_graph(topology)}).encode())
     return True
 
 

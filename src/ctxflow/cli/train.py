@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.installing import how_to_install
 
@@ -39,7 +39,7 @@ def train(
     from ctxflow.policies.routing.networks import write
     from ctxflow.simulator.torta.experiments import torta
 
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     columns = (*Progress.get_default_columns(), TextColumn("eps {task.fields[eps]} s {task.fields[s]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("predictor", total=1.0, eps="", s="")
@@ -53,6 +53,6 @@ def train(
     found.about["command"] = command
     write(found, output)
     reached = ", ".join(f"{name} {found.about[name]}" for name in ("episodes", "eps", "s") if name in found.about)
-    Console().print(
+    VisibleConsole().print(
         f"{output}: {reached or 'it ended before the first episode did: these networks are untrained'}", highlight=False
     )

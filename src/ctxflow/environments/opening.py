@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "ctxflow-environment.json"
+_RUN_SECONDS = 300.0
 _DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
 # conda-pack's own script knows what names the old place; it is told the new one, where the folder is yet to go.
@@ -146,10 +147,20 @@ def _unpack(archive: str | os.PathLike[str], new: Path) -> None:
 def _run(new: Path, *arguments: str) -> None:
     try:
         command = [str(new / "bin" / "python"), "-I", "-B", *arguments]
-        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=new)
+        run = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=new,
+            timeout=_RUN_SECONDS,
+        )
         problem = "" if run.returncode == 0 else (run.stderr.strip().splitlines() or [f"status {run.returncode}"])[-1]
     except OSError as error:
         problem = f"{error.strerror}; is that file system mounted noexec?"
+    except subprocess.TimeoutExpired:
+        problem = f"it does not answer for {_RUN_SECONDS:.0f} s; does its disk hang?"
     if problem:
         raise UnusableEnvironment(f"the environment in {new.parent} does not start on {platform.node()}: {problem}")
 

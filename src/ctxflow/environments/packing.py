@@ -30,6 +30,7 @@ from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_man
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.version import __version__
+from ctxflow.whole_files import sync_folder
 
 Report = Callable[[str, int, int], None]
 _BLOCK = 4 << 20
@@ -205,11 +206,14 @@ def _write(archive: Path, manifest: dict[str, Any], entries: dict[str, Entry], r
                         tar.addfile(_member(target, size, entry.executable), content)
                     done += size
                     report("Packing", done, manifest["bytes"])
-            os.chmod(file.name, 0o644)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
             os.replace(file.name, archive)
         except BaseException:
             os.unlink(file.name)
             raise
+    sync_folder(archive.parent)
 
 
 def _member(name: str, size: int, executable: bool = False, link: str = "") -> tarfile.TarInfo:

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.arguments import check_arguments
@@ -25,12 +25,14 @@ from ctxflow.executors.pool import Pool
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
-from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.forks import belongs_here, foreign_text
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.region import region_specs
+
+if TYPE_CHECKING:
+    from ctxflow.executors.taskvine.engine import TaskVineEngine
 
 Self = TypeVar("Self", bound="BareExecutor")
 
@@ -57,6 +59,7 @@ class BareExecutor:
         placement: Any = None,
         preemption: Any = None,
         scaling: Any = None,
+        health: Any = None,
         sessions: Any = None,
         level: str | None = None,
         slowdowns: Sequence[float] = (),
@@ -67,7 +70,8 @@ class BareExecutor:
         check_arguments(site, label, workers, slowdowns, limits, log_events)
         self.site, self.label, self.workers = site, label, workers
         self.routing, self.batching, self.placement = routing, batching, placement
-        self.preemption, self.scaling, self.sessions, self.slowdowns = preemption, scaling, sessions, slowdowns
+        self.preemption, self.scaling, self.health, self.sessions = preemption, scaling, health, sessions
+        self.slowdowns = slowdowns
         self.level, self.limits, self.log_events = level, limits, log_events
         self.resolved_site = load_site(
             site,
@@ -77,6 +81,7 @@ class BareExecutor:
             placement=placement,
             preemption=preemption,
             scaling=scaling,
+            health=health,
             sessions=sessions,
             level=level,
         )
@@ -90,7 +95,9 @@ class BareExecutor:
 
     def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
         site = self.resolved_site
-        if site.engine == "taskvine":
+        if site.engine == "taskvine":  # Whoever uses one machine waits for none of its modules.
+            from ctxflow.executors.taskvine.engine import TaskVineEngine
+
             return TaskVineEngine(site)
         return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
 

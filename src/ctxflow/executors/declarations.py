@@ -1,11 +1,15 @@
 """What a run is told of apps and contexts before they are used, and what the scheduler and the engine hear of it.
 
-What does not live here: the recipes (context.py), and what fits which worker (scheduler/refusal.py).
+What does not live here: the recipes (context.py), what fits which worker (scheduler/refusal.py), and when it is
+forgotten (retirement.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import weakref
 from collections.abc import Collection, Iterable
 
 from ctxflow.context import Context
@@ -16,56 +20,134 @@ from ctxflow.scheduler.refusal import refused
 from ctxflow.wording import counted
 
 
+class Pickled:
+    """A function or constants, pickled, which a library process is sent once; who needs it holds it.
+
+    :ivar name: no other has it, or ever will: who was told to forget it is not asked for it again.
+    """
+
+    __slots__ = ("__weakref__", "body", "name")
+
+    def __init__(self, name: str, body: bytes) -> None:
+        self.name = name
+        self.body = body
+
+
+class PickledParts:
+    """What is pickled for calls and held by somebody, by name.
+
+    :ivar gone: the names of those that nobody holds any more, until they are told.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, weakref.ref[Pickled]] = {}
+        self._names = itertools.count(1)
+        self.gone: list[str] = []
+
+    def add(self, body: bytes) -> Pickled:
+        """Another one."""
+        part = Pickled(f"part-{next(self._names)}", body)
+        self._held[part.name] = weakref.ref(part, functools.partial(self._drop, part.name))
+        return part
+
+    def _drop(self, name: str, _: object) -> None:
+        del self._held[name]
+        self.gone.append(name)
+
+    def __getitem__(self, name: str) -> bytes:
+        part = self._held[name]()
+        if part is None:
+            raise KeyError(name)
+        return part.body
+
+
 @dataclasses.dataclass(frozen=True)
 class App:
     """How an app's calls are made; its place in the queue is its `AppSpec`.
 
-    :ivar function: the pickled function of a batch app; an "apply" app's functions come with its calls.
+    :ivar function: of a batch app, or one of sessions; an "apply" app's functions come with its calls.
+    :ivar constants: the named arguments that all its calls have.
     :ivar label: what results call its context, where items have several that may answer them.
     """
 
     spec: ev.AppSpec
     style: str
-    function: bytes = b""
+    function: Pickled | None = None
     insert: bool = False
     timeout: float | None = None
     label: str = ""
+    constants: Pickled | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeclaredContext:
+    """A context as the scheduler and as the engine know it."""
+
+    spec: ev.ContextSpec
+    payload: ContextPayload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Declaration:
+    """An app with its alternatives and their contexts: all that it takes to declare it again, if it was forgotten."""
+
+    apps: tuple[App, ...]
+    contexts: tuple[DeclaredContext, ...]
+
+    @functools.cached_property
+    def id(self) -> str:
+        """What the scheduler knows the app by."""
+        return self.apps[0].spec.id
+
+    @property
+    def bytes(self) -> int:
+        """Of its constants, which nothing else may hold."""
+        constants = self.apps[0].constants
+        return 0 if constants is None else len(constants.body)
 
 
 @dataclasses.dataclass(frozen=True)
 class ApplyCall:
-    """A single call, pickled when it was submitted. `function` names one that was pickled before, or is ""."""
+    """A single call, pickled when it was submitted.
 
-    function: str
+    :ivar function: if it was pickled before; else it is in the body.
+    """
+
+    function: Pickled | None
     body: bytes
     files: CallFiles | None = None
 
 
 class Declared:
-    """The apps, contexts and functions that a run was told of; the run locks what adds to them.
+    """The apps and contexts that a run was told of and did not forget; the run locks what changes them.
 
     :ivar contexts: by the id that the scheduler knows each by.
-    :ivar apps: by id.
-    :ivar functions: pickled, by name.
+    :ivar apps: by id; also alternatives.
+    :ivar parts: functions and constants.
     """
 
     def __init__(self) -> None:
         self.contexts: dict[str, ContextPayload] = {}
         self.apps: dict[str, App] = {}
-        self.functions: dict[str, bytes] = {}
+        self.parts = PickledParts()
         self._divided: set[str] = set()  # Apps that name alternatives, and these.
 
     def add_app(self, app: App) -> bool:
-        """Make it known, with its function; False if it is already."""
+        """Make it known; False if it is already."""
         spec = app.spec
         if spec.id in self.apps:
             return False
         self.apps[spec.id] = app
         if spec.alternative_of:
             self._divided |= {spec.id, spec.alternative_of}
-        if app.function:
-            self.functions[spec.id] = app.function
         return True
+
+    def keep(self, apps: Collection[str], contexts: Collection[str]) -> None:
+        """Forget all but these."""
+        self.apps = {name: app for name, app in self.apps.items() if name in apps}
+        for name in [name for name in self.contexts if name not in contexts]:
+            del self.contexts[name]
+        self._divided.intersection_update(apps)
 
     def answering(self, app: str) -> str | None:
         """The name of the context that answers an app's items, if these have several that may answer them."""

@@ -8,34 +8,36 @@ they do with that (host/).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
-
-import psutil
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.call_files import current_directory
 from ctxflow.executors.engine import RunServices
+from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.host_messages import HostMessages
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.local_workers import LocalWorkers
+from ctxflow.executors.vigil import Vigil
 from ctxflow.executors.workers import Worker
 from ctxflow.host.devices import cuda_devices
-from ctxflow.host.processes import kill_tree
+from ctxflow.host.processes import kill_tree, machine_memory
+from ctxflow.host.scratch import Scratch, sweep
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.wording import counted
 
+logger = logging.getLogger("ctxflow")
 TIER = "local"
 _END_SECONDS = 5.0  # How long workers may take to end by themselves.
 
@@ -54,6 +56,7 @@ class EmbeddedEngine:
     :param scratch: where workers keep what they need while they live; by default below the temporary directory.
     :param rejoin_seconds: how long after the loss of a worker another takes its place.
     :param slowdowns: factor by which the first, second, ... worker is slower (see ctxflow.testing).
+    :param patience: how long workers that say nothing are waited for.
     """
 
     remote = False
@@ -66,6 +69,7 @@ class EmbeddedEngine:
         scratch: str | None = None,
         rejoin_seconds: float = 0.2,
         slowdowns: Sequence[float] = (),
+        patience: Patience | None = None,
     ) -> None:
         self._devices = cuda_devices()
         self.workers = default_workers(len(self._devices)) if workers is None else workers
@@ -82,6 +86,7 @@ class EmbeddedEngine:
         self._local = LocalWorkers(self.workers, self._devices, each, rejoin_seconds, slowdowns)
         self._slots = slots
         self._scratch_parent = scratch
+        self._patience = patience or Patience()
         self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
         self._events: list[ev.Event] = []
         self._noticed: list[Worker] = []  # Told that they will be taken back.
@@ -104,7 +109,9 @@ class EmbeddedEngine:
         try:
             if self._scratch_parent is not None:
                 os.makedirs(self._scratch_parent, exist_ok=True)
-            self._scratch = tempfile.mkdtemp(prefix="ctxflow-", dir=self._scratch_parent)
+            sweep(self._scratch_parent)
+            self._folder = Scratch(self._scratch_parent)
+            self._scratch = self._folder.path
             # The folder is this user's alone (0700), so only this user's processes can connect.
             address = os.path.join(self._scratch, "driver.sock")
             self._lines = Lines(self._selector, address, self._line_connected, self._call_answered)
@@ -116,11 +123,13 @@ class EmbeddedEngine:
         cache = os.path.join(self._scratch, "cache")
         there = self._local.there
         self._messages = HostMessages(run, self._selector, self._lines, there, cache, directory, self._event)
+        self._vigil = Vigil(self._patience, there, self._messages)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         self._local.open(self._scratch, os.path.join(run.directory, "workers"), run.clock, self._begun)
 
     def _begun(self, worker: Worker) -> None:
+        self._vigil.begun(worker.name)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _woken(self) -> None:
@@ -135,12 +144,29 @@ class EmbeddedEngine:
             if self._stopped:
                 return
             for command in commands:
-                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
+                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Exclude, cmd.Survey)):
                     self._acquire(command)
                     continue
                 worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
-                    self._messages.tell(worker, command)
+                    try:
+                        self._messages.tell(worker, command)
+                    except Exception as error:
+                        self._do_without(worker, error)
+
+    @staticmethod
+    def _do_without(worker: Worker, error: Exception) -> None:
+        """Something with a worker failed, and who knows what it was told: go on without it."""
+        what = f"{type(error).__name__}: {error}"
+        logger.warning("the worker %s cannot be spoken with (%s), and is given up", worker.name, what)
+        worker.evicted = True  # Nobody in it is to blame.
+        kill_tree(worker.process.pid)
+
+    def forget(self, functions: Collection[str]) -> None:
+        """Have workers keep functions no more that no call will need."""
+        with self._lock:
+            for worker in self._local.there.values() if not self._stopped else ():
+                self._messages.forget(worker, functions)
 
     def _acquire(self, command: cmd.Command) -> None:
         """Have other workers than there are."""
@@ -166,29 +192,46 @@ class EmbeddedEngine:
             raise self._local.failure
         if self._events:
             timeout = 0.0
-        due = [at for at, _ in self._kill_at]
+        timeout = min(timeout, self._vigil.look_at - time.monotonic())
+        if self._lines.acceptor.paused:
+            timeout = min(timeout, self._lines.acceptor.resume())
         if self._local.next_at is not None:
-            due.append(self._local.next_at)
-        if due:
-            timeout = max(0.0, min(timeout, min(due) - self._run.clock()))
-        with self._lock:
-            self._release_noticed()
-        ready = self._selector.select(timeout)
+            timeout = min(timeout, self._local.next_at - self._run.clock())
+        if self._kill_at:
+            timeout = min(timeout, min(at for at, _ in self._kill_at) - self._run.clock())
+        if self._noticed:
+            with self._lock:
+                self._release_noticed()
+        ready = self._selector.select(max(0.0, timeout))
         with self._lock:
             if self._stopped:
                 return []
             for key, mask in ready:
-                if isinstance(key.data, Line):
-                    self._lines.serve(key.data, mask)
-                elif isinstance(key.data, Worker):
-                    if key.data.name in self._local.there:
-                        self._heard(key.data, mask)
-                elif key.data is not None:
-                    key.data()
-            self._kill_overdue()
+                self._serve(key.data, mask)
+            if (now := time.monotonic()) >= self._vigil.look_at:
+                for worker, reason in self._vigil.look(now):
+                    self._gone(worker, reason)
+            if self._kill_at:
+                self._kill_overdue()
             self._local.start_due()
             happened, self._events = self._events, []
         return happened
+
+    def _serve(self, whose: Any, mask: int) -> None:
+        """Something may be read or written."""
+        if isinstance(whose, Line):
+            try:
+                self._lines.serve(whose, mask)
+            except Exception as error:
+                self._do_without(whose.worker, error)
+        elif isinstance(whose, Worker):
+            try:
+                if whose.name in self._local.there:
+                    self._heard(whose, mask)
+            except Exception as error:
+                self._do_without(whose, error)
+        elif whose is not None:
+            whose()
 
     def _release_noticed(self) -> None:
         """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
@@ -209,6 +252,10 @@ class EmbeddedEngine:
         if mask & selectors.EVENT_WRITE:
             self._messages.flush(worker)
         for head, body in worker.channel.receive():
+            self._vigil.heard(worker.name)
+            if head["is"] == "stuck":
+                self._gone(worker, head["reason"])
+                return
             self._events.extend(self._translate(worker, head, body))
         if worker.channel.closed:
             self._gone(worker)
@@ -222,7 +269,7 @@ class EmbeddedEngine:
             line = worker.lines.get(head["context"])
             if line is not None:
                 self._lines.serve(line)  # What it answered before still counts.
-                line.calls.pop(head["call"], None)
+                line.ended(head["call"])
             failure = ev.Failure(**head["failure"], worker=name)
             yield ev.BatchFailed(now, name, head["call"], failure, exception=body, at=head.get("at"))
         elif kind == "died":
@@ -290,7 +337,7 @@ class EmbeddedEngine:
             slots=self._slots,
             gpus=len(worker.devices),
             gpu_model=first.model if first else None,
-            memory=psutil.virtual_memory().total // self.workers * max(1, len(worker.shares)),
+            memory=machine_memory() // self.workers * max(1, len(worker.shares)),
             gpu_memory=first.memory if first else None,
             topology=self._local.shares.machine() if worker.devices else None,
             devices=tuple(device.id for device in worker.devices),
@@ -299,8 +346,14 @@ class EmbeddedEngine:
 
     # --- workers
 
-    def _gone(self, worker: Worker) -> None:
-        """A worker has ended, or was ended: make sure of it, say so, and see to its successor."""
+    def _gone(self, worker: Worker, reason: str = "") -> None:
+        """A worker has ended, or is to end: make sure of it, say so, and see to its successor.
+
+        :param reason: why it is ended, if it has not ended by itself.
+        """
+        if reason:
+            logger.warning("the worker %s is lost: %s; what it ran is tried again elsewhere", worker.name, reason)
+        self._vigil.left(worker)
         for line in list(worker.lines.values()):
             self._lines.serve(line)
         self._end(worker)
@@ -308,15 +361,15 @@ class EmbeddedEngine:
             self._noticed.remove(worker)
         if worker.joined:
             known = worker.evicted or worker.released
-            self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known))
+            self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known, reason=reason))
         self._local.left(worker)
 
     def _end(self, worker: Worker) -> None:
-        worker.end()
         for context in list(worker.lines):
             self._lines.drop(worker, context)
         self._selector.unregister(worker.channel)
-        worker.channel.close()
+        worker.channel.close()  # First, for to look for its processes takes descriptors.
+        worker.end()
 
     def worker_pids(self) -> dict[str, int]:
         """The process of each worker's host, by the worker's name."""
@@ -348,8 +401,6 @@ class EmbeddedEngine:
 
     def _kill_overdue(self) -> None:
         """End the workers whose notice has run out; those that have left by then are gone already."""
-        if not self._kill_at:
-            return
         now = self._run.clock()
         for due, worker in self._kill_at:
             if due <= now and self._local.there.get(worker.name) is worker:
@@ -382,7 +433,11 @@ class EmbeddedEngine:
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._folder.close()
+
+    def job_of(self, worker: str) -> tuple[None, str]:
+        """A worker of this machine is no job; what it and its processes write is in a folder."""
+        return None, os.path.join(self._run.directory, "workers", worker)
 
     def __repr__(self) -> str:
         return f"EmbeddedEngine(workers={self.workers}, gpus_per_worker={self.gpus_per_worker})"

@@ -13,6 +13,7 @@ from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from ctxflow.executors.status import Status
+from ctxflow.terminal import timed, visible
 from ctxflow.wording import counted
 
 _FIRST_SECONDS = 2.0  # A wait that is over by then needs no explanation.
@@ -40,7 +41,7 @@ class OpenMap(Protocol):
 def tell(text: str) -> None:
     """Write a line for the person at the terminal, wherever logging goes."""
     with contextlib.suppress(OSError, ValueError):  # It may be closed.
-        print(f"ctxflow: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
+        print(timed(f"ctxflow: {visible(text)}"), file=sys.stderr, flush=True)  # noqa: T201 - it is what this is for
 
 
 def waiting_text(calls: int, maps: int, status: Status) -> str:

@@ -7,8 +7,8 @@ embedded.py has the one for workers on this machine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.call_files import CallFiles
@@ -51,6 +51,8 @@ class CallPayload:
     :ivar body: the pickled inputs.
     :ivar files: those that are to be in the call's folder, and those that it makes there; only where workers have
         folders for calls.
+    :ivar constants: the name of the pickled named arguments that the function gets besides, which
+        `RunServices.function` gives as well; "" if there are none.
     """
 
     style: str
@@ -59,6 +61,13 @@ class CallPayload:
     timeout: float | None
     body: bytes
     files: CallFiles | None = None
+    constants: str = ""
+
+    def new_parts(self, known: Collection[str]) -> Sequence[str]:
+        """The names of what a library process has to be sent before, of which it knows some."""
+        if not self.constants and (not self.function or self.function in known):
+            return ()  # Nearly always.
+        return [name for name in (self.function, self.constants) if name and name not in known]
 
 
 class RunServices(Protocol):
@@ -82,7 +91,7 @@ class RunServices(Protocol):
         """What to run. Pickles the inputs: TypeError names the one that cannot be."""
 
     def function(self, name: str) -> bytes:
-        """A pickled function, which an engine sends to a worker once."""
+        """A pickled function, or constants, which an engine sends to a worker once."""
 
 
 class EngineFailed(CtxflowError):
@@ -90,6 +99,12 @@ class EngineFailed(CtxflowError):
 
     The run then fails all that is queued, and all that is submitted later.
     """
+
+
+class LimitReached(EngineFailed):
+    """A limit of GPU-hours or cost is reached, all workers were given back, and something is not answered."""
+
+    exit_status = 4
 
 
 class Engine(Protocol):
@@ -114,8 +129,41 @@ class Engine(Protocol):
         :raises EngineFailed: if no work will ever get done.
         """
 
+    def forget(self, functions: Collection[str]) -> None:
+        """No call will name these functions and constants any more: workers need not keep them.
+
+        Called as `execute` is. A call that was given before may still run, and be answered for nobody.
+        """
+
     def wake(self) -> None:
         """Make a waiting `poll` return. May be called from a finalizer, on a thread that is inside the engine."""
 
     def stop(self) -> None:
         """End all workers; nothing is left behind. What is called after it does nothing."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """An engine that knows why a tier has fewer workers than were asked for."""
+
+    def reasons(self) -> Mapping[str, str]:
+        """Tier -> why, a sentence; "" if it has them."""
+
+
+@runtime_checkable
+class KnowsJobs(Protocol):
+    """An engine that knows which jobs its workers are, and where what they say is kept."""
+
+    def job_of(self, worker: str) -> tuple[str | None, str]:
+        """The job of a worker in its batch system, if it is one, and the path of its log, "" if there is none here."""
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """An engine whose workers are bounded by more than what its tiers say."""
+
+    def maxima(self) -> Mapping[str, int]:
+        """Tier -> how many workers there may be now, where that is less than the site says."""
+
+    def limits(self) -> list[dict[str, Any]]:
+        """What is used of each limit (see `ctxflow.factory.spending.standing`)."""

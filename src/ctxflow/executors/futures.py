@@ -9,6 +9,7 @@ import asyncio
 import copy
 import functools
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -32,10 +33,13 @@ def error_of(failure: Failure, exception: BaseException | None, context: str | N
     :param exception: the app's, if it could be pickled there and opened here.
     :param context: the name of the context, if it is that which failed.
     """
+    host = host_of(failure)
     if context is not None:
         where = f" on {failure.host}" if failure.host else ""
         message = f"the context {context} could not be built{where}: {failure.error}: {failure.message}"
-        return _with_cause(errors.ContextError(message, failure.traceback, failure.output, failure.worker), failure)
+        return _with_cause(
+            errors.ContextError(message, failure.traceback, failure.output, failure.worker, host), failure
+        )
     if exception is not None:
         return exception if failure.kind == "input" else _with_cause(exception, failure)
     cls = _KINDS.get(failure.kind, errors.RemoteError)
@@ -45,7 +49,7 @@ def error_of(failure: Failure, exception: BaseException | None, context: str | N
             f"the app let {failure.error} out, which would silently end the loop that asks for its result: give next() "
             "a default, or catch it there"
         )
-    return _with_cause(cls(message, failure.traceback, failure.output, failure.worker), failure)
+    return _with_cause(cls(message, failure.traceback, failure.output, failure.worker, host), failure)
 
 
 def unpickled_error(pickled: bytes) -> BaseException | None:
@@ -67,9 +71,14 @@ def _with_cause(error: BaseException, failure: Failure) -> BaseException:
     text = failure.traceback or ""
     if failure.output:
         text += f"\nlast lines that it printed:\n{failure.output}"
-    if text:
-        error.__cause__ = errors.RemoteTraceback(text)
+    if text or (failure.worker and not isinstance(error, errors.CallError)):
+        error.__cause__ = errors.RemoteTraceback(text, failure.worker, host_of(failure))
     return error
+
+
+def host_of(failure: Failure) -> str:
+    """The machine on which it happened, "" if on none."""
+    return failure.host or (socket.gethostname() if failure.worker else "")
 
 
 class Sink(Protocol):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import selectors
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ctxflow.executors.engine import ContextPayload, RunServices
-from ctxflow.executors.lines import Lines
+from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.workers import Worker
 from ctxflow.host.sessions import state_path
 from ctxflow.host.staging import cached
@@ -77,10 +77,27 @@ class HostMessages:
         elif isinstance(command, cmd.Release):
             self.release(worker)
 
+    def ask(self, worker: Worker) -> None:
+        """Have a worker's host say that it is there."""
+        self._send(worker, {"do": "ping"})
+
+    def end_overdue(self, line: Line, call: int, timeout: float) -> None:
+        """Have a host end a library process whose call is overdue: it may never have heard of that call."""
+        about = {"context": line.context, "key": line.key, "call": call, "timeout": timeout}
+        self._send(line.worker, {"do": "overdue", **about})
+
     def release(self, worker: Worker) -> None:
         """Have a worker end by itself."""
         worker.released = True
         self._send(worker, {"do": "release"})
+
+    def forget(self, worker: Worker, functions: Collection[str]) -> None:
+        """Have a worker's library processes keep functions no more."""
+        for line in worker.lines.values():
+            known = [name for name in functions if name in line.functions]
+            if known:
+                line.functions.difference_update(known)
+                self._lines.send(line, {"do": "forget_functions", "functions": known})
 
     def flush(self, worker: Worker) -> None:
         """Go on with a message for which there was no room in the socket."""
@@ -102,23 +119,24 @@ class HostMessages:
         if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
             self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
             return
-        name = payload.function
-        if name and name not in line.functions:
+        for name in payload.new_parts(line.functions):
             line.functions.add(name)
             self._lines.send(line, {"do": "function", "function": name}, self._run.function(name))
         head: Head = {
             "do": "call",
             "call": command.attempt,
             "context": command.context,
-            "function": name,
+            "function": payload.function,
             "style": payload.style,
             "insert": payload.insert,
         }
+        if payload.constants:
+            head["constants"] = payload.constants
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
         if payload.style == "step":
             head["states"] = self._states_of(worker)
-        line.calls[command.attempt] = None
+        line.begin(command.attempt, payload.timeout)
         self._lines.send(line, head, payload.body)
 
     @staticmethod

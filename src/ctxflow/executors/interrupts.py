@@ -13,6 +13,8 @@ from collections.abc import Callable
 from signal import SIGINT
 from typing import Any, ParamSpec, TypeVar
 
+from ctxflow.forks import Process
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _PATIENCE = 2.0
@@ -26,7 +28,7 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        if threading.get_ident() != threading.main_thread().ident:
+        if threading.get_ident() != Process.main_thread:
             return function(*args, **kwargs)  # Interrupts come to the main thread.
         caught: list[float] = []
 

@@ -7,14 +7,20 @@ thread-safe: the engine locks.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import selectors
+import socket
+import time
 from collections.abc import Callable
+from typing import Any
 
+from ctxflow.executors.accepting import Acceptor
 from ctxflow.executors.workers import Worker
 from ctxflow.host.wire import Channel, Head, listen
 from ctxflow.scheduler import events as ev
 
+logger = logging.getLogger("ctxflow")
 Answered = Callable[["Line", Head, bytes], None]
 
 
@@ -28,7 +34,29 @@ class Line:
         self.channel: Channel | None = None
         self.ready: ev.ContextReady | None = None  # Reported by the host; waits for the line to be there.
         self.functions: set[str] = set()  # Those that the process was given.
-        self.calls: dict[int, None] = {}  # Those that it has, in the order in which it runs them.
+        self.calls: dict[int, float] = {}  # Those that it has, in the order in which it runs them -> their timeouts.
+        self._first_since = 0.0  # When the first of them began, at the latest.
+
+    def begin(self, call: int, timeout: float | None) -> None:
+        """It gets a call."""
+        if not self.calls and timeout is not None:
+            self._first_since = time.monotonic()
+        self.calls[call] = timeout or float("inf")
+
+    def ended(self, call: int) -> None:
+        """A call has ended, so that the next one begins."""
+        self.calls.pop(call, None)
+        if self.calls:
+            self._first_since = time.monotonic()
+
+    def overdue(self, now: float, grace: float) -> tuple[int, float] | None:
+        """The call that runs, and its timeout, if it has taken so many seconds longer than that."""
+        call, timeout = next(iter(self.calls.items()), (0, float("inf")))
+        return (call, timeout) if now >= self._first_since + timeout + grace else None
+
+    def put_off(self, now: float) -> None:
+        """Somebody was told of it: what is overdue is so anew, later."""
+        self._first_since = now
 
 
 class Lines:
@@ -39,6 +67,7 @@ class Lines:
     :param connected: called when a line is there.
     :param answered: called with each answer.
     :raises OSError: if the socket cannot be made.
+    :ivar acceptor: of the connections.
     """
 
     def __init__(
@@ -54,8 +83,7 @@ class Lines:
         self._answered = answered
         self._expected: dict[str, Line] = {}  # Those that are not there yet, by key.
         self._strangers: set[Channel] = set()  # Connections that did not say yet whose line they are.
-        self._listener = listen(address)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self.acceptor = Acceptor(selector, listen(address), self._accepted, logger.warning)
 
     def expect(self, worker: Worker, context: str) -> Line:
         """The line to a library process that is about to start, in place of an earlier one."""
@@ -64,12 +92,8 @@ class Lines:
         worker.lines[context] = self._expected[line.key] = line
         return line
 
-    def _accept(self) -> None:
+    def _accepted(self, connection: socket.socket, address: Any) -> None:
         """A library process connects: find out which."""
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
         channel = Channel(connection)
         self._strangers.add(channel)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._introduced(channel))
@@ -110,7 +134,7 @@ class Lines:
             self._watch(line, channel)
         for head, body in channel.receive():
             if head["is"] != "part":
-                line.calls.pop(head["call"], None)
+                line.ended(head["call"])
             self._answered(line, head, body)
         if channel.closed:
             self._selector.unregister(channel)
@@ -132,4 +156,4 @@ class Lines:
         """Let nobody connect any more; lines are dropped with their workers."""
         for stranger in self._strangers:
             stranger.close()
-        self._listener.close()
+        self.acceptor.close()

@@ -5,6 +5,7 @@ What does not live here: starting and ending one (workers.py), and what they are
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +14,14 @@ from typing import Any
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.shares import Share, Shares
 from ctxflow.executors.workers import Worker, share
+from ctxflow.host.descriptors import advice, none_left
 from ctxflow.host.devices import Device
+from ctxflow.host.kept_logs import KeptLogs
 from ctxflow.wording import counted
 
+logger = logging.getLogger("ctxflow")
+_LOOK_SECONDS = 1.0
+_MOST_LOGS = 50  # Of workers that have ended.
 _STILLBIRTHS = 5  # Workers that may fail to start in a row, beside one for each place.
 
 
@@ -47,7 +53,11 @@ class LocalWorkers:
         self._has_gpus = bool(devices)
         self._slowdowns = list(slowdowns)
         self._begun = 0
+        self._kept_logs = KeptLogs(_MOST_LOGS)
         self._respawn_at: list[float] = []  # When the next ones are started.
+        self._undead: list[Worker] = []  # With processes that were killed and do not end: they keep their GPUs.
+        self._look_at = 0.0
+        self._told = False  # That there are no descriptors for another.
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
 
     def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[Worker], None]) -> None:
@@ -57,7 +67,7 @@ class LocalWorkers:
     def want(self, count: int) -> None:
         """Have so many; those that are too many go by themselves, when they are released."""
         self.wanted = count
-        for _ in range(count - self._ordinary() - len(self._respawn_at)):
+        for _ in range(count - self._places_taken()):
             self.spawn()
 
     def ask(self, pin: int, devices: Sequence[str]) -> None:
@@ -83,9 +93,20 @@ class LocalWorkers:
     def left(self, worker: Worker) -> None:
         """It has ended, or was ended: see to its successor."""
         del self.there[worker.name]
+        if worker.devices and (remains := worker.remains()):
+            logger.warning(
+                "process %d of the worker %s was killed and does not end: its GPUs are used again when it is gone",
+                remains[0],
+                worker.name,
+            )
+            self._undead.append(worker)
+            return
+        self._give_back(worker)
+
+    def _give_back(self, worker: Worker) -> None:
         self.shares.give_back(worker.shares)
         self._spawn_pinned()
-        if worker.pin is not None or self._ordinary() + len(self._respawn_at) >= self.wanted:
+        if worker.pin is not None or self._places_taken() >= self.wanted:
             return
         if worker.joined or worker.evicted:
             self._respawn(self.rejoin_seconds if worker.pause is None else worker.pause)
@@ -94,11 +115,17 @@ class LocalWorkers:
 
     @property
     def next_at(self) -> float | None:
-        """When the next one is to be started, if any."""
-        return self._respawn_at[0] if self._respawn_at else None
+        """When the next one is to be started, or looked for, if any."""
+        due = self._respawn_at[:1] + [self._look_at] * bool(self._undead)
+        return min(due, default=None)
 
     def start_due(self) -> None:
         """Start those whose time has come."""
+        if self._undead and self._look_at <= self._clock():
+            self._look_at = self._clock() + _LOOK_SECONDS
+            for worker in [worker for worker in self._undead if not worker.remains()]:
+                self._undead.remove(worker)
+                self._give_back(worker)
         while self._respawn_at and self._respawn_at[0] <= self._clock():
             del self._respawn_at[0]
             if self._ordinary() < self.wanted:
@@ -108,6 +135,10 @@ class LocalWorkers:
         """Start one."""
         devices = self.shares.take()
         self._begin(devices, [devices])
+
+    def _places_taken(self) -> int:
+        """By workers that are there, that are about to be, and that do not end."""
+        return self._ordinary() + len(self._respawn_at) + sum(worker.pin is None for worker in self._undead)
 
     def _ordinary(self) -> int:
         return sum(worker.pin is None for worker in self.there.values())
@@ -125,14 +156,21 @@ class LocalWorkers:
         if number < len(self._slowdowns):
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
-            worker = Worker(name, devices, self._scratch, os.path.join(self._logs, name), variables)
+            worker = Worker(name, devices, self._scratch, self._log_of(name), variables)
         except OSError as error:
             self.shares.give_back(shares)
-            self._not_born(str(error))
+            if none_left(error) and not self._told:
+                self._told = True
+                logger.warning("workers cannot be started (%s)%s", error, advice(error))
+            self._not_born(f"{error}{advice(error)}")
             return
         worker.shares, worker.pin = shares, pin
         self.there[worker.name] = worker
+        self._kept_logs.add(self._log_of(name), list(map(self._log_of, self.there)))
         self._tell(worker)
+
+    def _log_of(self, name: str) -> str:
+        return os.path.join(self._logs, name)
 
     def _not_born(self, reason: str) -> None:
         """A worker did not come up: try again, ever more slowly, and at last give up."""

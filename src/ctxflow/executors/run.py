@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.context import Context
@@ -25,26 +25,49 @@ from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
 from ctxflow.executors.call_files import CallFiles, inputs_of, placed
 from ctxflow.executors.callbacks import Callbacks
-from ctxflow.executors.declarations import App, ApplyCall, Declared, check, context_id, payload_of, spec_of
-from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, EngineFailed
+from ctxflow.executors.declarations import (
+    App,
+    ApplyCall,
+    Declaration,
+    Declared,
+    DeclaredContext,
+    Pickled,
+    check,
+    context_id,
+    payload_of,
+    spec_of,
+)
+from ctxflow.executors.disk import DiskThread
+from ctxflow.executors.drain_requests import DrainRequests
+from ctxflow.executors.engine import Bounded, CallPayload, ContextPayload, Engine, EngineFailed, Explains, LimitReached
 from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink
 from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.outbox import Making, Outbox
+from ctxflow.executors.retirement import Retirement
 from ctxflow.executors.run_status import AwaitingReminder, RunStatusFile
 from ctxflow.executors.sessions import News, SessionStore
 from ctxflow.executors.status import SessionStatus, Status, status_of
+from ctxflow.executors.tier_bounds import TierBounds
 from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.executors.waiting import Telling, Waiting
+from ctxflow.executors.worker_table import NOTED, WorkerTable
+from ctxflow.factory.spending import reached
 from ctxflow.forks import belongs_here, foreign_text
+from ctxflow.host.descriptors import advice, none_left
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line
 from ctxflow.scheduler.planning import computed
+from ctxflow.terminal import guard_log
+from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
+guard_log(logger)  # Its lines quote what workers and batch systems say.
 _TICK_SECONDS = 1.0
+_MOST_SAMPLES = 3600
 
 
 class Run:
@@ -78,6 +101,7 @@ class Run:
         self.id = uuid.uuid4().hex[:12]
         self.directory = os.path.abspath(directory)
         self.engine = engine
+        self._outbox = Outbox(engine)
         self._tiers = list(tiers)
         self._regions = list(regions)
         self._scheduler = Scheduler(policies, limits, start_when=start_when)
@@ -87,16 +111,24 @@ class Run:
         self.files_travel = False
         self._with_files: set[str] = set()  # Batch apps, of whose items some have held files.
         self._declared = Declared()
+        self._retirement = Retirement()
         self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
         self._waiting = Waiting(self.sessions, self._declared.contexts)
         self._ended = threading.Event()
         self._failed: EngineFailed | None = None
+        self._undelivered: list[Delivery | News] = []  # What was to be told when the run failed.
         self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
         self._level = level
         self._log: EventLog | None = None
+        self._disk = DiskThread()
         self._status_file: RunStatusFile | None = None
+        self._table: WorkerTable | None = None
+        self._drains: DrainRequests | None = None
+        self._bounds = TierBounds()
+        self._limit = ""  # What is said of a limit, once it is reached.
         self._status_due = 0.0
+        self._status_waits = False  # For the disk.
         self._reminder = AwaitingReminder()
         self.keeps_status = True
         self.each_second: Callable[[], None] | None = None
@@ -118,23 +150,25 @@ class Run:
         return self._declared.contexts[context]
 
     def function(self, name: str) -> bytes:
-        """A pickled function."""
-        return self._declared.functions[name]
+        """A pickled function, or constants."""
+        return self._declared.parts[name]
 
     def call_payload(self, command: cmd.Run) -> CallPayload:
-        """What to run: the inputs of a batch as lists side by side, pickled together."""
+        """What to run."""
+        return self._outbox.payload(command.attempt)
+
+    def _making(self, command: cmd.Run) -> CallPayload | Callable[[], CallPayload]:
+        """A call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then."""
         app = self._declared.apps[command.app]
         if isinstance(command, cmd.Step):
-            return self.sessions.payload(command, self._scheduler.state.sessions, app.spec.id, app.timeout)
+            return self.sessions.payload(command, self._scheduler.state.sessions, _name(app.function), app.timeout)
+        inputs = self._waiting.inputs(command.items)
         if app.style == "apply":
-            call: ApplyCall = self._waiting.inputs(command.items)[0]
-            return CallPayload("apply", call.function, app.insert, app.timeout, call.body, call.files)
-        columns = list(zip(*self._waiting.inputs(command.items), strict=True))
+            call: ApplyCall = inputs[0]
+            name = "" if call.function is None else call.function.name
+            return CallPayload("apply", name, app.insert, app.timeout, call.body, call.files)
         searched = (app.spec.alternative_of or app.spec.id) in self._with_files
-        taken = inputs_of(itertools.chain(*columns)) if searched else ()
-        files = CallFiles(taken) if taken else None
-        body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
-        return CallPayload("batch", app.spec.id, False, app.timeout, body, files)
+        return functools.partial(_batch_payload, app, inputs, searched)
 
     # --- life
 
@@ -147,7 +181,7 @@ class Run:
             os.makedirs(self.directory, exist_ok=True)
             if self._log_events:
                 first = first_line(self._scheduler, self._level)
-                self._log = EventLog(os.path.join(self.directory, "events.jsonl"), first)
+                self._log = EventLog(os.path.join(self.directory, "events.jsonl"), first, self._disk)
         except OSError as error:
             raise CtxflowError(
                 f"the run cannot keep its files in {self.directory} ({error}): start the program in a directory that "
@@ -155,15 +189,20 @@ class Run:
             ) from error
         try:
             self.engine.start(self)
-        except BaseException:
+        except BaseException as error:
             if self._log is not None:
                 self._log.close()
+            if none_left(error):
+                raise CtxflowError(f"the run cannot start: {error}{advice(error)}") from error
             raise
         self.declare_context(None)
         self._feed(*(ev.RegionOffered(self.clock(), region) for region in self._regions))
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
         self._status_file = RunStatusFile(self.directory)
-        self._write_status()
+        self._table = WorkerTable(self.directory, self._disk.give)
+        self._drains = DrainRequests(self.directory)
+        if self.keeps_status:
+            self._status_file.write(self.status())
         self._tick_due = self.clock() + _TICK_SECONDS
         self.callbacks.start()
 
@@ -185,6 +224,9 @@ class Run:
             self.engine.wake()
             if not self.callbacks.leads:
                 self._loop_over.wait(timeout=30)
+            if self._table is not None:
+                with self._lock:
+                    self._table.write(self._scheduler.state, self.clock(), self.engine, end=True)
             if self._failed is None:
                 self._write_status("done")
         finally:
@@ -195,14 +237,14 @@ class Run:
                 error = RunEnded("the run was stopped before this call was answered: submit it again in a new run")
                 self._fail_all(error)
                 self.callbacks.stop()
-                with self._lock:
-                    if self._log is not None:
-                        self._log.close()
+                if self._log is not None:
+                    self._log.close()
+                self._disk.close()
 
     def _fail_all(self, error: BaseException) -> None:
         """Tell everybody who waits that no answer will come."""
         with self._lock:
-            deliveries = self._waiting.end_all(error)
+            deliveries, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
         self._deliver(deliveries)
 
     def open_calls(self) -> list[CallFuture]:
@@ -217,8 +259,8 @@ class Run:
         if self.engine.remote:
             carry_user_modules()
 
-    def declare_context(self, context: Context | None, level: str | None = None) -> str:
-        """Make a context known, once; gives its id. None stands for calls without a context.
+    def declare_context(self, context: Context | None, level: str | None = None) -> DeclaredContext:
+        """Make a context known, if it is not. None stands for calls without a context.
 
         :param level: by default the run's; a recipe at two levels is two contexts.
         :raises TypeError: if the recipe cannot be pickled.
@@ -226,51 +268,89 @@ class Run:
         """
         level = level or self._level
         name = context_id(context, level)
-        if name in self._declared.contexts:
-            return name
+        spec, known = spec_of(context, level), self._declared.contexts.get(name)
+        if known is not None:
+            return DeclaredContext(spec, known)
         self.prepare_pickling()
-        spec = spec_of(context, level)
         check(spec, self._tiers, self._scheduler.state.policies.preemption.reserves)
-        payload = payload_of(context, level)
+        declared = DeclaredContext(spec, payload_of(context, level))
         with self._lock:
-            if name not in self._declared.contexts:
-                self._declared.contexts[name] = payload
-                self._handle(ev.ContextDeclared(self.clock(), spec))
-        return name
+            self._add_context(declared)
+        self._send()
+        return declared
 
-    def declare_app(self, app: App) -> None:
-        """Make an app known, once."""
+    def _add_context(self, context: DeclaredContext) -> None:
+        if context.spec.id not in self._declared.contexts:
+            self._declared.contexts[context.spec.id] = context.payload
+            self._retirement.context(context.spec.id, self.clock())
+            self._handle(ev.ContextDeclared(self.clock(), context.spec))
+
+    def declare(self, declaration: Declaration) -> Declaration:
+        """Make an app known, with its alternatives; gives what it is known by, if it was declared alike before."""
         with self._lock:
+            self._use(declaration)
+            held = self._retirement.held(declaration.id)
+        self._send()
+        return held
+
+    def _use(self, declaration: Declaration) -> float:
+        """Note that an app is used, which may have been forgotten since it was declared; gives the time."""
+        now = self.clock()
+        if not self._retirement.used(declaration.id, now):
+            self._take_up(declaration, now)
+        return now
+
+    def _take_up(self, declaration: Declaration, now: float) -> None:
+        """Have an app known that is to be used."""
+        for context in declaration.contexts:
+            self._add_context(context)
+        for app in declaration.apps:
             if self._declared.add_app(app):
                 self._handle(ev.AppDeclared(self.clock(), app.spec))
+        self._retirement.app(declaration, now)
+        if self._retirement.due:
+            self._retire()
 
-    def placed(self, app: str, items: Sequence[Any]) -> Sequence[Any]:
+    def _retire(self) -> None:
+        """Forget what nobody has used for a while."""
+        if not self._outbox.empty:  # The engine may yet ask for it.
+            return
+        event = self._retirement.retired(self._scheduler.state, self.clock())
+        if event is not None:
+            self._handle(event)
+            state = self._scheduler.state
+            self._retirement.forget(state)
+            self._declared.keep(state.apps, state.contexts)
+            self._with_files.intersection_update(state.apps)
+
+    def placed(self, app: Declaration, items: Sequence[Any]) -> Sequence[Any]:
         """A batch app's items, with the places of the files among their values where those have to be brought."""
         if not self.files_travel:
             return items
         found = placed(items)
         if found is not items:
-            self._with_files.add(app)
+            self._with_files.add(app.id)
         return found
 
-    def declare_function(self, name: str, body: bytes) -> None:
-        """Make a function known that many single calls use."""
-        self._declared.functions[name] = body
+    def pickled(self, body: bytes) -> Pickled:
+        """A function, or constants, that calls may name for as long as somebody holds this."""
+        return self._declared.parts.add(body)
 
     @uninterrupted
-    def submit_call(self, app: str, inputs: Any) -> CallFuture:
+    def submit_call(self, app: Declaration, inputs: Any) -> CallFuture:
         """One call, or one item of a batch app; its answer comes in a future."""
         future = CallFuture(self._cancel_one, self.callbacks)
         with self._lock:
             self._check_running()
+            now = self._use(app)
             item = future.item = self._waiting.add_one(inputs, future)
-            deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, (item,)))
+            deliveries = self._handle(ev.ItemsSubmitted(now, app.id, (item,)))
         self._submitted(deliveries)
         return future
 
     @uninterrupted
     def submit(
-        self, app: str, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
+        self, app: Declaration, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
     ) -> range:
         """Items of an app, each a tuple of the app's parameters; gives their numbers.
 
@@ -281,22 +361,26 @@ class Run:
         inputs = self.placed(app, inputs)
         with self._lock:
             self._check_running()
+            now = self._use(app)
             items = self._waiting.add(inputs, sink)
             if numbered is not None:
                 numbered(items)
-            deliveries = self._handle(ev.ItemsSubmitted(self.clock(), app, items))
+            deliveries = self._handle(ev.ItemsSubmitted(now, app.id, items))
         self._submitted(deliveries)
         return items
 
     @uninterrupted
-    def tell(self, make: Callable[[], ev.Event | None]) -> None:
+    def tell(self, make: Callable[[], ev.Event | None], app: Declaration | None = None) -> None:
         """Have the scheduler hear of what somebody wants of a session.
 
+        :param app: of a session that is opened.
         :param make: gives the event, or None if there is nothing to hear; called under the run's lock.
         :raises RunEnded: if the run was stopped.
         """
         with self._lock:
             self._check_running()
+            if app is not None:
+                self._use(app)
             event = make()
             deliveries = [] if event is None else self._handle(event)
         self._submitted(deliveries)
@@ -307,7 +391,9 @@ class Run:
         if self._ended.is_set():
             raise RunEnded("the run was stopped: make calls while its executor is running")
 
-    def _submitted(self, deliveries: Iterable[Delivery | News]) -> None:
+    def _submitted(self, deliveries: list[Delivery | News]) -> None:
+        if self._outbox.waiting:
+            self._send(deliveries)
         if self._scheduler.next_wake is not None:  # Something is held back for a time.
             self._wake()
         self._deliver(deliveries)
@@ -323,6 +409,7 @@ class Run:
                 return []
             gone = self._waiting.forget(items)
             deliveries = self._handle(ev.ItemsCancelled(self.clock(), gone, stop))
+        self._send(deliveries)
         self._deliver(deliveries)
         return gone
 
@@ -343,10 +430,9 @@ class Run:
                 self._turn()
             except EngineFailed as error:
                 self._failed = error
-            except Exception:
+            except Exception as error:
                 if not self._ended.is_set():
-                    logger.exception("the run's loop met an error")
-                    self._ended.wait(0.1)  # If it is met again and again, not as fast as can be.
+                    self._failed = _broken(error, "in its loop")
             if not self.callbacks.run():
                 return  # To go on, on another thread.
         if self._failed is not None and not self._loop_over.is_set():
@@ -367,9 +453,35 @@ class Run:
         if now >= due:
             self._tick_due = now + _TICK_SECONDS
             events.append(ev.Tick(now))
+            events += self._bounded(now)
         self._feed(*events)
         if now >= due:
-            self._sample(now)
+            self._each_second(now)
+
+    def _bounded(self, now: float) -> list[ev.Event]:
+        """What a person, a factory and limits have the run do with fewer workers.
+
+        :raises LimitReached: if there are none any more, and something is not answered.
+        """
+        state, told = self._scheduler.state, []
+        if self._drains is not None:
+            told += self._drains.events(state, now)
+        maxima: Mapping[str, int] = {}
+        if isinstance(self.engine, Bounded):
+            maxima = self.engine.maxima()
+            limit = reached(self.engine.limits())
+            if limit and not self._limit:
+                logger.warning("%s; no worker is asked for, and those that run end what they do and leave", limit)
+            self._limit = limit
+        if self._limit and not state.workers and state.open:
+            own = "_per_run" in self._limit  # Else the next run has none left either.
+            how = "" if own else "raise it in the factory's site file, send the factory SIGHUP, and "
+            raise LimitReached(
+                f"{self._limit}; its workers were given back with {counted(len(state.open), 'item')} not answered: "
+                f"{how}call the same again, which goes on from what is kept"
+            )
+        left = self._drains.tiers if self._drains is not None else ()
+        return told + self._bounds.events(state, now, left, maxima, none=bool(self._limit))
 
     def _act(self) -> None:
         while self._actions:
@@ -390,49 +502,85 @@ class Run:
     def _feed(self, *events: ev.Event) -> None:
         deliveries: list[Delivery | News] = []
         try:
-            with self._lock:
-                for event in events:
-                    deliveries += self._handle(event)
+            for event in events:
+                known = self._kept(event) if isinstance(event, ev.StepFinished) else event
+                with self._lock:
+                    deliveries += self._handle(known)
+                if self._outbox.waiting:
+                    self._send()
         finally:
             self._deliver(deliveries)
 
-    def _handle(self, event: ev.Event) -> list[Delivery | News]:
-        """Let the scheduler decide and the engine act; gives back what is to be told to whoever waits."""
-        if isinstance(event, ev.StepFinished):
+    def _kept(self, event: ev.StepFinished) -> ev.StepFinished:
+        """An event, with the states that came with it kept: on the disk, for which nobody else has to wait."""
+        with self._lock:
             orders = self._scheduler.state.streams.steps.get(event.attempt)
-            event = event if orders is None else self.sessions.opened(event, orders)
-        attempt = self._scheduler.state.attempts.get(getattr(event, "attempt", -1))
-        context = None if attempt is None else self._declared.answering(attempt.app)
-        try:
-            commands = self._scheduler.handle(event)
-        except Exception as error:  # A policy's, most likely. Half a decision cannot be undone.
-            self._failed = EngineFailed(f"the run cannot go on, for a policy raised {type(error).__name__}: {error}")
-            self._wake()
-            raise self._failed from error
+        return event if orders is None else self.sessions.opened(event, orders)
+
+    def _handle(self, event: ev.Event) -> list[Delivery | News]:
+        """Let the scheduler decide; gives back what is to be told to whoever waits. `_send` follows.
+
+        :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: everybody is told, since
+            who is passed over would wait for ever.
+        """
         deliveries: list[Delivery | News] = []
-        commanded: list[cmd.Command] = []
-        for command in commands:
-            if isinstance(command, Telling):
-                deliveries.append(self._waiting.told(command, event, context))
-            elif isinstance(command, (cmd.Note, cmd.Place, cmd.MakePlan)):
-                self._carry_out(command)
-            else:
-                commanded.append(command)
+        state = self._scheduler.state
         try:
+            attempt = state.attempts.get(getattr(event, "attempt", -1))
+            context = None if attempt is None else self._declared.answering(attempt.app)
+            if self._table is not None and type(event) in NOTED:
+                self._table.note(event, state, self.engine)
+            try:
+                commands = self._scheduler.handle(event)
+            except Exception as error:  # A policy's, most likely.
+                text = f"the run cannot go on, for a policy raised {type(error).__name__}: {error}"
+                raise EngineFailed(text) from error
+            commanded: list[cmd.Command] = []
+            calls: list[Making] = []
+            for command in commands:
+                if isinstance(command, Telling):
+                    deliveries.append(self._waiting.told(command, event, context))
+                elif isinstance(command, (cmd.Note, cmd.Place, cmd.Quarantine, cmd.MakePlan)):
+                    self._carry_out_here(command)
+                else:
+                    commanded.append(command)
+                    if isinstance(command, cmd.Run):
+                        calls.append((command.attempt, self._making(command)))
             if commanded:
-                self.engine.execute(commanded)
-        finally:
+                self._outbox.put(commanded, calls)
             if self._log is not None:
                 self._log.add(event, commands)
+        except Exception as error:
+            raise self._broken_by(error, f"at {type(event).__name__}", deliveries) from error
         return deliveries
 
-    def _carry_out(self, command: cmd.Note | cmd.Place | cmd.MakePlan) -> None:
+    def _send(self, deliveries: Iterable[Delivery | News] = ()) -> None:
+        """Let the engine act, outside the lock.
+
+        :param deliveries: what is to be told even so.
+        :raises EngineFailed: if anything goes wrong in it.
+        """
+        try:
+            self._outbox.send()
+        except Exception as error:
+            with self._lock:
+                failed = self._broken_by(error, "when the engine was told what to do", deliveries)
+            raise failed from error
+
+    def _broken_by(self, error: Exception, where: str, deliveries: Iterable[Delivery | News]) -> EngineFailed:
+        if self._failed is None:
+            self._failed = error if isinstance(error, EngineFailed) else _broken(error, where)
+        self._undelivered += deliveries
+        self._wake()
+        return self._failed
+
+    def _carry_out_here(self, command: cmd.Note | cmd.Place | cmd.Quarantine | cmd.MakePlan) -> None:
         """What no engine does."""
         if isinstance(command, cmd.MakePlan):
             self._make_plan(command)
         elif isinstance(command, cmd.Place):
             self._say_reasons(command)
-        else:
+        elif isinstance(command, cmd.Note):
             logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
 
     def _make_plan(self, command: cmd.MakePlan) -> None:
@@ -461,23 +609,57 @@ class Run:
 
     # --- what is going on
 
+    def _each_second(self, now: float) -> None:
+        """What only tells of the run must not end it."""
+        try:
+            self._sample(now)
+        except EngineFailed:
+            raise
+        except Exception:
+            logger.exception("what is done each second failed")
+
     def _sample(self, now: float) -> None:
         state = self._scheduler.state
         if self.each_second is not None:
             self.each_second()
+        if self._drains is not None:
+            self._disk.give(self._drains.look)
         self.samples.append((now, len(state.workers), state.counters.done))
+        if len(self.samples) > _MOST_SAMPLES:  # An hour's; of a longer run, every second, fourth, ... of them.
+            del self.samples[1::2]
         if state.awaiting and state.ready:
             self._reminder.say(state, now)
-        if self._log is not None:
-            with self._lock:
+        with self._lock:
+            self._retire()
+            self._forget_parts()
+            if self._log is not None:
                 self._log.flush()
+            if self._table is not None:
+                self._table.write(state, now, self.engine)
+        self._send()
         if now >= self._status_due:
             self._status_due = now + _TICK_SECONDS
             self._write_status()
 
+    def _forget_parts(self) -> None:
+        """Have workers forget the functions and constants that nobody holds any more."""
+        gone, names = self._declared.parts.gone, []
+        while gone:
+            names.append(gone.pop())
+        if names:
+            self.engine.forget(names)
+
     def _write_status(self, state: str = "running", reason: str = "") -> None:
-        if self.keeps_status and self._status_file is not None:
-            self._status_file.write(self.status(), state, reason)
+        if not self.keeps_status or (state == "running" and self._status_waits):
+            return
+        self._status_waits, status = True, self.status()
+
+        def write() -> None:
+            self._status_waits = False
+            if self._status_file is not None:
+                self._status_file.write(status, state, reason)
+
+        self._disk.give(write)
 
     def session_status(self, number: int) -> SessionStatus | None:
         """How a session stands; None if it is over."""
@@ -488,4 +670,28 @@ class Run:
     def status(self) -> Status:
         """What is going on, at this moment."""
         with self._lock:
-            return status_of(self._scheduler.state, self._declared.contexts, self.clock())
+            reasons = self.engine.reasons() if isinstance(self.engine, Explains) else None
+            limits = self.engine.limits() if isinstance(self.engine, Bounded) else ()
+            return status_of(self._scheduler.state, self._declared.contexts, self.clock(), reasons, limits)
+
+
+def _batch_payload(app: App, inputs: Sequence[Any], searched: bool) -> CallPayload:
+    """The inputs of a batch as lists side by side, pickled together.
+
+    :param searched: whether there may be files among them.
+    """
+    columns = list(zip(*inputs, strict=True))
+    taken = inputs_of(itertools.chain(*columns)) if searched else ()
+    files = CallFiles(taken) if taken else None
+    body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
+    function, constants = _name(app.function), _name(app.constants)
+    return CallPayload("batch", function, False, app.timeout, body, files, constants)
+
+
+def _name(part: Pickled | None) -> str:
+    return "" if part is None else part.name
+
+
+def _broken(error: Exception, where: str) -> EngineFailed:
+    do = advice(error) or "; please report it, with what led to it"
+    return EngineFailed(f"the run cannot go on, for {type(error).__name__} came {where}: {error}{do}")

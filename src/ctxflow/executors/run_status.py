@@ -6,13 +6,15 @@ What does not live here: how it is written (observe/status_file.py), and a batch
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ctxflow.executors.status import Status, awaiting_text, figures_of
+from ctxflow.host.descriptors import advice
 from ctxflow.observe.progress import Progress
 from ctxflow.observe.rates import Rates
 from ctxflow.observe.status_file import VERSION, owner, write_status
@@ -23,8 +25,25 @@ NAME = "status.json"
 _AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
 
 
+class StatusWriter:
+    """Rewrites status files. A disk that is full, or no descriptor left for one, ends nothing, and is told once."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def write(self, path: Path, status: Mapping[str, Any]) -> None:
+        """Write one at once or not at all."""
+        try:
+            write_status(path, status)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                text = "%s cannot be rewritten, so that it says how things stood before (%s)%s"
+                logger.warning(text, path, error, advice(error) or ": make room there")
+
+
 class RunStatusFile:
-    """Rewrites a run's status file. A disk that is full ends no run; calls come one at a time.
+    """Rewrites a run's status file; calls come one at a time.
 
     :param directory: the run's.
     """
@@ -32,6 +51,7 @@ class RunStatusFile:
     def __init__(self, directory: str) -> None:
         self._path = Path(directory) / NAME
         self._facts = {"version": VERSION, "output": "", "run": directory, **owner()}
+        self._writer = StatusWriter()
         self._rates, self._chunk_rates = Rates(), Rates()
 
     def write(self, status: Status, state: str = "running", reason: str = "") -> None:
@@ -56,8 +76,7 @@ class RunStatusFile:
             **figures_of(status),
         )
         facts = {**self._facts, "state": state, "reason": reason, "updated": round(time.time(), 3)}
-        with contextlib.suppress(OSError):
-            write_status(self._path, {**facts, **dataclasses.asdict(progress)})
+        self._writer.write(self._path, {**facts, **dataclasses.asdict(progress)})
 
 
 class AwaitingReminder:

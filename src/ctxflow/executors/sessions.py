@@ -14,6 +14,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from ctxflow.executors.engine import CallPayload
@@ -21,6 +22,7 @@ from ctxflow.host.sessions import Entry, digest_of
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.state import Session
+from ctxflow.whole_files import written_whole
 
 logger = logging.getLogger("ctxflow")
 
@@ -88,10 +90,15 @@ class SessionStore:
 
     def payload(
         self, step: cmd.Step, states: Mapping[int, Session], function: str, timeout: float | None
-    ) -> CallPayload:
-        """What a step is called with."""
-        entries = [tuple(self._entry(order, states)) for order in step.orders]
-        return CallPayload("step", function, False, timeout, pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
+    ) -> Callable[[], CallPayload]:
+        """What makes what a step is called with, outside the run's lock: it reads kept states."""
+        entries = [(self._entry(order, states), self._held.get(order.session)) for order in step.orders]
+
+        def make() -> CallPayload:
+            whole = [tuple(self._with_state(entry, held)) for entry, held in entries]
+            return CallPayload("step", function, False, timeout, pickle.dumps(whole, pickle.HIGHEST_PROTOCOL))
+
+        return make
 
     def _entry(self, order: cmd.Order, states: Mapping[int, Session]) -> Entry:
         makes_chunk = order.chunk is not None
@@ -105,11 +112,14 @@ class SessionStore:
                 if held.waiting:
                     held.given[order.chunk], held.waiting = held.waiting, []
             entry = entry._replace(prompts=held.given.get(order.chunk, ()))
-        if order.thaw == "kept":
-            entry = entry._replace(state=self._read(order.session, order.made, held))
-        elif order.thaw == "frozen" and (frozen := states[order.session].frozen) is not None:
+        if order.thaw == "frozen" and (frozen := states[order.session].frozen) is not None:
             entry = entry._replace(digest=frozen.digest)
         return entry
+
+    def _with_state(self, entry: Entry, held: _Held | None) -> Entry:
+        if entry.thaw != "kept" or held is None:
+            return entry
+        return entry._replace(state=self._read(entry.session, entry.made, held))
 
     def _path(self, session: int) -> str:
         return os.path.join(self._directory, f"{session}.state")
@@ -120,7 +130,8 @@ class SessionStore:
             with open(self._path(session), "rb") as file:
                 state = file.read()
         except OSError as error:
-            logger.error("the kept state of a session cannot be read: %s", error)
+            if session in self._held:  # Else it was closed meanwhile.
+                logger.error("the kept state of a session cannot be read: %s", error)
             return b""
         return state if held.kept == (made, digest_of(state)) else b""
 
@@ -144,9 +155,8 @@ class SessionStore:
         path = self._path(session)
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
-            with open(path + ".part", "wb") as file:
+            with written_whole(Path(path), sync=False) as file:
                 file.write(state)
-            os.replace(path + ".part", path)
         except OSError as error:
             logger.warning("the state of a session cannot be kept, so that more would be done again: %s", error)
             return False

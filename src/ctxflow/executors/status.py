@@ -6,7 +6,7 @@ What does not live here: how it is shown, and what happened over time (the event
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.engine import ContextPayload
@@ -23,6 +23,7 @@ class TierStatus:
     :ivar joined: workers that are connected; `asked`, those that were asked for last, None if none ever was.
     :ivar worker_seconds: for how long workers were connected, over all; `gpu_seconds`, that times their GPUs.
     :ivar price: of a worker's hour, None if the site does not say.
+    :ivar reason: why fewer are there than were asked for, "" if that is not known, or they are.
     """
 
     joined: int
@@ -30,6 +31,7 @@ class TierStatus:
     worker_seconds: float
     gpu_seconds: float
     price: float | None
+    reason: str = ""
 
     @property
     def cost(self) -> float | None:
@@ -48,6 +50,7 @@ class Status:
     :ivar tiers: name -> its workers; also tiers that the site does not name, of workers started by hand.
     :ivar sessions: how many of those that are open do what, of `SESSION_STATES`; empty where there never was one.
     :ivar chunks: that sessions made and got; `migrations`, how often one went from worker to worker.
+    :ivar limits: what is used of each limit of GPU-hours and cost (see `ctxflow.factory.spending.standing`).
     """
 
     time: float
@@ -70,6 +73,7 @@ class Status:
     sessions: Mapping[str, int]
     chunks: int
     migrations: int
+    limits: Sequence[Mapping[str, Any]] = ()
 
 
 SESSION_STATES = ("running", "waiting", "migrating", "idle", "suspended")
@@ -108,11 +112,18 @@ def awaiting_text(state: RunState) -> str:
     )
 
 
-def status_of(state: RunState, contexts: Mapping[str, ContextPayload], now: float) -> Status:
+def status_of(
+    state: RunState,
+    contexts: Mapping[str, ContextPayload],
+    now: float,
+    reasons: Mapping[str, str] | None = None,
+    limits: Sequence[Mapping[str, Any]] = (),
+) -> Status:
     """The figures of a run's state.
 
     :param contexts: for the contexts' names.
     :param now: the time of the moment.
+    :param reasons: tier -> why it has fewer workers than were asked for.
     """
     counters = state.counters
     queued = sum(app.backlog for app in state.apps.values())
@@ -139,10 +150,11 @@ def status_of(state: RunState, contexts: Mapping[str, ContextPayload], now: floa
         crashes=counters.crashes,
         loads=counters.loads,
         contexts=by_state,
-        tiers=_tiers(state, now),
+        tiers=_tiers(state, now, reasons or {}),
         sessions=_sessions(state),
         chunks=counters.chunks,
         migrations=counters.migrations,
+        limits=limits,
     )
 
 
@@ -164,7 +176,7 @@ def _does(session: Session) -> str:
     return "running" if session.state == "placed" else session.state
 
 
-def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
+def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str, TierStatus]:
     """Each tier's workers, those that were lost in its times."""
     here: dict[str, list[Worker]] = {name: [] for name in state.tiers}
     for worker in state.workers.values():
@@ -178,6 +190,7 @@ def _tiers(state: RunState, now: float) -> dict[str, TierStatus]:
             worker_seconds=(tier.worker_seconds if tier else 0.0) + sum(now - each.joined for each in workers),
             gpu_seconds=(tier.gpu_seconds if tier else 0.0) + sum((now - each.joined) * each.gpus for each in workers),
             price=tier.price if tier is not None else None,
+            reason=reasons.get(name, ""),
         )
     return found
 
@@ -191,6 +204,7 @@ def figures_of(status: Status) -> dict[str, Any]:
             "gpu_hours": tier.gpu_seconds / 3600,
             "worker_hours": tier.worker_seconds / 3600,
             "cost": tier.cost,
+            "reason": tier.reason,
         }
         for name, tier in status.tiers.items()
     }
@@ -210,6 +224,7 @@ def figures_of(status: Status) -> dict[str, Any]:
         "worker_hours": sum(tier["worker_hours"] for tier in tiers.values()),
         "cost": None if not costs or None in costs else sum(costs),
         "sessions": dict(status.sessions),
+        "limits": [dict(each) for each in status.limits],
         "chunks": status.chunks,
         "migrations": status.migrations,
     }

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ctxflow.context import Context
 from ctxflow.executors.call_files import absolute_redirects, call_files
-from ctxflow.executors.declarations import App, ApplyCall
+from ctxflow.executors.declarations import App, ApplyCall, Declaration, Pickled
 from ctxflow.executors.run import Run
 from ctxflow.functions import name_of, refuse_async
 from ctxflow.option_values import choice, closest, number, refuse, whole
@@ -86,8 +86,8 @@ class Calls:
         self._declaring = threading.Lock()  # Parsl submits from several threads.
         self._told: set[Any] = set()
         self._names = itertools.count(1)  # An address is no name: it is given again.
-        self._apps: dict[Any, str] = {}
-        self._functions: weakref.WeakKeyDictionary[Any, tuple[str, Referents] | None] = weakref.WeakKeyDictionary()
+        self._apps: weakref.WeakValueDictionary[Any, Declaration] = weakref.WeakValueDictionary()  # The run holds them.
+        self._functions: weakref.WeakKeyDictionary[Any, tuple[Pickled, Referents] | None] = weakref.WeakKeyDictionary()
         self._wants_specification: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def submit(
@@ -141,19 +141,19 @@ class Calls:
         files = None
         if self.run.files_travel:
             args, files = call_files(args, kwargs)
-        name = self._name(function)
-        if not name:
+        known = self._pickled(function)
+        if known is None:
             self.run.prepare_pickling()
-        given: Any = (args, kwargs) if name else (without_parsl(function), args, kwargs)
+        given: Any = (without_parsl(function), args, kwargs) if known is None else (args, kwargs)
         what = f"a call of {name_of(function)}"
-        return self.run.submit_call(self._app(options), ApplyCall(name, dumps(given, what), files))
+        return self.run.submit_call(self._app(options), ApplyCall(known, dumps(given, what), files))
 
-    def item(self, app: str, values: tuple[Any, ...]) -> Future[Any]:
+    def item(self, app: Declaration, values: tuple[Any, ...]) -> Future[Any]:
         """One item of a batch app."""
         [values] = self.run.placed(app, [values])
         return self.run.submit_call(app, values)
 
-    def _app(self, options: CallOptions) -> str:
+    def _app(self, options: CallOptions) -> Declaration:
         # Not the context itself in the key: its equality compares digests.
         context_id = options.context.id if options.context is not None else None
         key = (
@@ -165,23 +165,23 @@ class Calls:
             return app
         context = self.run.declare_context(options.context, options.level)
         with self._declaring:
-            if key not in self._apps:
-                app = f"calls-{next(self._names)}"
+            app = self._apps.get(key)
+            if app is None:
                 spec = ev.AppSpec(
-                    app,
+                    f"calls-{next(self._names)}",
                     options.context.name if options.context is not None else "calls",
-                    context=context,
+                    context=context.spec.id,
                     batch=False,
                     priority=options.priority,
                     deadline=options.deadline,
                     retries=options.retries,
                 )
-                self.run.declare_app(App(spec, "apply", insert=options.insert, timeout=options.timeout))
-                self._apps[key] = app
-            return self._apps[key]
+                made = App(spec, "apply", insert=options.insert, timeout=options.timeout)
+                app = self._apps[key] = Declaration((made,), (context,))
+            return app
 
-    def _name(self, function: Callable[..., Any]) -> str:
-        """The name under which a function is known to the run as it is now, "" at its first call."""
+    def _pickled(self, function: Callable[..., Any]) -> Pickled | None:
+        """A function as it is now, pickled for all its calls; None at its first call."""
         try:
             known = function in self._functions
         except TypeError:  # It has no hash.
@@ -190,16 +190,16 @@ class Calls:
             refuse_async(_written(function))
             with contextlib.suppress(TypeError):  # It cannot be referred to weakly: it travels with each call.
                 self._functions[function] = None
-            return ""
+            return None
         pickled = self._functions[function]
         if pickled is not None and not pickled[1].changed():
             return pickled[0]
         with self._declaring:
-            name, referents = f"function-{next(self._names)}", Referents(function)
+            referents = Referents(function)
             self.run.prepare_pickling()
-            self.run.declare_function(name, dumps(without_parsl(function), f"the function {name_of(function)}"))
-            self._functions[function] = name, referents
-        return name
+            made = self.run.pickled(dumps(without_parsl(function), f"the function {name_of(function)}"))
+            self._functions[function] = made, referents
+        return made
 
     def _wants(self, function: Callable[..., Any]) -> bool:
         """Whether a function takes the resource specification itself."""

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from ctxflow.factory.provider import tail
 from ctxflow.host.devices import Device
 from ctxflow.host.process import python_path
-from ctxflow.host.processes import kill_session, kill_tree
+from ctxflow.host.processes import ended_within, kill_session, kill_tree, session_members
 from ctxflow.host.wire import Channel
 
 if TYPE_CHECKING:
     from ctxflow.executors.lines import Line
 
+_KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _ALL_THREADS = "OMP_NUM_THREADS"
 _THREAD_VARIABLES = (_ALL_THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_NUM_THREADS")
 
@@ -70,8 +71,13 @@ class Worker:
         """Kill what is left of it, wait for that, and remove its files."""
         kill_tree(self.process.pid)  # Also what left the worker's session.
         kill_session(self.process.pid)  # Also what lost its parents.
-        self.process.wait()
+        ended_within(self.process, _KILL_SECONDS)
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def remains(self) -> list[int]:
+        """Its processes that have not ended though they were killed: they may hold its GPUs."""
+        self.process.poll()
+        return session_members(self.process.pid)
 
     def last_words(self) -> str:
         """How it ended: the last line of its output, or its exit status."""

@@ -1,10 +1,33 @@
 """Acquiring and releasing workers: providers, which start and end worker jobs, one job per worker.
 
+The names are imported when first used: the process of HTCondor's bindings needs none of them.
+
 What does not live here: how many workers to hold (policies/scaling), and what a worker does (host/).
 """
 
-from ctxflow.factory.condor import CondorProvider
-from ctxflow.factory.local import LocalProvider
-from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctxflow.factory.condor import CondorProvider
+    from ctxflow.factory.local import LocalProvider
+    from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
+
+_PLACES = {
+    "CondorProvider": "condor",
+    "JobChange": "provider",
+    "LocalProvider": "local",
+    "Provider": "provider",
+    "ProviderError": "provider",
+    "WorkerJob": "provider",
+}
 
 __all__ = ["CondorProvider", "JobChange", "LocalProvider", "Provider", "ProviderError", "WorkerJob"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'ctxflow.factory' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ctxflow.factory.{_PLACES[name]}"), name)

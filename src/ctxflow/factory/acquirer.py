@@ -1,4 +1,4 @@
-"""Holds as many worker jobs of each tier as are wanted, on a thread of its own: batch systems take their time.
+"""Holds as many worker jobs of each tier as are wanted, on a thread for each: batch systems take their time, or hang.
 
 What does not live here: how many workers to want (policies), how many to ask for at a time (tier_jobs.py), and the
 batch systems (local.py, condor.py, ...).
@@ -9,23 +9,30 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctxflow.factory.explaining import explaining_line
 from ctxflow.factory.places import Places, machines_of
-from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
+from ctxflow.factory.provider import Excluding, JobChange, KeepsOutput, Provider, ProviderError, WorkerJob
+from ctxflow.factory.shortfall import shortfall, survey_reason
+from ctxflow.factory.spending import SpendingMeter, Spent, total
 from ctxflow.factory.tier_jobs import TierJobs
+from ctxflow.host.descriptors import advice, none_left
 from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
+_HOST = re.compile(r"[\w.-]+", re.ASCII)
 _LOOK_SECONDS = 1.0
 _OFTEN, _OFTEN_SECONDS = 0.2, 4.0
 _STUCK_SECONDS = 10.0  # How long jobs may wait before the batch system is asked whether any machine will do.
 _SURVEY_SECONDS = 300.0
 _REMOVE_SECONDS = 10.0  # After which a batch system that did not remove jobs is told again.
+_END_SECONDS = 60.0
 _REMIND_SECONDS = 300.0  # The same trouble is told again only after so long.
 
 
@@ -36,12 +43,22 @@ class _Held:
     provider: Provider
     job: WorkerJob
     jobs: TierJobs
+    meter: SpendingMeter
     removing: list[str] = dataclasses.field(default_factory=list)  # Given up, and still to be removed.
     remove_at: float = 0.0
     survey_at: float = 0.0
+    # Why workers are lacking: the batch system cannot be used, they end before they join, or what it has for them.
+    down: str = ""
+    lost: str = ""
+    has: str = ""
+    held_by: str = ""  # What is said of jobs that somebody put on hold.
     told: dict[str, float] = dataclasses.field(default_factory=dict)  # Trouble -> when it was told.
     places: Places = dataclasses.field(default_factory=Places)
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
+    excluding: bool = False  # Whether jobs that there are have still to be kept from hosts.
+    exclude_at: float = 0.0
+    look: bool = False  # Whether the batch system is to be asked at once.
+    thread: threading.Thread | None = None
 
 
 class Acquirer:
@@ -52,11 +69,14 @@ class Acquirer:
 
     :param tiers: tier -> who lends its workers, and what one of them is.
     :param directory: where providers keep their files.
-    :param changed: called, on this thread, when `take` or `failure` has something.
-    :param decided: called, on this thread, with a tier and a sentence for each decision and each trouble; by default
-        they are logged.
+    :param changed: called, on a tier's thread, when `take` or `failure` has something.
+    :param decided: called, on a tier's thread, with the tier and a sentence for each decision and each trouble; by
+        default they are logged.
     :param waiting: tier -> how many jobs may wait in the queue at first.
     :param join_timeout: seconds that a job may run before its worker has joined.
+    :param prices: tier -> what an hour of its workers costs.
+    :param took_over: whether a job that `submit` gave was there before, so that nobody was asked for it.
+    :ivar end_seconds: how long a batch system may take at the end.
     :ivar failure: why no worker can ever be used, once that is clear.
     """
 
@@ -68,24 +88,31 @@ class Acquirer:
         decided: Callable[[str, str], None] | None = None,
         waiting: Mapping[str, int] | None = None,
         join_timeout: float = 300.0,
+        took_over: Callable[[str], bool] = lambda job: False,
+        prices: Mapping[str, float | None] | None = None,
     ) -> None:
-        first = waiting or {}
+        first, costs = waiting or {}, prices or {}
         self._tiers = {
-            name: _Held(provider, job, TierJobs(first.get(name, 20), join_timeout))
+            name: _Held(
+                provider,
+                job,
+                TierJobs(first.get(name, 20), join_timeout),
+                SpendingMeter(job.gpus, costs.get(name)),
+            )
             for name, (provider, job) in tiers.items()
         }
         self._directory = directory
         self._changed = changed
+        self._took_over = took_over
         self._decided = decided or (lambda tier, sentence: logger.info("tier %s: %s", tier, sentence))
         self._troubled = decided or (lambda tier, sentence: logger.warning("tier %s: %s", tier, sentence))
         self._condition = threading.Condition()  # Reentrant. Guards what other threads touch.
-        self._look = False
         self._look_until = 0.0
         self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
         self._machines: list[tuple[str, dict[str, Any], str]] = []
+        self.end_seconds = _END_SECONDS
         self.failure: str | None = None
-        self._thread = threading.Thread(target=self._run, name="ctxflow-acquirer", daemon=True)
 
     def start(self) -> None:
         """Start the providers.
@@ -96,7 +123,9 @@ class Acquirer:
             directory = os.path.join(self._directory, name)
             os.makedirs(directory, mode=0o700, exist_ok=True)
             held.provider.start(directory)
-        self._thread.start()
+        for name, held in self._tiers.items():
+            held.thread = threading.Thread(target=self._run, args=(name, held), name="ctxflow-acquirer", daemon=True)
+            held.thread.start()
 
     def hold(self, tier: str, count: int) -> None:
         """Hold so many jobs of a tier from now on. Fewer: those that wait are taken back, those that run go
@@ -108,8 +137,23 @@ class Acquirer:
     def change(self, tier: str, job: WorkerJob, waiting: int) -> None:
         """Ask for other workers from now on; those that are there stay as they are."""
         with self._condition:
-            self._tiers[tier].job = job
-            self._tiers[tier].jobs.first = waiting
+            held = self._tiers[tier]
+            held.job = dataclasses.replace(job, excluded=held.job.excluded)
+            held.jobs.first = waiting
+
+    def exclude(self, tier: str, hosts: Sequence[str]) -> None:
+        """Ask for no worker of a tier on these hosts from now on, and for none of those that wait; on all others again.
+
+        Workers that are there stay.
+        """
+        with self._condition:
+            # Workers tell their hosts' names: what is none must not get into a batch system's words.
+            excluded = tuple(sorted(host for host in hosts if _HOST.fullmatch(host)))
+            held = self._tiers[tier]
+            if excluded != held.job.excluded:
+                held.job = dataclasses.replace(held.job, excluded=excluded)
+                held.excluding, held.exclude_at = True, 0.0
+                self._notify()
 
     def hold_none(self) -> None:
         """Ask for nothing more: the end is near."""
@@ -131,6 +175,7 @@ class Acquirer:
             if tier in self._tiers:
                 self._tiers[tier].jobs.joined(job)
                 self._tiers[tier].told.clear()  # Whatever the trouble was, it is over.
+                self._tiers[tier].down = self._tiers[tier].lost = self._tiers[tier].has = ""
                 self._tiers[tier].survey_at = 0.0
 
     def pin(self, tier: str, pin: int, job: WorkerJob) -> None:
@@ -180,7 +225,8 @@ class Acquirer:
     def look(self) -> None:
         """Ask the batch systems for news at once, and often for a moment: a worker is gone, and nobody knows why."""
         with self._condition:
-            self._look = True
+            for held in self._tiers.values():
+                held.look = True
             self._look_until = time.monotonic() + _OFTEN_SECONDS
             self._notify()
 
@@ -189,6 +235,11 @@ class Acquirer:
         with self._condition:
             news, self._news = self._news, []
         return news
+
+    def output(self, tier: str, job: str) -> str:
+        """The path of what a job writes, "" if there is none here."""
+        provider = self._tiers[tier].provider if tier in self._tiers else None
+        return provider.output(job) if isinstance(provider, KeepsOutput) else ""
 
     def provider(self, tier: str) -> Provider:
         """Who lends a tier's workers."""
@@ -208,53 +259,104 @@ class Acquirer:
                 for name, held in self._tiers.items()
             }
 
+    def spent(self) -> Spent:
+        """What the jobs have used so far."""
+        now = time.monotonic()
+        with self._condition:
+            return total(held.meter.spent(now) for held in self._tiers.values())
+
+    def maxima(self) -> dict[str, int]:
+        """Nobody bounds the tiers but their site."""
+        return {}
+
+    def limits_beyond(self) -> list[dict[str, Any]]:
+        """Nor counts others' workers (see `FactoryClient`)."""
+        return []
+
+    def reasons(self) -> dict[str, str]:
+        """Tier -> why it has fewer workers than are wanted, "" if it has them."""
+        with self._condition:
+            return {
+                name: shortfall(held.jobs.counts(), held.jobs.wanted, held.down or held.lost or held.has, held.held_by)
+                for name, held in self._tiers.items()
+            }
+
     def stop(self) -> None:
-        """End all jobs."""
+        """End all jobs; a batch system that does not answer is waited for for a minute."""
         with self._condition:
             self._stopped = True
             self._notify()
-        if self._thread.ident:
-            self._thread.join()
-        for held in self._tiers.values():
-            try:
-                held.provider.stop()
-            except ProviderError as error:
-                logger.warning("%s", error)
+        ending = {
+            name: threading.Thread(target=self._end, args=(held,), name="ctxflow-acquirer-end", daemon=True)
+            for name, held in self._tiers.items()
+        }
+        for thread in ending.values():
+            thread.start()
+        deadline = time.monotonic() + self.end_seconds
+        for thread in ending.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if left := [f"tier {name}" for name, thread in ending.items() if thread.is_alive()]:
+            logger.warning(
+                "the batch system of %s has not answered for %.0f s: see with its own commands whether jobs are left",
+                " and ".join(left),
+                self.end_seconds,
+            )
+
+    @staticmethod
+    def _end(held: _Held) -> None:
+        if held.thread is not None:
+            held.thread.join()
+        try:
+            held.provider.stop()
+        except ProviderError as error:
+            logger.warning("%s", error)
+        except Exception as error:
+            what = "the jobs of a tier could not be ended"
+            if none_left(error):
+                logger.warning("%s (%s)%s, and see whether jobs are left", what, error, advice(error))
+            else:
+                logger.exception(what)
 
     def _notify(self) -> None:
         self._condition.notify_all()
 
-    # --- on the thread
+    # --- on a tier's thread
 
-    def _run(self) -> None:
+    def _run(self, name: str, held: _Held) -> None:
         while True:
             with self._condition:
-                if not (self._stopped or self._look or self._due()):
+                if not (self._stopped or held.look or self._due(held)):
                     often = time.monotonic() < self._look_until
                     self._condition.wait(_OFTEN if often else _LOOK_SECONDS)
                 if self._stopped:
                     return
-                self._look = False
-            for name, held in self._tiers.items():
-                try:
-                    self._hear(name, held)
-                    # First, so that GPUs that are given up go to no job of ours that waits.
-                    self._balance(name, held)
-                    self._remove(held)
-                    self._survey(name, held)
-                    self._submit_pinned(name, held)
-                    self._explain(name, held)
-                except ProviderError as error:
-                    self._failed(name, held, str(error))
-                except Exception as error:
+                held.look = False
+            try:
+                self._hear(name, held)
+                self._exclude(name, held)
+                # First, so that GPUs that are given up go to no job of ours that waits.
+                self._balance(name, held)
+                self._remove(held)
+                self._survey(name, held)
+                self._submit_pinned(name, held)
+                self._explain(name, held)
+            except ProviderError as error:
+                held.down = f"{error}{advice(error.__cause__ or error.__context__)}"
+                self._failed(name, held, held.down)
+            except Exception as error:
+                held.down = f"{type(error).__name__}: {error}{advice(error)}"
+                if not none_left(error):
                     logger.exception("the acquirer of workers met an error")
-                    self._failed(name, held, f"{type(error).__name__}: {error}")
+                self._failed(name, held, held.down)
 
-    def _due(self) -> bool:
+    @staticmethod
+    def _due(held: _Held) -> bool:
         now = time.monotonic()
-        return any(
-            held.jobs.due(now) or (held.removing and now >= held.remove_at) or held.places.due
-            for held in self._tiers.values()
+        return (
+            held.jobs.due(now)
+            or (bool(held.removing) and now >= held.remove_at)
+            or (held.excluding and now >= held.exclude_at)
+            or held.places.due
         )
 
     def _hear(self, name: str, held: _Held) -> None:
@@ -263,20 +365,31 @@ class Acquirer:
             now = time.monotonic()
             with self._condition:
                 before = held.jobs.changed(change, now)
+                held.meter.heard(change, now)
             waited = now - before.asked if before is not None and change.state == "running" else None
             news.append((name, dataclasses.replace(change, waited=waited)))
             if before is None:  # It was removed, or is beside those that are held.
                 continue
             if change.state == "evicted":
                 held.totals["evictions"] += 1
-                self._decided(name, f"job {change.job} was evicted: {change.reason or 'no reason given'}")
+                where = f" on {before.host}" if before.host else ""
+                self._decided(name, f"job {change.job}{where} was evicted: {change.reason or 'no reason given'}")
+            elif change.state == "held" and change.by_hand:  # To ask for another would defeat that.
+                held.totals["holds"] += 1
+                held.held_by = change.reason
+                self._tell_trouble(
+                    name, held, f"job {change.job} was put on hold, and stays so until it is released: {change.reason}"
+                )
             elif change.state == "held":
                 held.totals["holds"] += 1
                 self._give_up(held, [change.job])
                 self._failed(name, held, f"job {change.job} was put on hold, and is given up: {change.reason}")
             elif change.state == "ended" and not before.joined and before.state != "evicted":
-                words = _last_line(held.provider, change.job)
-                self._failed(name, held, f"workers end before they join ({change.reason}): {words}")
+                words = explaining_line(held.provider.last_words(change.job))
+                held.lost = f"workers end before they join ({change.reason}): {words}"
+                self._failed(name, held, held.lost)
+            elif change.state == "running":
+                held.has, held.survey_at = "", 0.0
         if news:
             with self._condition:
                 self._news += news
@@ -288,12 +401,19 @@ class Acquirer:
         now = time.monotonic()
         with self._condition:
             pause = held.jobs.failed(now)
+        if self._tell_trouble(name, held, trouble):
+            self._decided(name, f"nothing more is asked for in the next {pause:.1f} s")
+
+    def _tell_trouble(self, name: str, held: _Held, trouble: str) -> bool:
+        """Tell of it, unless it was told a while ago; whether it was now."""
         # Jobs' numbers differ where the trouble is the same.
         kind = "".join(" " if letter.isdigit() else letter for letter in trouble)
-        if now >= held.told.get(kind, now):
-            held.told[kind] = now + _REMIND_SECONDS
-            self._troubled(name, trouble)
-            self._decided(name, f"nothing more is asked for in the next {pause:.1f} s")
+        now = time.monotonic()
+        if now < held.told.get(kind, now):
+            return False
+        held.told[kind] = now + _REMIND_SECONDS
+        self._troubled(name, trouble)
+        return True
 
     def _give_up(self, held: _Held, jobs: list[str]) -> None:
         with self._condition:
@@ -313,13 +433,34 @@ class Acquirer:
                 del held.removing[: len(jobs)]
                 held.remove_at = 0.0
 
+    def _exclude(self, name: str, held: _Held) -> None:
+        """Keep the jobs that there are from hosts; those that cannot be changed are asked for anew."""
+        now = time.monotonic()
+        with self._condition:
+            if not held.excluding or now < held.exclude_at:
+                return
+            hosts, jobs = held.job.excluded, list(held.jobs.jobs)
+            held.exclude_at = now + _REMOVE_SECONDS  # If it fails.
+        anew = held.provider.exclude(jobs, hosts) if isinstance(held.provider, Excluding) else None
+        with self._condition:
+            held.excluding = held.job.excluded != hosts
+            held.exclude_at = 0.0
+        if anew is None:
+            return
+        self._give_up(held, anew)
+        where = f"not on {', '.join(hosts)}" if hosts else "on all hosts again"
+        self._decided(name, f"asks for workers {where}" + (f": {counted(len(anew), 'job')} anew" if anew else ""))
+
     def _balance(self, name: str, held: _Held) -> None:
         with self._condition:
             plan = held.jobs.plan(time.monotonic())
             wanted, held_now = held.jobs.wanted, len(held.jobs.jobs)
+            if held_now >= wanted:
+                held.down = ""  # Nobody is to be asked for.
         for job in plan.absent:
-            words = _last_line(held.provider, job)
+            words = explaining_line(held.provider.last_words(job))
             self._give_up(held, [job])
+            held.lost = f"workers run and do not join: {words}"
             self._failed(name, held, f"the worker of job {job} runs and does not join, so it is given up: {words}")
         if plan.surplus:
             self._give_up(held, list(plan.surplus))
@@ -330,12 +471,16 @@ class Acquirer:
             jobs = held.provider.submit(held.job, plan.submit)
             with self._condition:
                 held.jobs.submitted(jobs, time.monotonic())
-                if len(jobs) < plan.submit:  # A factory's provider grants no more just now.
+                held.meter.asked(jobs, held.job.gpus)
+                held.down = ""
+                if len(jobs) < plan.submit:  # A factory's provider grants no more just now, or a queue takes none.
                     held.jobs.pause(time.monotonic() + _LOOK_SECONDS)
-            if jobs:
+            asked = [job for job in jobs if not self._took_over(job)]
+            if asked:
                 held.totals["submissions"] += 1
-                held.totals["submitted"] += len(jobs)
-                self._decided(name, f"asked for {counted(len(jobs), 'worker')}: {wanted} wanted, {held_now} held")
+                held.totals["submitted"] += len(asked)
+                held_now += len(jobs) - len(asked)
+                self._decided(name, f"asked for {counted(len(asked), 'worker')}: {wanted} wanted, {held_now} held")
 
     def _survey(self, name: str, held: _Held) -> None:
         """Find out which machines there are, and who uses their GPUs."""
@@ -355,6 +500,7 @@ class Acquirer:
             jobs = held.provider.submit(job, 1)
             with self._condition:
                 held.removing += held.places.submitted(pin, jobs)
+                held.meter.asked(jobs, job.gpus)
             self._decided(name, f"asked for a worker with {counted(job.gpus, 'GPU')} in a place of its own")
 
     def _explain(self, name: str, held: _Held) -> None:
@@ -366,6 +512,8 @@ class Acquirer:
             return
         held.survey_at = now + _SURVEY_SECONDS
         survey = held.provider.survey(held.job)
+        with self._condition:
+            held.has = survey_reason(survey)
         if not survey.may_submit:
             self._troubled(name, f"its jobs wait, and no more are taken: {'; '.join(survey.advice)}")
         elif survey.machines == 0:
@@ -378,8 +526,3 @@ class Acquirer:
 
 
 _TOTALS = ("submissions", "submitted", "removed", "evictions", "holds", "failures")
-
-
-def _last_line(provider: Provider, job: str) -> str:
-    words = provider.last_words(job).splitlines()
-    return words[-1] if words else "no output"

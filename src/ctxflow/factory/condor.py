@@ -1,36 +1,42 @@
-"""Workers as HTCondor's jobs, through its Python bindings (htcondor2).
+"""Workers as HTCondor's jobs, through its Python bindings (htcondor2), which a process of their own holds.
 
-What does not live here: the submit description (condor_description.py), what events mean (condor_events.py).
+What does not live here: that process (condor_process.py), the submit description (condor_description.py), what events
+mean (condor_events.py).
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import getpass
-import importlib
 import os
+import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctxflow.factory.condor_complaints import told
 from ctxflow.factory.condor_description import (
     BATCH_VARIABLE,
+    EXCLUDED_ATTRIBUTE,
     RUN_ATTRIBUTE,
     SEEN_ATTRIBUTE,
+    SUBMISSION_ATTRIBUTE,
     describe,
+    excluded_text,
     log_of,
     output_of,
+    variables_text,
 )
 from ctxflow.factory.condor_events import change_of
-from ctxflow.factory.condor_survey import ask, ask_for_places
+from ctxflow.factory.condor_limits import none_left, room_left
+from ctxflow.factory.condor_process import CondorError, CondorProcess, NotFound, condor_process
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
-from ctxflow.installing import how_to_install
+from ctxflow.own_files import write_private
 from ctxflow.topology import Topology
 from ctxflow.wording import counted
 
-_BY_US = 0  # The subcode of a removal's reason.
+_REASON = "ctxflow gave the worker back"
 _STATES: dict[int, JobState] = {1: "queued", 2: "running", 5: "held", 6: "running", 7: "evicted"}  # By JobStatus.
 
 
@@ -44,6 +50,9 @@ class CondorProvider:
     A job that ends by itself leaves the queue, with whatever status; an evicted one is queued again by HTCondor. When
     the driver is killed, running workers leave by themselves, as they find no manager, and those that wait or are
     held leave the queue when the lease is over. (HTCondor looks every PERIODIC_EXPR_INTERVAL, by default a minute.)
+
+    What is asked of HTCondor has a limit of time. Where a submission was cut off by it, nobody is asked for anew before
+    the queue has told whether those jobs are in it.
 
     A job's options: `requirements` (an expression on the machine's ad), `require_gpus` (one on a GPU's), `priority`
     (among the user's own jobs), `image` (a container image: the job runs in the container universe), `submit` (a
@@ -71,22 +80,26 @@ class CondorProvider:
         pool: str | None = None,
         lease: int = 600,
         patience: float = 30.0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run = run or uuid.uuid4().hex
         self.queries = 0
-        self._schedd_name = schedd
-        self._pool = pool
+        self._place = schedd, pool
+        self._process: CondorProcess | None = None
         self._lease = lease
         self._patience = patience
         self._clock = clock
         self._directory = ""
-        self._log: Any = None
+        self._read = 0  # How many events of the log.
+        self._variables: dict[str, str] = {}  # Their text -> a file that holds it.
         self._states: dict[str, JobState] = {}  # What was told last; jobs that ended are not kept.
         self._removed: set[str] = set()  # By us, and still to end.
         self._missing: set[str] = set()  # Those that were not in the queue when last looked.
         self._lost: list[str] = []  # Not in the queue any more, though the log does not say so; still to be told.
-        self._renew_at = 0.0
+        self._cut_off: tuple[str, WorkerJob] | None = None  # A submission of which nobody knows whether it was taken.
+        self._early: list[JobChange] = []  # Of jobs that may be of that one.
+        self._told_late: list[JobChange] = []
+        self._renew_at = float("-inf")
         self._asked = False
 
     def start(self, directory: str) -> None:
@@ -98,33 +111,82 @@ class CondorProvider:
         log = log_of(self._directory)
         with open(log, "a"):  # A log can be read from the beginning only if it is there.
             os.chmod(log, 0o600)
-        with told("HTCondor's job log cannot be read"):
-            self._log = bindings().JobEventLog(log)
+        self._read = 0
+        self._bindings().start()
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC.
+        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC: fewer where its queue takes no more.
 
         :raises ProviderError: if HTCondor refuses them or cannot be reached; none is queued then.
         """
         if count < 1:
             return []
         batch = os.environ.get(BATCH_VARIABLE, "")
-        description = describe(job, self._directory, self.run, self._clock(), self._lease, batch)
+        variables = self._variables_file(job)
+        name = secrets.token_hex(8)
+        description = describe(job, self._directory, self.run, time.time(), self._lease, batch, variables, name)
         with told(f"HTCondor did not take {counted(count, 'worker')} of tier {job.tier}"):
-            schedd = self._schedd()
-            self._asked = True  # From here on jobs may be queued, even if we never learn of it.
-            done = schedd.submit(bindings().Submit(description), count=count)
-        first = done.first_proc()
-        ids = [f"{done.cluster()}.{number}" for number in range(first, first + count)]
+            if ids := self._taken(job, count):
+                return ids
+            asked, self._asked = self._asked, True  # Jobs may be queued, even if we never learn of it.
+            self._cut_off = name, job  # Also where HTCondor complains: it may have waited for the last answer.
+            try:
+                cluster, first = self._submitted(description, count)
+            except (NotFound, ProviderError):
+                self._asked, self._cut_off = asked, None
+                raise
+            except CondorError as error:
+                if (left := room_left(str(error))) is None:
+                    raise
+                count, limit = left
+                if not count:
+                    self._cut_off = None
+                    raise ProviderError(none_left(limit)) from None
+                cluster, first = self._submitted(description, count)
+            self._cut_off = None
+        ids = [f"{cluster}.{number}" for number in range(first, first + count)]
         self._states.update(dict.fromkeys(ids, "queued"))
         return ids
+
+    def _submitted(self, description: Mapping[str, str], count: int) -> tuple[int, int]:
+        cluster, first = self._bindings().ask("submit", self._place, description, count, os.getcwd())
+        return cluster, first
+
+    def _taken(self, job: WorkerJob, count: int) -> list[str]:
+        """The jobs of a submission that was cut off, if they will do for this one; else there are none any more."""
+        if self._cut_off is None:
+            return []
+        (name, cut_off), early = self._cut_off, self._early
+        theirs = f'{self._mine} && {SUBMISSION_ATTRIBUTE} == "{name}"'
+        self.queries += 1
+        ads = self._query(theirs, ["ClusterId", "ProcId", "JobStatus"])
+        ids = [_id(ad) for ad in ads if ad["JobStatus"] in _STATES]
+        if ids and (cut_off != job or len(ids) > count):
+            self._bindings().ask("remove", self._place, theirs, _REASON)
+            ids = []
+        self._cut_off, self._early = None, []
+        self._states.update(dict.fromkeys(ids, "queued"))
+        self._told_late += [change for change in early if change.job in ids]
+        return ids
+
+    def _variables_file(self, job: WorkerJob) -> str:
+        """Where the variables of such a job are, for HTCondor to bring them to it whenever it begins; "" for none."""
+        text = variables_text(job)
+        if text and text not in self._variables:
+            path = os.path.join(self._directory, f"variables-{secrets.token_hex(4)}")
+            try:
+                write_private(path, text)
+            except OSError as error:
+                raise ProviderError(f"a worker's variables cannot be written: {error}; make room there") from None
+            self._variables[text] = path
+        return self._variables[text] if text else ""
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
         """The submit file that asks for so many workers, to be read; nothing is asked for.
 
         :raises ProviderError: if HTCondor could not be told so.
         """
-        described = describe(job, directory, self.run, self._clock(), self._lease)
+        described = describe(job, directory, self.run, time.time(), self._lease)
         return "".join(f"{key} = {value}\n" for key, value in described.items()) + f"queue {count}\n"
 
     def remove(self, jobs: Sequence[str]) -> None:
@@ -137,6 +199,22 @@ class CondorProvider:
             self._act(ours)
             self._removed.update(ours)
 
+    def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str]:
+        """Keep this provider's jobs from machines, those that run too, should they be evicted; all can be changed.
+
+        :raises ProviderError: if the schedd cannot be reached.
+        """
+        if any(job in self._states for job in jobs):
+            self.queries += 1
+            try:
+                # Not by their ids: one that has ended would keep all from being changed.
+                with told("HTCondor does not keep workers from machines"):
+                    self._bindings().ask("edit", self._place, self._mine, EXCLUDED_ATTRIBUTE, excluded_text(hosts))
+            except ProviderError:
+                if self._waiting_for(self._mine):
+                    raise
+        return []
+
     def changes(self) -> list[JobChange]:
         """What happened since the last call, in order.
 
@@ -144,11 +222,17 @@ class CondorProvider:
         """
         self._renew()
         with told("HTCondor's job log cannot be read"):
-            events = list(self._log.events(0))
-        found = [change for change in map(change_of, events) if change is not None]
+            events = self._bindings().ask("events", log_of(self._directory), self._read)
+        self._read += len(events)
+        found = self._told_late + [change for change in map(change_of, events) if change is not None]
+        self._told_late = []
         found += [JobChange(job, "ended", "HTCondor has lost it: was its queue's disk full?") for job in self._lost]
         self._lost = []
         return [change for change in found if self._is_new(change)]
+
+    def output(self, job: str) -> str:
+        """The path of what a job's present or last incarnation wrote."""
+        return output_of(self._directory, job)
 
     def last_words(self, job: str) -> str:
         """The last lines that a job's present or last incarnation wrote."""
@@ -160,8 +244,9 @@ class CondorProvider:
         :raises ProviderError: if the pool cannot be asked.
         """
         self.queries += 1
-        with told("HTCondor's pool cannot be asked"):
-            return ask(job, bindings(), self._schedd_name, self._pool)
+        with told("HTCondor's pool cannot be asked", who="collector or schedd"):
+            found: Survey = self._bindings().ask("survey", self._place, job)
+            return found
 
     def machines(self, job: WorkerJob) -> list[Topology]:
         """The machines that a worker may be on, with who uses their GPUs.
@@ -169,8 +254,9 @@ class CondorProvider:
         :raises ProviderError: if the pool cannot be asked.
         """
         self.queries += 1
-        with told("HTCondor's pool cannot be asked"):
-            return ask_for_places(job, bindings(), self._pool)
+        with told("HTCondor's pool cannot be asked", who="collector"):
+            found: list[Topology] = self._bindings().ask("machines", self._place, job)
+            return found
 
     def find(self) -> list[FoundJob]:
         """All workers of this user in the schedd's queue, also those of runs that are over.
@@ -181,9 +267,9 @@ class CondorProvider:
         wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{_escaped(getpass.getuser())}"'
         with told("HTCondor does not say which workers there are"):
             names = ["ClusterId", "ProcId", "JobStatus", "RemoteHost", RUN_ATTRIBUTE]
-            ads = self._schedd().query(wanted, projection=names)
+            ads = self._query(wanted, names)
         return [
-            FoundJob(f"{ad['ClusterId']}.{ad['ProcId']}", str(ad[RUN_ATTRIBUTE]), state, _machine(ad.get("RemoteHost")))
+            FoundJob(_id(ad), str(ad[RUN_ATTRIBUTE]), state, _machine(ad.get("RemoteHost")))
             for ad in ads
             if (state := _STATES.get(ad["JobStatus"])) is not None
         ]
@@ -203,9 +289,26 @@ class CondorProvider:
 
         :raises ProviderError: if the schedd cannot be reached; the message says what to call later.
         """
+        try:
+            self._remove_all()
+        finally:
+            for path in self._variables.values():
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            self._variables.clear()
+            self._close()
+
+    def _close(self) -> None:
+        """Let go of the process, which ends unless another provider has it."""
+        if self._process is not None and self._directory:
+            with contextlib.suppress(CondorError, ProviderError):
+                self._process.ask("forget", log_of(self._directory))
+        self._process = None
+
+    def _remove_all(self) -> None:
         if not self._asked:
             return
-        mine = f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{_escaped(log_of(self._directory))}"'
+        mine = self._mine
         try:
             if self._waiting_for(mine):
                 self._act(mine)
@@ -216,10 +319,17 @@ class CondorProvider:
             raise ProviderError(f"{error}; later, call condor_rm -constraint '{mine}'") from None
         self._states.clear()
 
+    @property
+    def _mine(self) -> str:
+        """What holds of the jobs of this provider, and of no others."""
+        return f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{_escaped(log_of(self._directory))}"'
+
     def _is_new(self, change: JobChange) -> bool:
         """Whether a change is one to tell, taking note of it."""
         before = self._states.get(change.job)
         if before is None:  # It had ended: a straggling event.
+            if self._cut_off is not None:
+                self._early.append(change)
             return False
         if change.state == "ended":
             del self._states[change.job]
@@ -241,82 +351,56 @@ class CondorProvider:
         self.queries += 2
         ours = f'{RUN_ATTRIBUTE} == "{self.run}"'
         try:
-            schedd = self._schedd()
-            there = {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in schedd.query(ours, ["ClusterId", "ProcId"])}
+            ads = self._query(ours, ["ClusterId", "ProcId", "ServerTime"])
+            there = set(map(_id, ads))
             missing = set(self._states) - there
             # An event may still be on its way to the log; not for so long.
             self._lost += sorted(missing & self._missing)
             self._missing = missing - set(self._lost)
-            schedd.edit(f"{ours} && (JobStatus == 1 || JobStatus == 5)", SEEN_ATTRIBUTE, str(int(now)))
-        except (bindings().HTCondorException, ProviderError):
+            waiting = f"{ours} && (JobStatus == 1 || JobStatus == 5)"
+            self._bindings().ask("edit", self._place, waiting, SEEN_ATTRIBUTE, str(_time_of(ads)))
+        except (CondorError, ProviderError):
             # None waits by now, or the schedd is down: the next time. Nobody removes jobs while it is.
-            self._renew_at = now + min(10.0, self._lease / 4)
+            self._renew_at = self._clock() + min(10.0, self._lease / 4)
 
     def _act(self, jobs: list[str] | str) -> None:
         with told("HTCondor did not remove workers"):
-            self._schedd().act(bindings().JobAction.Remove, jobs, ("ctxflow gave the worker back", _BY_US))
+            self._bindings().ask("remove", self._place, jobs, _REASON)
 
     def _waiting_for(self, constraint: str) -> bool:
         self.queries += 1
         with told("HTCondor does not say which workers are left"):
-            return bool(self._schedd().query(constraint, projection=["ClusterId"], limit=1))
+            return bool(self._query(constraint, ["ClusterId"], 1))
 
-    def _schedd(self) -> Any:
-        """The schedd, asked for anew each time, since its address changes when it is started again."""
-        htcondor = bindings()
-        if self._schedd_name is None and self._pool is None:
-            return htcondor.Schedd()
-        ad = htcondor.Collector(self._pool).locate(htcondor.DaemonType.Schedd, self._schedd_name)
-        if ad is None:
-            raise ProviderError(
-                f"there is no schedd {self._schedd_name!r} in the pool: condor_status -schedd lists their names"
-            )
-        return htcondor.Schedd(ad)
+    def _query(self, constraint: str, names: Sequence[str], limit: int = -1) -> list[dict[str, Any]]:
+        ads: list[dict[str, Any]] = self._bindings().ask("query", self._place, constraint, names, limit)
+        return ads
+
+    def _bindings(self) -> CondorProcess:
+        """The process with HTCondor's bindings.
+
+        :raises ProviderError: if they are not installed.
+        """
+        if self._process is None:
+            self._process = condor_process(self._place)
+        return self._process
 
 
-@functools.cache
-def bindings() -> Any:
-    """The module htcondor2.
+def _time_of(ads: Sequence[Any]) -> int:
+    """The time by the schedd's own clock, by which it counts a lease; by ours where it does not say.
 
-    :raises ProviderError: if it is not installed.
+    >>> _time_of([{"ClusterId": 1, "ServerTime": 1700000000}])
+    1700000000
     """
-    try:
-        return importlib.import_module("htcondor2")
-    except ImportError:
-        raise ProviderError(
-            f"HTCondor's Python bindings (htcondor2) are missing: {how_to_install('htcondor', extra='htcondor')}; "
-            "or on Debian install the package condor and make the virtual environment with --system-site-packages"
-        ) from None
-
-
-@contextmanager
-def told(what: str) -> Iterator[None]:
-    """Make HTCondor's complaint one sentence of ours, a ProviderError."""
-    try:
-        yield
-    except (bindings().HTCondorException, OSError) as error:
-        raise ProviderError(f"{what}: {_why(' '.join(str(error).split()).rstrip(',.'))}") from None
-
-
-def _why(complaint: str) -> str:
-    """HTCondor's complaint, and what to do about it.
-
-    >>> _why("Unable to commit transaction")
-    'its schedd cannot keep them: is the disk full that its SPOOL directory is on? (Unable to commit transaction)'
-    >>> _why("Failed to create new cluster").partition(":")[0]
-    'its schedd takes no jobs, or ended meanwhile'
-    """
-    if "commit transaction" in complaint:
-        return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
-    if "create new cluster" in complaint:
-        return f"its schedd takes no jobs, or ended meanwhile: see whether condor_q works on this machine ({complaint})"
-    if any(each in complaint for each in ("connect to schedd", "SECMAN", "locate local daemon")):
-        return f"its schedd does not answer: see whether condor_q works on this machine ({complaint})"
-    return f"{complaint}; see whether condor_q works on this machine"
+    return int(next((ad["ServerTime"] for ad in ads if "ServerTime" in ad), time.time()))
 
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _id(ad: Mapping[str, Any]) -> str:
+    return f"{ad['ClusterId']}.{ad['ProcId']}"
 
 
 def _machine(remote: str | None) -> str | None:

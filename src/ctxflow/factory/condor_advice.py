@@ -83,6 +83,8 @@ def _criterion_test(criterion: Criterion, machines: Sequence[Machine], need: Nee
     def alone() -> str:
         if criterion.source == "image":
             return f"no machine runs such containers ({criterion.expression}): leave image out, or write another"
+        if criterion.source == "excluded":
+            return "the run asks for no worker on any of the machines, since it took them for bad"
         if criterion.source == "implied":
             return f"no machine meets what HTCondor asks by itself, {criterion.expression}: {_values(criterion, whole)}"
         return f"no machine meets {criterion.expression} in requirements: {_values(criterion, whole)}"

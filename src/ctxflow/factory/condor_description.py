@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,14 +19,30 @@ from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS
 
 RUN_ATTRIBUTE = "CtxflowRun"
 SEEN_ATTRIBUTE = "CtxflowSeen"
+EXCLUDED_ATTRIBUTE = "CtxflowExcluded"
 BATCH_ATTRIBUTE = "CtxflowBatch"
+SUBMISSION_ATTRIBUTE = "CtxflowSubmission"
+TIER_ATTRIBUTE = "CtxflowTier"
 BATCH_VARIABLE = "CTXFLOW_BATCH"
 """Where a driver that is a job itself finds the tag that its workers' jobs get, so that they end with it."""
 _JOB_ID = "$(Cluster).$(Process)"
+# The file goes as soon as it is read: a worker sends its peers any file that its user may read.
+_WITH_VARIABLES = 'exec 2>&1; . "./$1" && rm -f "./$1" && shift && exec "$@"'
+# A job that waits needs only another value there, not other requirements, of which condor_submit adds a part.
+_ELSEWHERE = f"(!stringListIMember(TARGET.Machine, MY.{EXCLUDED_ATTRIBUTE}))"
 _OPTIONS = ("requirements", "require_gpus", "priority", "image", "submit")
 
 
-def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, batch: str = "") -> dict[str, str]:
+def describe(
+    job: WorkerJob,
+    directory: str,
+    run: str,
+    now: float,
+    lease: int,
+    batch: str = "",
+    variables: str = "",
+    submission: str = "",
+) -> dict[str, str]:
     """The submit description of a worker, or of several that are alike.
 
     The job's standard output and error go to one file of the directory, as they are written. A job that waits or is
@@ -36,6 +53,9 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, b
     :param now: seconds since 1970.
     :param lease: seconds.
     :param batch: what else they are tagged with, as `CtxflowBatch`: likewise, or nothing.
+    :param variables: the path of a file for this user alone that holds `variables_text`, by default one of the
+        directory: everybody may read a job's ad, and a token may be among the variables.
+    :param submission: what tells this submission from all others, as `CtxflowSubmission`, or nothing.
     :raises ProviderError: if HTCondor could not be told so, saying what to change.
 
     >>> text = describe(WorkerJob("a10", ["worker", "it's"], gpus=1), "/run/7", "7", now=0, lease=600)
@@ -47,13 +67,15 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, b
     check_job(job)
     options = _checked_options(job)
     where = literal(directory)
+    private = [variables or os.path.join(directory, "variables")] if variables_text(job) else []
+    first = [_WITH_VARIABLES, "sh", os.path.basename(private[0])] if private else ['exec "$@" 2>&1', "sh"]
     description = {
         "universe": "vanilla",
         # A shell, so that errors stand among the output where they happened, and a missing program is said there too.
         "executable": "/bin/sh",
         "transfer_executable": "false",
-        "arguments": quoted(["-c", 'exec "$@" 2>&1', "sh", *arguments(job)]),
-        "environment": _environment(job),
+        "arguments": quoted(["-c", *first, *arguments(job)]),
+        "environment": f'"{JOB_VARIABLE}={_JOB_ID}"',  # The one macro that is meant as such.
         "output": f"{where}/{_JOB_ID}.out",
         "stream_output": "true",  # So that it can be read while the job runs.
         "log": literal(log_of(directory)),
@@ -65,26 +87,30 @@ def describe(job: WorkerJob, directory: str, run: str, now: float, lease: int, b
         "request_disk": str(math.ceil(job.disk / 2**10)),  # KiB
         "notification": "never",
         "leave_in_queue": "false",
-        "batch_name": f"ctxflow {literal(_one_line(job.tier))}",
+        "batch_name": f"ctxflow {run}",  # By which condor_q groups the jobs of a run, of whichever tier.
+        f"+{TIER_ATTRIBUTE}": f'"{literal(_one_line(job.tier))}"',
         f"+{RUN_ATTRIBUTE}": f'"{run}"',
         f"+{SEEN_ATTRIBUTE}": str(int(now)),
+        f"+{EXCLUDED_ATTRIBUTE}": excluded_text(job.excluded),
     }
     for what, tag in (("run", run), ("batch", batch or "none")):
         if not re.fullmatch(r"[\w.-]+", tag, re.ASCII):
             raise ProviderError(f"HTCondor's jobs cannot be tagged with the {what} {tag!r}: use letters, digits, . _ -")
     if batch:
         description[f"+{BATCH_ATTRIBUTE}"] = f'"{batch}"'
+    if submission:
+        description[f"+{SUBMISSION_ATTRIBUTE}"] = f'"{submission}"'
     if job.gpus:
         description["request_gpus"] = str(job.gpus)
-    if job.files:
-        description.update(_files(job.files))
+    if job.files or private:
+        description.update(_files(job.files, private))
+    if any("," in path for path in private):
+        description["initialdir"] = where
     return _with_options(description, options, lease)
 
 
 def _with_options(description: dict[str, str], options: Mapping[str, Any], lease: int) -> dict[str, str]:
     """A description with what the tier says besides: its own submit keys take the place of ours."""
-    if options.get("requirements"):
-        description["requirements"] = _one_line(str(options["requirements"]))
     if options.get("require_gpus"):
         description["require_gpus"] = _one_line(str(options["require_gpus"]))
     if options.get("priority") is not None:
@@ -92,10 +118,26 @@ def _with_options(description: dict[str, str], options: Mapping[str, Any], lease
     if options.get("image"):
         description.update(universe="container", container_image=_one_line(str(options["image"])))
     theirs = {str(key): _one_line(_value(value)) for key, value in dict(options.get("submit", {})).items()}
-    remove = next((theirs.pop(key) for key in list(theirs) if key.lower() == "periodic_remove"), "")
+    remove, wish = _taken(theirs, "periodic_remove"), _taken(theirs, "requirements")
+    wish = wish or _one_line(str(options.get("requirements") or ""))
+    description["requirements"] = (f"({wish}) && " if wish else "") + _ELSEWHERE
     description["periodic_remove"] = _abandoned(lease) + (f" || ({remove})" if remove else "")
     taken = {key.lower() for key in theirs}
     return {key: value for key, value in description.items() if key.lower() not in taken} | theirs
+
+
+def _taken(theirs: dict[str, str], name: str) -> str:
+    """Take a submit key out of those that a tier sets."""
+    return next((theirs.pop(key) for key in list(theirs) if key.lower() == name), "")
+
+
+def excluded_text(hosts: Sequence[str]) -> str:
+    """The value of `CtxflowExcluded`, by which a job says on which machines it is not to run.
+
+    >>> print(excluded_text(["n1.pool", "n2.pool"]))
+    "n1.pool,n2.pool"
+    """
+    return f'"{",".join(hosts)}"'
 
 
 def log_of(directory: str) -> str:
@@ -129,15 +171,21 @@ def quoted(words: Sequence[str]) -> str:
     return '"' + literal(_one_line(" ".join(told))).replace('"', '""') + '"'
 
 
-def _environment(job: WorkerJob) -> str:
-    settings = []
+def variables_text(job: WorkerJob) -> str:
+    """A job's variables as its shell takes them in, "" if there are none.
+
+    :raises ProviderError: if a shell could not be told so.
+
+    >>> variables_text(WorkerJob("a10", ["worker"], environment={"HF_TOKEN": "hf abc"}))
+    "export HF_TOKEN='hf abc'\\n"
+    """
+    lines = []
     for name, value in job.environment.items():
-        if not name or "=" in name:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in value:
             raise ProviderError(f"{name!r} cannot be the name of an environment variable: write another")
         if name != JOB_VARIABLE:
-            settings.append(f"{name}={value}")
-    text = quoted(settings)
-    return f'{text[:-1]} {JOB_VARIABLE}={_JOB_ID}"'  # The one macro that is meant as such.
+            lines.append(f"export {name}={shlex.quote(value)}\n")
+    return "".join(lines)
 
 
 def literal(text: str) -> str:
@@ -158,16 +206,21 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _files(paths: Sequence[str]) -> dict[str, str]:
+def _files(paths: Sequence[str], private: Sequence[str]) -> dict[str, str]:
+    """The keys for a job's files, and for those that nobody else may read and that need not be there yet."""
     for path in paths:
         if "," in path or path != path.strip():
             raise ProviderError(f"HTCondor cannot transfer a file named {path!r}: name it without commas and spaces")
-    absolute = [literal(_one_line(os.path.abspath(path))) for path in paths]
-    secret = [
-        name for name, path in zip(absolute, paths, strict=True) if not stat.S_IMODE(os.stat(path).st_mode) & 0o77
-    ]
-    found = {"transfer_input_files": ", ".join(absolute)}
-    return {**found, "encrypt_input_files": ", ".join(secret)} if secret else found
+    # Where the run's directory has a comma in its name, the job begins in there.
+    private = [os.path.basename(path) if "," in path else path for path in private]
+    paths = [os.path.abspath(path) for path in paths]
+    secret = [*(path for path in paths if not stat.S_IMODE(os.stat(path).st_mode) & 0o77), *private]
+    found = {"transfer_input_files": _listed([*paths, *private])}
+    return {**found, "encrypt_input_files": _listed(secret)} if secret else found
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(literal(_one_line(path)) for path in paths)
 
 
 def _abandoned(lease: int) -> str:

@@ -12,16 +12,19 @@ is (batch/detached.py).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.factory.condor import bindings, told
+from ctxflow.factory.condor_complaints import told
 from ctxflow.factory.condor_description import BATCH_ATTRIBUTE, literal, quoted
-from ctxflow.factory.condor_survey import refusal_of
+from ctxflow.factory.condor_process import CondorProcess, CutOff, condor_process
+from ctxflow.factory.provider import ProviderError
 
 _REMOVED, _COMPLETED = 3, 4
-_BY_US = 0  # The subcode of a removal's reason.
+_HERE = (None, None)  # This machine's schedd.
+_DRIVER_ATTRIBUTE = "CtxflowDriver"
 _KILLED = 10  # So often may a driver be killed, until it is held: something is wrong with it or its machine.
 _FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothing, or fail again.
 
@@ -63,7 +66,7 @@ def describe_driver(script: str, directory: str, log: str, complaints: str, tag:
         "on_exit_hold_reason": f'strcat("the driver was killed by signal ", ExitSignal, " at its start number ",'
         f' NumJobStarts, ": see ctxflow logs {tag.partition("-")[0]}, and let it go on with condor_release")',
         "batch_name": f"ctxflow job {tag.partition('-')[0]}",
-        "+CtxflowDriver": f'"{tag}"',
+        f"+{_DRIVER_ATTRIBUTE}": f'"{tag}"',
         "+OtherJobRemoveRequirements": f'"{BATCH_ATTRIBUTE} == \\"{tag}\\""',
     }
 
@@ -73,14 +76,9 @@ def why_no_driver() -> str | None:
 
     :raises ProviderError: if HTCondor's Python bindings are missing.
     """
-    htcondor = bindings()
-    try:
-        here = htcondor.Collector().locate(htcondor.DaemonType.Schedd)
-    except (htcondor.HTCondorException, OSError, ValueError):
-        here = None
-    if here is None:
-        return "this machine has no schedd that could take the driver: give the command where people call condor_submit"
-    return refusal_of(htcondor, None, None, None)
+    with told("HTCondor does not say whether it takes the driver", who="collector or schedd"):
+        found: str | None = _bindings().ask("refusal")
+        return found
 
 
 def submit_driver(description: Mapping[str, str]) -> str:
@@ -88,9 +86,15 @@ def submit_driver(description: Mapping[str, str]) -> str:
 
     :raises ProviderError: if it is refused, or there is no schedd.
     """
-    with told("HTCondor did not take the driver"):
-        done = bindings().Schedd().submit(bindings().Submit(dict(description)), count=1)
-    return f"{done.cluster()}.{done.first_proc()}"
+    try:
+        with told("HTCondor did not take the driver"):
+            cluster, first = _bindings().ask("submit", _HERE, dict(description), 1, os.getcwd())
+    except ProviderError as error:
+        if not isinstance(error.__context__, CutOff):
+            raise
+        theirs = f"{_DRIVER_ATTRIBUTE} == {description[f'+{_DRIVER_ATTRIBUTE}']}"
+        raise ProviderError(f"{error}; should it be queued all the same, condor_rm -constraint '{theirs}'") from None
+    return f"{cluster}.{first}"
 
 
 def driver_events(log: str) -> list[dict[str, Any]]:
@@ -100,8 +104,10 @@ def driver_events(log: str) -> list[dict[str, Any]]:
     """
     if not os.path.exists(log):
         return []
-    with told("HTCondor's job log cannot be read"), bindings().JobEventLog(log) as events:
-        return [{**event, "time": float(event.timestamp)} for event in events.events(0)]
+    with told("HTCondor's job log cannot be read"):
+        events: list[dict[str, Any]] = _bindings().ask("events", os.path.abspath(log), 0)
+        _bindings().ask("forget", os.path.abspath(log))
+    return events
 
 
 def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -114,7 +120,7 @@ def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
     wanted = " || ".join(f'CtxflowDriver == "{tag}" || {BATCH_ATTRIBUTE} == "{tag}"' for tag in tags)
     names = ["ClusterId", "ProcId", "JobStatus", "CtxflowDriver", BATCH_ATTRIBUTE]
     with told("HTCondor does not say which jobs there are"):
-        ads = bindings().Schedd().query(wanted, projection=names)
+        ads = _bindings().ask("query", _HERE, wanted, names, -1)
     found: dict[str, dict[str, int]] = {tag: {} for tag in tags}
     for ad in ads:
         tag = str(ad.get("CtxflowDriver") or ad.get(BATCH_ATTRIBUTE))
@@ -130,4 +136,10 @@ def end_jobs(jobs: Mapping[str, int]) -> None:
     """
     if these := [job for job, state in jobs.items() if state != _REMOVED]:
         with told("HTCondor did not remove the job"):
-            bindings().Schedd().act(bindings().JobAction.Remove, these, ("ctxflow cancel", _BY_US))
+            _bindings().ask("remove", _HERE, these, "ctxflow cancel")
+
+
+@functools.cache
+def _bindings() -> CondorProcess:
+    """The process with HTCondor's bindings, until this one ends."""
+    return condor_process(_HERE)

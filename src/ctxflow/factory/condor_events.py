@@ -13,6 +13,7 @@ from typing import Any
 from ctxflow.factory.provider import JobChange, JobState
 
 _EXECUTING, _EVICTED, _TERMINATED, _SHADOW_FAILED, _ABORTED = 1, 4, 5, 7, 9
+_USER_REQUEST = 1  # Among the codes of why a job is held.
 _HELD, _RELEASED, _DISCONNECTED, _RECONNECTED, _GAVE_UP = 12, 13, 22, 23, 24
 
 
@@ -45,7 +46,9 @@ def change_of(event: Mapping[str, Any]) -> JobChange | None:
     if kind not in told:
         return None
     state, why = told[kind]
-    return JobChange(f"{event['Cluster']}.{event['Proc']}", state, why, _host(event) if state == "running" else None)
+    host = _host(event) if state == "running" else None
+    by_hand = kind == _HELD and event.get("HoldReasonCode") == _USER_REQUEST
+    return JobChange(f"{event['Cluster']}.{event['Proc']}", state, why, host, by_hand=by_hand)
 
 
 def _host(event: Mapping[str, Any]) -> str | None:

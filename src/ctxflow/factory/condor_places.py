@@ -34,7 +34,7 @@ def pinned(tier: Tier, pin: int, machine: str, devices: Sequence[str]) -> Tier:
             "gpus": len(devices),
             "cores": tier.cores * share,
             "memory_gb": tier.memory_gb * share,
-            "disk_gb": tier.disk_gb * share,
+            "disk_gb": None if tier.disk is None else tier.disk * share / 1e9,
             "requirements": _both(tier.requirements, f'Machine == "{machine}"'),
             "require_gpus": _both(tier.require_gpus, these_gpus(devices)),
             "priority": (tier.priority or 0) + PRIORITY,

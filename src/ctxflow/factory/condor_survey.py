@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.factory.condor_advice import why_none
+from ctxflow.factory.condor_description import excluded_text
 from ctxflow.factory.condor_machines import Criterion, Need, machines_of, untold_gpus
 from ctxflow.factory.condor_places import places_of
 from ctxflow.factory.provider import Survey, WorkerJob
@@ -73,6 +74,8 @@ def need_of(job: WorkerJob, implied: Sequence[str] = ()) -> Need:
         container.append("HasSIF")
     criteria = [Criterion("requirements", each) for each in own]
     criteria += [Criterion("image", each) for each in container]
+    if job.excluded:
+        criteria.append(Criterion("excluded", f"!stringListIMember(Machine, {excluded_text(job.excluded)})"))
     mentioned = {name.lower() for each in own for name in attributes(each)}
     for each in implied:  # As condor_submit does: what the author speaks of himself is left to him.
         if not mentioned & {name.lower() for name in attributes(each)}:
@@ -128,6 +131,17 @@ def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> 
         found.machines, found.free, found.gpu_models, may_submit=False, advice=(refusal, *found.advice),
         workers=found.workers,
     )  # fmt: skip
+
+
+def driver_refusal(htcondor: Any) -> str | None:
+    """Why no driver can be submitted on this machine, None if it can."""
+    try:
+        here = htcondor.Collector().locate(htcondor.DaemonType.Schedd)
+    except (htcondor.HTCondorException, OSError, ValueError):
+        here = None
+    if here is None:
+        return "this machine has no schedd that could take the driver: give the command where people call condor_submit"
+    return refusal_of(htcondor, None, None, None)
 
 
 def ask_for_places(job: WorkerJob, htcondor: Any, pool: str | None) -> list[Topology]:

@@ -13,9 +13,9 @@ import os
 from collections.abc import Iterator
 from socket import gethostname
 
-import psutil
-
 from ctxflow.factory.worker_job import Lead
+from ctxflow.liveness import lives
+from ctxflow.own_files import NotOwnError, make_own_folder, own_folder, read_own, tell_once, write_private
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Run:
         sees the files that the words name.
     :ivar variables: tier -> the names of the variables that its workers find in their environment.
     :ivar acquire: who acquires its workers: "run" or "factory", as the site says.
+    :ivar born: by which its driver is told from another process of its number, "" where that is not known.
     """
 
     id: str
@@ -49,11 +50,26 @@ class Run:
     python: str = "python3"
     ssl: bool = False
     acquire: str = "run"
+    born: str = ""
+
+    @classmethod
+    def read(cls, text: bytes) -> Run:
+        """From what a connection file says; what another version says beside that is left out.
+
+        :raises ValueError, TypeError: if it says no run.
+        """
+        told = json.loads(text)
+        if not isinstance(told, dict) or not isinstance(told.get("pid"), int):
+            raise ValueError("it tells of no run")
+        return cls(**{name: value for name, value in told.items() if name in _FIELDS})
 
     @property
     def lead(self) -> Lead:
         """What its workers must know to join."""
         return Lead(self.address, self.port, self.program, self.password_file, self.python, self.ssl)
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Run)}
 
 
 def runs_directory() -> str:
@@ -76,35 +92,39 @@ def live_runs() -> list[Run]:
 
 def is_over(run: Run) -> bool:
     """Whether a run that was live is not any more: its file is gone, or its driver. Not so if that cannot be seen."""
-    paths = [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
-    path = next(filter(os.path.exists, paths), paths[0])
+    there = [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
+    return not any(map(_may_be_there, there)) or not lives(run.pid, run.born)
+
+
+def _may_be_there(path: str) -> bool:
     try:
-        return _started(run.pid) > os.path.getmtime(path) + 1
-    except (FileNotFoundError, psutil.NoSuchProcess):
-        return True
-    except (OSError, psutil.Error):
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # A file server that does not answer.
+        return True
+    return True
 
 
-def _live_runs() -> Iterator[tuple[float, Run]]:
-    """When its driver was started, and the run."""
+def _live_runs() -> Iterator[tuple[int, Run]]:
+    """When its file was written, and the run."""
     for directory in all_directories():
-        with contextlib.suppress(OSError):
-            for name in os.listdir(directory):
-                path = os.path.join(directory, name)
-                with contextlib.suppress(OSError, ValueError, TypeError, psutil.Error):
-                    with open(path) as file:
-                        run = Run(**json.load(file))
-                    # A home may be shared with other machines; and a driver that was killed left its file behind.
-                    if run.host == gethostname() and (started := _started(run.pid)) <= os.path.getmtime(path) + 1:
-                        yield started, run
+        for run, written in runs_in(directory):
+            # A home may be shared with other machines; and a driver that was killed left its file behind.
+            if run.host == gethostname() and lives(run.pid, run.born):
+                yield written, run
 
 
-def _started(pid: int) -> float:
-    process = psutil.Process(pid)
-    if process.status() == psutil.STATUS_ZOMBIE:  # It was killed, and nobody has asked how it ended.
-        raise psutil.ZombieProcess(pid)
-    return process.create_time()
+def runs_in(directory: str) -> Iterator[tuple[Run, int]]:
+    """The runs that a folder's connection files tell of, with when each was written; only this user's own count."""
+    if not own_folder(directory):
+        return
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            if name.endswith(".json"):
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    yield Run.read(read_own(path)), os.stat(path).st_mtime_ns
 
 
 class Connection:
@@ -113,20 +133,15 @@ class Connection:
     def __init__(self, run: Run) -> None:
         directory = runs_directory()
         self._path = os.path.join(directory, f"{run.id}.json")
-        with contextlib.suppress(OSError):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+        try:
+            make_own_folder(directory)
             write_private(self._path, json.dumps(dataclasses.asdict(run)))
+        except NotOwnError as error:
+            tell_once(error)
+        except OSError:
+            pass
 
     def close(self) -> None:
         """Remove it."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)
-
-
-def write_private(path: str, text: str) -> None:
-    """Write a file that nobody but this user can read, whatever was there before."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)

@@ -16,17 +16,20 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import runs_directory, write_private
+from ctxflow.factory.connection import runs_directory
 from ctxflow.factory.provider import JobChange, Provider
+from ctxflow.factory.spending import SpendingMeter, Spent, total
+from ctxflow.liveness import birth_of, lives
+from ctxflow.own_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.sites.tier import Tier
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 0.25
+_END_SECONDS = 10.0
 _ALONE_SECONDS = 10.0  # After which a run says that no factory serves it.
 _CHANGE_FIELDS = {field.name for field in dataclasses.fields(JobChange)}
 
@@ -41,6 +44,7 @@ class Wishes:
     :ivar removed: tier -> jobs to end, until the factory has told of their end.
     :ivar refused: tier -> job -> why its worker cannot be used.
     :ivar looks: how often the run asked for news at once.
+    :ivar excluded: tier -> the hosts on which no worker is to be asked for.
 
     >>> Wishes.read(Wishes("campus", {"a10": 8}).text()).wanted
     {'a10': 8}
@@ -52,21 +56,32 @@ class Wishes:
     removed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     refused: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     looks: int = 0
+    excluded: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
         """As it is written."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Wishes:
+    def read(cls, text: str | bytes) -> Wishes:
         """From what was written.
 
         :raises ValueError: if it is not whole.
         """
         try:
-            return cls(**json.loads(text))
-        except TypeError as error:
+            found = json.loads(text)
+            wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})
+        except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
+        tables = (wishes.wanted, wishes.joined, wishes.removed, wishes.refused, wishes.excluded)
+        if not all(isinstance(each, dict) for each in tables) or not all(
+            type(count) is int for count in wishes.wanted.values()
+        ):
+            raise ValueError("they are not as wishes are written")
+        return wishes
+
+
+_WISHES = {field.name for field in dataclasses.fields(Wishes)}
 
 
 def wanted_file(run: str) -> str:
@@ -87,12 +102,17 @@ def factory_file(site: str) -> str:
 
 def factory_pid(site: str) -> int | None:
     """The process of the factory that serves a site for this user on this machine, None if there is none."""
-    path = factory_file(site)
-    with contextlib.suppress(OSError, ValueError, psutil.Error), open(path) as file:
-        pid = int(file.read())
-        if psutil.Process(pid).create_time() <= os.path.getmtime(path) + 1:
-            return pid
+    if own_folder(runs_directory()):
+        with contextlib.suppress(OSError, ValueError):
+            pid, _, born = read_own(factory_file(site)).decode().partition(" ")
+            if lives(int(pid), born):
+                return int(pid)
     return None
+
+
+def factory_mark() -> str:
+    """What a factory writes into the file that it holds: its process."""
+    return f"{os.getpid()} {birth_of(os.getpid()) or ''}"
 
 
 class FactoryClient:
@@ -101,9 +121,10 @@ class FactoryClient:
     :param run: the run's id.
     :param site: the name of its site, by which its factory knows it.
     :param changed: called, on a thread of this object's own, when `take` or `failure` has something.
+    :param tiers: the site's, for their workers' GPUs and prices.
     """
 
-    def __init__(self, run: str, site: str, changed: Callable[[], None]) -> None:
+    def __init__(self, run: str, site: str, changed: Callable[[], None], tiers: Sequence[Tier] = ()) -> None:
         self._run, self._site = run, site
         self._changed = changed
         self._condition = threading.Condition()  # Guards all below.
@@ -111,11 +132,17 @@ class FactoryClient:
         self._joined: dict[str, dict[str, int]] = {}
         self._removed: dict[str, list[str]] = {}
         self._refused: dict[str, dict[str, str]] = {}
+        self._excluded: dict[str, list[str]] = {}
         self._joins = self._looks = 0
         self._dirty = self._stopped = False
         self._news: list[tuple[str, JobChange]] = []
+        self._reasons: dict[str, str] = {}
+        self._maxima: dict[str, int] = {}
+        self._limits_beyond: list[dict[str, Any]] = []
+        self._meters = {tier.name: SpendingMeter(tier.gpus, tier.price) for tier in tiers}
         self._heard = 0  # Bytes of news that were read.
         self._alone_since: float | None = time.monotonic()
+        self._served = True  # Until it is known that nobody does.
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._work, name="ctxflow-factory-client", daemon=True)
 
@@ -125,7 +152,7 @@ class FactoryClient:
         :raises CtxflowError: if the files cannot be written.
         """
         try:
-            os.makedirs(runs_directory(), mode=0o700, exist_ok=True)
+            make_own_folder(runs_directory())
             write_private(news_file(self._run), "")
             self._write(self._wishes().text())
         except OSError as error:
@@ -164,6 +191,11 @@ class FactoryClient:
             self._drop(tier, job)
             self._refused.setdefault(tier, {})[job] = reason
 
+    def exclude(self, tier: str, hosts: Sequence[str]) -> None:
+        """Want no worker of a tier on these hosts from now on."""
+        with self._telling():
+            self._excluded[tier] = sorted(hosts)
+
     def look(self) -> None:
         """Ask for news at once."""
         with self._telling():
@@ -183,6 +215,10 @@ class FactoryClient:
         """Likewise."""
         return []
 
+    def output(self, tier: str, job: str) -> str:
+        """The path of what a job writes is the factory's to know."""
+        return ""
+
     def provider(self, tier: str) -> Provider:
         """Nobody: only the factory knows.
 
@@ -198,12 +234,35 @@ class FactoryClient:
                 for tier, wanted in self._wanted.items()
             }
 
+    def spent(self) -> Spent:
+        """What the run's jobs have used so far."""
+        now = time.monotonic()
+        with self._condition:
+            return total(meter.spent(now) for meter in self._meters.values())
+
+    def maxima(self) -> dict[str, int]:
+        """Tier -> how many workers the factory would lend to this run."""
+        with self._condition:
+            return dict(self._maxima)
+
+    def limits_beyond(self) -> list[dict[str, Any]]:
+        """What is used of the factory's limits, and of its user's, as the factory told last."""
+        with self._condition:
+            return list(self._limits_beyond)
+
+    def reasons(self) -> dict[str, str]:
+        """Tier -> why it has fewer workers than are wanted, "" if it has them."""
+        with self._condition:
+            lacking = {tier: len(self._joined.get(tier, ())) < wanted for tier, wanted in self._wanted.items()}
+            alone = "" if self._served else f'no factory serves the site "{self._site}" here, as far as is known'
+            return {tier: (self._reasons.get(tier, "") or alone) if lacks else "" for tier, lacks in lacking.items()}
+
     def stop(self) -> None:
         """Take leave: the factory then ends all jobs of the run."""
         with self._telling():
             self._stopped = True
         if self._thread.ident:
-            self._thread.join()
+            self._thread.join(_END_SECONDS)
         for path in (wanted_file(self._run), news_file(self._run)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -220,7 +279,7 @@ class FactoryClient:
         self._joined.get(tier, {}).pop(job, None)
 
     def _wishes(self) -> Wishes:
-        return Wishes(self._site, self._wanted, self._joined, self._removed, self._refused, self._looks)
+        return Wishes(self._site, self._wanted, self._joined, self._removed, self._refused, self._looks, self._excluded)
 
     def _write(self, text: str) -> None:
         path = wanted_file(self._run)
@@ -257,23 +316,41 @@ class FactoryClient:
         path = news_file(self._run)
         if os.path.getsize(path) <= self._heard:
             return
-        with open(path, "rb") as file:
-            file.seek(self._heard)
-            data = file.read()
+        data = read_own(path, self._heard)
         whole = data[: data.rfind(b"\n") + 1]
         self._heard += len(whole)
         with self._condition:
+            self._served = True
             for line in whole.splitlines():
-                self._take_in(json.loads(line))
+                try:
+                    self._take_in(json.loads(line))
+                except (ValueError, TypeError, LookupError, AttributeError) as error:  # Of another version, say.
+                    logger.warning(
+                        "news of the factory cannot be read and is left out (%s: %s): %.200s; is it of this ctxflow?",
+                        type(error).__name__, error, line.decode(errors="replace"),
+                    )  # fmt: skip
         self._changed()
 
     def _take_in(self, line: dict[str, Any]) -> None:
         if "failure" in line:
-            self.failure = line["failure"]
+            self.failure = str(line["failure"])
+            return
+        if "limits" in line:
+            self._limits_beyond = [dict(each) for each in line["limits"]]
             return
         tier = line["tier"]
+        if "maximum" in line:
+            self._maxima[tier] = int(line["maximum"])
+            return
+        if "reason_to_wait" in line:
+            self._reasons[tier] = str(line["reason_to_wait"])
+            return
         change = JobChange(**{key: value for key, value in line.items() if key in _CHANGE_FIELDS})
+        if not all(isinstance(each, str) for each in (tier, change.job, change.state)):
+            raise TypeError("a tier, a job and a state are words")
         self._news.append((tier, change))
+        if tier in self._meters:
+            self._meters[tier].heard(change, time.monotonic())
         if change.state != "running":
             self._drop(tier, change.job)
         if change.state == "ended":
@@ -287,7 +364,8 @@ class FactoryClient:
         if self._alone_since is None or time.monotonic() < self._alone_since + _ALONE_SECONDS:
             return
         self._alone_since = None
-        if factory_pid(self._site) is None:
+        self._served = factory_pid(self._site) is not None
+        if not self._served:
             logger.warning(
                 'this run has its workers from a factory, and none serves the site "%s" here: start one with'
                 " `ctxflow factory` and the site file, and the run goes on",
@@ -308,19 +386,34 @@ class RunFiles:
 
     def read(self) -> Wishes | None:
         """What the run wants, if that has changed since the last call."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             found = os.stat(wanted_file(self._run))
             sign = (found.st_mtime_ns, found.st_ino)
-            if sign != self._seen:
-                with open(wanted_file(self._run)) as file:
-                    wishes = Wishes.read(file.read())
+            if sign != self._seen and own_folder(runs_directory()):
+                wishes = Wishes.read(read_own(wanted_file(self._run)))
                 self._seen = sign
                 return wishes
+        except NotOwnError as error:
+            tell_once(error)
+        except (OSError, ValueError):
+            pass
         return None
 
     def tell(self, tier: str, change: JobChange) -> None:
         """Pass news of a job on."""
         self._add({"tier": tier, **dataclasses.asdict(change)})
+
+    def explain(self, tier: str, reason: str) -> None:
+        """Tell why a tier has fewer workers than the run wants, "" if it has them."""
+        self._add({"tier": tier, "reason_to_wait": reason})
+
+    def bound(self, tier: str, maximum: int) -> None:
+        """Tell how many workers of a tier the run may have, as long as nothing else is told."""
+        self._add({"tier": tier, "maximum": maximum})
+
+    def tell_limits(self, limits: Sequence[Mapping[str, Any]]) -> None:
+        """Tell what is used of limits that other runs count towards, too."""
+        self._add({"limits": limits})
 
     def fail(self, reason: str) -> None:
         """Tell that no worker can be had."""
@@ -335,9 +428,12 @@ class RunFiles:
         if not self._untold:
             return
         try:
-            news = os.open(news_file(self._run), os.O_WRONLY | os.O_APPEND)
+            news = open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND)
         except FileNotFoundError:  # The run is over.
             self._untold = b""
+            return
+        except NotOwnError as error:
+            tell_once(error)
             return
         except OSError:
             return

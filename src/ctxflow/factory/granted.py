@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ctxflow.factory.provider import FoundJob, JobChange, JobState, Provider, Survey, WorkerJob
+from ctxflow.factory.provider import Excluding, FoundJob, JobChange, JobState, KeepsOutput, Provider, Survey, WorkerJob
 
 _FIND_SECONDS = 15.0  # Of jobs that were taken over, the batch system must be asked.
 
@@ -65,6 +65,10 @@ class GrantedProvider:
         self._old_news.remove(change.job)
         return True
 
+    def took_over(self, job: str) -> bool:
+        """Whether a job is one that an earlier factory asked for."""
+        return job in self._taken
+
     def held(self) -> int:
         """How many jobs there are, or will be; to be called with the lock."""
         return len(self._jobs) + self._asking
@@ -105,6 +109,14 @@ class GrantedProvider:
             self._lose(job, "it was removed")
         self._provider.remove([job for job in jobs if job not in taken])
 
+    def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
+        """Keep jobs from hosts; those that were taken over run as they are.
+
+        :raises ProviderError: as the provider does.
+        """
+        ours = [job for job in jobs if job not in self._taken]
+        return self._provider.exclude(ours, hosts) if isinstance(self._provider, Excluding) else None
+
     def changes(self) -> list[JobChange]:
         """What happened since the last call."""
         if (self._taken or not self.settled) and self._clock() >= self._find_at:
@@ -121,6 +133,10 @@ class GrantedProvider:
     def last_words(self, job: str) -> str:
         """The last lines that a job wrote."""
         return self._provider.last_words(job)
+
+    def output(self, job: str) -> str:
+        """The path of what a job writes, "" if there is none here."""
+        return self._provider.output(job) if isinstance(self._provider, KeepsOutput) else ""
 
     def survey(self, job: WorkerJob) -> Survey:
         """What the batch system has for such a job now."""

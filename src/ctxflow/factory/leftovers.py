@@ -1,4 +1,5 @@
-"""What is left of runs that are over: their jobs in batch systems, and their files among the connection files.
+"""What is left of runs that are over: their jobs in batch systems, their files among the connection files, and folders
+of theirs in the temporary directory.
 
 What does not live here: asking whether it may be removed (cli/factory.py).
 """
@@ -7,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import socket
-import time
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 
 from ctxflow.factory.connection import all_directories, live_runs
 from ctxflow.factory.provider import FoundJob, ProviderError
 from ctxflow.factory.providers import provider_of, queue_of
+from ctxflow.host.scratch import abandoned, remove_abandoned
+from ctxflow.own_files import own_folder, read_own
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 
@@ -50,11 +54,15 @@ def find_leftovers(site: Site) -> Leftovers:
         except ProviderError as error:
             troubles.append(str(error))
     # Afterwards, so that no run that begins meanwhile is taken for dead.
-    live = {run.id for run in live_runs()}
-    away = {name for name, host in _connections().items() if host not in ("", socket.gethostname())}
+    live, away = {run.id for run in live_runs()}, _away()
     jobs = [(tier, job) for tier, job in found if job.run not in live | away]
     elsewhere = sum(job.run in away for _, job in found)
-    return Leftovers(jobs, sorted(_dead_files(live, away)), elsewhere, troubles)
+    return Leftovers(jobs, files_left(), elsewhere, troubles)
+
+
+def files_left() -> list[str]:
+    """All files and folders of this machine's dead runs, but those that they keep for good: `runs/`."""
+    return [*sorted(_dead_files({run.id for run in live_runs()}, _away())), *abandoned()]
 
 
 def remove_leftovers(found: Leftovers) -> list[str]:
@@ -65,13 +73,27 @@ def remove_leftovers(found: Leftovers) -> list[str]:
             provider_of(tier, "clean").discard([job.job for its, job in found.jobs if queue_of(its) == source])
         except ProviderError as error:
             troubles.append(str(error))
-    for path in found.files:
+    return troubles + remove_files(found.files)
+
+
+def remove_files(paths: Iterable[str]) -> list[str]:
+    """Remove what `files_left` found; gives what could not be, a sentence each."""
+    troubles = []
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
             try:
-                os.unlink(path)
+                if os.path.isdir(path):
+                    remove_abandoned(path)
+                else:
+                    os.unlink(path)
             except OSError as error:
                 troubles.append(f"{path} cannot be removed: {error.strerror}")
     return troubles
+
+
+def _away() -> set[str]:
+    """Runs of other machines that share the user's home."""
+    return {name for name, host in _connections().items() if host not in ("", socket.gethostname())}
 
 
 def _connections() -> dict[str, str]:
@@ -81,13 +103,14 @@ def _connections() -> dict[str, str]:
         name, kind = os.path.splitext(os.path.basename(path))
         if kind == ".json":
             hosts[name] = ""
-            with contextlib.suppress(OSError, ValueError), open(path) as file:
-                told = json.load(file)
+            with contextlib.suppress(OSError, ValueError):
+                told = json.loads(read_own(path))
                 hosts[name] = str(told.get("host", "")) if isinstance(told, dict) else ""
     return hosts
 
 
 def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
+    now = functools.cache(_now_in)
     for path in _files():
         name = os.path.basename(path)
         run = next((name.removesuffix(kind) for kind in _OF_A_RUN if name.endswith(kind)), None)
@@ -95,13 +118,19 @@ def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
             continue
         with contextlib.suppress(OSError):
             whole = name.endswith(".json") and _connections().get(run)
-            if whole or time.time() - os.path.getmtime(path) > _SETTLED_SECONDS:
+            if whole or now(os.path.dirname(path)) - os.path.getmtime(path) > _SETTLED_SECONDS:
                 yield path
+
+
+def _now_in(directory: str) -> float:
+    """The time by the clock that dates a folder's files, which may be a file server's."""
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".now-") as probe:
+        return os.fstat(probe.fileno()).st_mtime
 
 
 def _files() -> list[str]:
     found = []
-    for directory in all_directories():
+    for directory in filter(own_folder, all_directories()):
         with contextlib.suppress(OSError):
             found += [entry.path for entry in os.scandir(directory)]
     return found

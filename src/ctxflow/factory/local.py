@@ -27,9 +27,12 @@ from ctxflow.factory.provider import (
     check_job,
     tail,
 )
-from ctxflow.host.processes import kill_session, kill_tree
+from ctxflow.host.kept_logs import KeptLogs
+from ctxflow.host.processes import ended_within, kill_session, kill_tree
+from ctxflow.host.scratch import Scratch, sweep
 
 _PATIENCE = 5.0
+_MOST_LOGS = 100
 _SCRATCH_VARIABLE = "CTXFLOW_SCRATCH"  # By which processes are found that left their parents and their session.
 
 
@@ -49,8 +52,8 @@ class LocalProvider:
 
     A job's files are hard-linked into its scratch directory where the disk allows. Cores, memory, disk and GPUs are
     neither limited nor dealt out: give what a worker shall see in its environment. A job that ends takes all
-    processes that it started with it, and its scratch directory. It knows no options. Any thread may call it.
-    Its jobs end with the process that started them, so that `find` never has any.
+    processes that it started with it, its scratch directory and its TMPDIR. It knows no options. Any thread may call
+    it. Its jobs end with the process that started them, so that `find` never has any.
 
     :param pause: seconds after which an evicted job runs again.
     :param clock: seconds, for tests.
@@ -76,6 +79,8 @@ class LocalProvider:
         self._lock = threading.RLock()  # Whoever evicts is seldom the thread that asks for changes.
         self._directory = ""
         self._count = 0
+        self._kept_logs = KeptLogs(_MOST_LOGS)
+        self._temporary: Scratch | None = None
         self._jobs: dict[str, _Job] = {}  # Those that have not ended.
         self._news: list[JobChange] = []
 
@@ -100,6 +105,7 @@ class LocalProvider:
             self._count += 1
             new = _Job(f"local-{os.getpid()}-{self._count}", job)  # Nobody else's, also in a run of two factories.
             self._jobs[new.id] = new
+            self._kept_logs.add(self.output(new.id), list(map(self.output, self._jobs)))
             ids.append(new.id)
             try:
                 self._begin(new)
@@ -127,14 +133,21 @@ class LocalProvider:
             news, self._news = self._news, []
             return news
 
+    def output(self, job: str) -> str:
+        """The path of what a job's present or last incarnation wrote."""
+        return os.path.join(self._directory, f"{job}.out")
+
     def last_words(self, job: str) -> str:
         """The last lines that a job's present or last incarnation wrote."""
-        return tail(self._output(job))
+        return tail(self.output(job))
 
     def stop(self) -> None:
         """End all jobs, with all their processes."""
         with self._lock:
             self.remove(list(self._jobs))
+            if self._temporary is not None:
+                self._temporary.close()
+                self._temporary = None
 
     def survey(self, job: WorkerJob) -> Survey:
         """This machine, which has as many workers as are asked for."""
@@ -190,15 +203,21 @@ class LocalProvider:
         """Start an incarnation of a job in a fresh scratch directory."""
         scratch = self._scratch(job.id)
         os.makedirs(scratch, mode=0o700)
+        if self._temporary is None:
+            sweep()
+            self._temporary = Scratch()
+        temporary = os.path.join(self._temporary.path, job.id)
+        os.makedirs(temporary, mode=0o700)
         for path in job.asked.files:
             _link_or_copy(path, os.path.join(scratch, os.path.basename(path)))
-        with open(self._output(job.id), "wb") as output:
+        ours = {JOB_VARIABLE: job.id, _SCRATCH_VARIABLE: scratch}
+        with open(self.output(job.id), "wb") as output:
             job.process = subprocess.Popen(
                 arguments(job.asked),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **job.asked.environment, JOB_VARIABLE: job.id, _SCRATCH_VARIABLE: scratch},
+                env={**os.environ, "TMPDIR": temporary, **job.asked.environment, **ours},
                 cwd=scratch,
                 start_new_session=True,  # Ctrl-C is the driver's; and the job can be ended as a whole.
             )
@@ -217,14 +236,13 @@ class LocalProvider:
             kill_tree(job.process.pid)
             kill_session(job.process.pid)
             _kill_with(f"{_SCRATCH_VARIABLE}={self._scratch(job.id)}")  # Also what left both.
-            job.process.wait()
+            ended_within(job.process, _PATIENCE)
         shutil.rmtree(self._scratch(job.id), ignore_errors=True)
+        if self._temporary is not None:
+            shutil.rmtree(os.path.join(self._temporary.path, job.id), ignore_errors=True)
 
     def _scratch(self, job: str) -> str:
         return os.path.join(self._directory, job)
-
-    def _output(self, job: str) -> str:
-        return os.path.join(self._directory, f"{job}.out")
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -5,11 +5,12 @@ What does not live here: counting (acquirer.py, service.py). Needs prometheus-cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory.service import Service
+from ctxflow.factory.spending import MEASURES
 from ctxflow.installing import how_to_install
 
 if TYPE_CHECKING:
@@ -60,6 +61,35 @@ class FactoryCollector:
                 for tier, its in counts.items():
                     metric.add_metric((tier,), its[key])
                 yield metric
+        lacking = GaugeMetricFamily(
+            "ctxflow_factory_workers_lacking",
+            "Workers that a run's tier lacks, and why",
+            labels=("run", "tier", "reason"),
+        )
+        for run, tier, reason, lacks in self._service.lacking():
+            lacking.add_metric((run, tier, reason), lacks)
+        yield lacking
+        yield from limit_metrics("ctxflow_factory", self._service.limits(), ("scope", "run"))
+
+
+def limit_metrics(
+    prefix: str, limits: Sequence[Mapping[str, Any]], labels: Sequence[str] = ("scope",)
+) -> Iterator[Metric]:
+    """What is used of limits of GPU-hours and of cost, and how much they are.
+
+    :param labels: the keys that tell one of a measure from others; "" where one has none.
+    """
+    from prometheus_client.core import GaugeMetricFamily
+
+    for measure, name in MEASURES.items():
+        for key, what in (("used", "used of a limit"), ("limit", "that may be used")):
+            metric = GaugeMetricFamily(
+                f"{prefix}_{measure}_{key}", f"{name[0].upper()}{name[1:]} {what}", labels=labels
+            )
+            for each in limits:
+                if each["measure"] == measure:
+                    metric.add_metric([str(each.get(label, "")) for label in labels], each[key])
+            yield metric
 
 
 def place_of(text: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 from parsl.jobs.states import JobState as ParslState
 from parsl.jobs.states import JobStatus
 
+from ctxflow.factory.parsl_exclusion import MACHINE_VARIABLE, node_affinity
 from ctxflow.factory.parsl_story import Word
 from ctxflow.factory.provider import JobState, ProviderError
 
@@ -118,14 +119,23 @@ class Ear:
 
 
 class OnePod:
-    """Kubernetes' client as Parsl uses it, for pods that run once: else what ends is started again."""
+    """Kubernetes' client as Parsl uses it, for pods that run once: else what ends is started again.
+
+    :ivar excluded: the nodes on which the next ones are not to run.
+    """
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self.excluded: tuple[str, ...] = ()
 
     def create_namespaced_pod(self, namespace: str, body: Any) -> Any:
-        """Create a pod that is not started again."""
+        """Create a pod that is not started again, and knows its node."""
         body.spec.restart_policy = "Never"
+        if self.excluded:
+            body.spec.affinity = node_affinity(self.excluded)
+        field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        for container in body.spec.containers:
+            container.env = [*(container.env or ()), {"name": MACHINE_VARIABLE, "valueFrom": field}]
         return self._client.create_namespaced_pod(namespace=namespace, body=body)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,8 +6,10 @@ besides (slurm.py), and making Parsl's provider of a tier (parsl_tiers.py).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import random
 import re
 import secrets
 import shlex
@@ -16,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from parsl.launchers import SimpleLauncher, SingleNodeLauncher
@@ -23,12 +26,17 @@ from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory import slurm
 from ctxflow.factory.parsl_ear import Ear, OnePod, word_of
+from ctxflow.factory.parsl_exclusion import EXCLUDES, kept_from
 from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
 from ctxflow.factory.parsl_story import Story, Word
 from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
+from ctxflow.whole_files import written_whole
 from ctxflow.wording import counted
 
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
+_READ_SECONDS, _TURN_SECONDS = 0.9, (8.0, 16.0)  # How often the events of a job that works are read, at most and else.
+_MOST_ENDED = 1000  # Jobs that are over and may still be asked about; so many may end at once.
+_HURRIED_SECONDS = 0.5
 _SETTLE_SECONDS = 10.0  # How long a batch system may take to see that a job's script has ended.
 _GONE = re.compile(r"invalid job|already|unknown job|not exist|finished|not found", re.IGNORECASE)
 
@@ -40,9 +48,22 @@ class _Job:
     native: Any  # Parsl's id.
     places: Places
     story: Story
-    trouble: str  # Where the batch system writes what it has to say itself.
+    script: str  # Parsl's, if it says which; beside it the batch system writes what it has to say itself.
     read: int = 0  # Bytes of its events.
+    read_at: float = float("-inf")
     ended_at: float | None = None  # When its script was seen to have ended.
+
+    @property
+    def trouble(self) -> str:
+        """Where the batch system writes what it has to say itself."""
+        return f"{self.script}.stderr"
+
+    def remove_files(self) -> None:
+        """Remove all that tells of it."""
+        own = [self.places.output, self.places.events]
+        for path in own + [self.script + end for end in ("", ".stdout", ".stderr") if self.script]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 class ParslProvider:
@@ -89,7 +110,7 @@ class ParslProvider:
         run: str | None = None,
         lease: int = 120,
         patience: float = 30.0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run = run or uuid.uuid4().hex[:12]
         self.queries = 0
@@ -104,9 +125,12 @@ class ParslProvider:
         self._ended: dict[str, _Job] = {}
         self._news: list[JobChange] = []
         self._tiers: set[str] = set()
-        self._beat_at = self._asked_at = self._ask_at = 0.0
+        self._beat_at = self._asked_at = self._ask_at = self._read_at = float("-inf")
         self._pause = _FIRST_PAUSE
         parsl.nodes_per_block = 1
+        if self._label == "slurm" and "--comment" not in (given := str(parsl.scheduler_options or "")):
+            # By which squeue and sacct group the jobs of a run: their names differ.
+            parsl.scheduler_options = f"{given.rstrip()}\n#SBATCH --comment=ctxflow.{self.run}\n".lstrip()
         if self._label == "kubernetes":
             parsl.kube_client = OnePod(parsl.kube_client)
         if isinstance(getattr(parsl, "launcher", None), SingleNodeLauncher):
@@ -162,14 +186,15 @@ class ParslProvider:
                 file.write(text)
         except OSError as error:
             raise ProviderError(f"a worker's script cannot be written: {error}; make room there") from None
-        native = self._ear.called(
-            "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
-        )
+        with kept_from(self._parsl, self._label, job.excluded):
+            native = self._ear.called(
+                "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
+            )
         if not native:
             os.unlink(places.script)
             raise ProviderError(f"{self._label} did not take a worker: {self._ear.complaint() or 'it says no more'}")
         name = job_id(native) if variable else places.name
-        self._jobs[name] = _Job(native, places, Story(name), f"{self._ear.script}.stderr")
+        self._jobs[name] = _Job(native, places, Story(name), self._ear.script)
         return name
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
@@ -215,22 +240,50 @@ class ParslProvider:
             self._cancel(ours)
             self._hurry(_SHORTEST_PAUSE)
 
+    def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
+        """Keep jobs that wait from hosts: Slurm's are changed, those of others are to be asked for anew.
+
+        :raises ProviderError: if Slurm cannot be reached.
+        """
+        if self._label not in EXCLUDES:
+            return None
+        waiting = [job for job in jobs if job in self._jobs and self._jobs[job].story.state == "queued"]
+        if self._label != "slurm":
+            return waiting
+        self.queries += 1
+        natives = [self._jobs[job].native for job in waiting]
+        slurm.exclude(self._ear.run, natives, hosts, getattr(self._parsl, "clusters", None))
+        return []
+
     def changes(self) -> list[JobChange]:
         """What happened since the last call, in order.
 
         :raises ProviderError: if the batch system was to be asked and did not answer.
         """
         self._beat()
-        self._read_events()
+        self._read_due()
         if self._jobs and self._clock() >= self._ask_at:
             self._ask()
         news, self._news = self._news, []
         return news
 
+    def output(self, job: str) -> str:
+        """The path of what a job's present or last incarnation wrote."""
+        its = self._jobs.get(job) or self._ended.get(job)
+        return its.places.output if its else ""
+
     def last_words(self, job: str) -> str:
         """The last lines that a job's present or last incarnation wrote, or the batch system in its place."""
         its = self._jobs.get(job) or self._ended.get(job)
-        return (tail(its.places.output) or tail(its.trouble)) if its else ""
+        if its is None:
+            return ""
+        words = tail(its.places.output) or tail(its.trouble)
+        if not words and not os.path.exists(its.places.events):
+            return (
+                f"nothing of it was seen in {self._directory}: start the run in a directory that all nodes share under "
+                "that path"
+            )
+        return words
 
     def survey(self, job: WorkerJob) -> Survey:
         """What the batch system has for such a job now.
@@ -288,8 +341,22 @@ class ParslProvider:
         for job in list(self._jobs.values()):
             self._read(job)
 
+    def _read_due(self) -> None:
+        """Hear of those that may have news: on a shared filesystem to open a file asks its server.
+
+        Jobs that work have little to tell, and are read in turns; but all within a second where changes are asked for
+        so often as after a loss, which one of them may explain.
+        """
+        now = self._clock()
+        hurried, self._read_at = now - self._read_at < _HURRIED_SECONDS, now
+        for job in list(self._jobs.values()):
+            wait = 0.0 if not job.story.works else _READ_SECONDS if hurried else random.uniform(*_TURN_SECONDS)
+            if now - job.read_at >= wait:
+                self._read(job)
+
     def _read(self, job: _Job) -> None:
         """Hear what a job told of itself since the last time."""
+        job.read_at = self._clock()
         try:
             with open(job.places.events, "rb") as file:
                 file.seek(job.read)
@@ -307,8 +374,11 @@ class ParslProvider:
             self._hurry(_SHORTEST_PAUSE)  # The batch system knows why.
 
     def _ask(self) -> None:
-        """Ask the batch system about all jobs."""
+        """Ask the batch system about all jobs, whose own word is heard before."""
         self._asked_at = self._clock()
+        for job in list(self._jobs.values()):
+            if self._asked_at - job.read_at >= _READ_SECONDS:
+                self._read(job)
         told = len(self._news)
         self._ask_at = self._asked_at + _LONGEST_PAUSE / 2  # If it fails.
         words = self._slurm_words() if self._label == "slurm" else self._parsl_words()
@@ -317,6 +387,8 @@ class ParslProvider:
             if word is not None and word.state == "ended":
                 self._read(job)  # What it told last.
             if word is not None:
+                if word.state == "held" or (word.state == "queued" and self._label == "slurm"):
+                    job.ended_at = None  # Its script has ended, and it waits to run again.
                 self._tell(job, job.story.told(word))
         self._bury()
         settling = any(job.ended_at is not None or job.story.removed for job in self._jobs.values())
@@ -338,6 +410,10 @@ class ParslProvider:
         self._news += news
         if job.story.state == "ended" and job.story.job in self._jobs:
             self._ended[job.story.job] = self._jobs.pop(job.story.job)
+            if len(self._ended) > _MOST_ENDED:
+                self._ended.pop(next(iter(self._ended))).remove_files()
+            with contextlib.suppress(OSError):
+                os.unlink(job.places.script)  # It may hold secrets, among its variables.
 
     def _hurry(self, pause: float) -> None:
         """Ask soon, since something moves."""
@@ -393,9 +469,8 @@ class ParslProvider:
             return
         path = Places(self._directory, "").seen
         try:
-            with open(f"{path}.new", "w") as file:
-                file.write(f"{int(time.time())}\n")
-            os.replace(f"{path}.new", path)
+            with written_whole(Path(path), sync=False) as file:
+                file.write(b"%d\n" % time.time())
         except OSError as error:
             raise ProviderError(f"{self._directory} cannot be written: {error}; make room there") from None
         self._beat_at = now + self._lease / 6

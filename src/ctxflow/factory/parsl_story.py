@@ -5,10 +5,13 @@ What does not live here: reading the events and asking the batch system (parsl_j
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 from ctxflow.factory.provider import JobChange, JobState
 
+_BY_HAND = re.compile("JobHeld|requeued.in.held.state")  # Slurm's, after `scontrol hold` and `requeuehold`.
 GIVEN_BACK = "ctxflow gave the worker back"
 
 
@@ -59,6 +62,11 @@ class Story:
     _unheard: bool = False  # It was said to run, and its script has not begun.
     _doubted: bool = False
 
+    @property
+    def works(self) -> bool:
+        """Whether it runs, and nothing says that it will end."""
+        return self.state == "running" and not self._noticed and self.status is None and not self.removed
+
     def heard(self, line: str) -> list[JobChange]:
         """The news in an event of the script."""
         kind, _, rest = line.partition(" ")
@@ -83,7 +91,9 @@ class Story:
         if word.state == "evicted":
             return self._evicted(word.reason)
         if word.state == "held":
-            return [*self._evicted(word.reason), *self._become("held", word.reason)]
+            by_hand = bool(_BY_HAND.search(word.reason))
+            evicted, held = self._evicted(word.reason), self._become("held", word.reason)
+            return [*evicted, *(dataclasses.replace(each, by_hand=by_hand) for each in held)]
         news = self._evicted(word.reason or "it was queued again") if self._has_restarted(word) else []
         if word.state == "running" and self.state != "running" and self.status is None and not self._noticed:
             if word.host is not None or self._unheard:  # Else the script will say where.

@@ -39,9 +39,9 @@ _WALLTIME = "01:00:00"
 def parsl_provider(tier: Tier) -> ExecutionProvider:
     """The Parsl provider of a tier, whose options are that provider's keyword arguments.
 
-    - `slurm`: cores, memory and GPUs become cores_per_node, mem_per_node (in whole GiB) and gpus_per_node, unless
-      the options have these, or a gres with GPUs. Nodes are shared (`exclusive`). One more option: `grace`, the seconds
-      before the end of the walltime at which Slurm gives notice (60).
+    - `slurm`: cores, memory and GPUs become cores_per_node, mem_per_node (in whole GiB) and `--gpus-per-node` in
+      scheduler_options, unless the options have these, or a gres with GPUs. Nodes are shared (`exclusive`). One more
+      option: `grace`, the seconds before the end of the walltime at which Slurm gives notice (60).
     - `pbs` (PBS Pro, OpenPBS): cpus_per_node; memory and GPUs go into select_options, as `mem` and `ngpus`, unless
       they are there.
     - `grid-engine`: what is asked for goes into scheduler_options, unless they ask for it: `-pe` for more than one core
@@ -55,8 +55,8 @@ def parsl_provider(tier: Tier) -> ExecutionProvider:
     :raises ProviderError: for an option that there is not, or one that will not do, saying what to write.
 
     >>> provider = parsl_provider(Tier(provider="slurm", memory_gb=8, options={"partition": "gpu"}))
-    >>> provider.mem_per_node, provider.gpus_per_node, provider.exclusive
-    (8, 1, False)
+    >>> provider.mem_per_node, provider.exclusive, "#SBATCH --gpus-per-node=1" in provider.scheduler_options
+    (8, False, True)
     """
     if ":" in tier.provider:
         return _named(tier)
@@ -100,11 +100,12 @@ def _slurm(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
     lines = [options.get("scheduler_options", "")]
     if grace and "--signal" not in lines[0]:
         lines.append(f"#SBATCH --signal=B:USR1@{grace}")
-    asks_gpus = "gpus_per_node" in options or "gpu" in options.get("gres", "") or "--gpus" in lines[0]
+    asked = "gpus_per_node" in options or "gpu" in options.get("gres", "")
+    if tier.gpus and not asked and not re.search(r"--gpus|--gres=\S*gpu", lines[0]):
+        lines.append(f"#SBATCH --gpus-per-node={tier.gpus}")  # Parsl knows it only since 2026.2.23.
     return {
         "cores_per_node": tier.cores,
         "mem_per_node": math.ceil(tier.memory / 2**30),
-        "gpus_per_node": None if asks_gpus or not tier.gpus else tier.gpus,
         "exclusive": False,
         "cmd_timeout": 30,
         **options,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ctxflow.errors import CtxflowError
 
@@ -33,9 +33,11 @@ class WorkerJob:
     :param environment: variables for the job. It gets CTXFLOW_JOB, its own id, besides.
     :param cores: how many it needs, and uses.
     :param memory: bytes.
-    :param disk: bytes.
+    :param disk: bytes; 0 if none is promised.
     :param gpus: how many.
     :param options: the provider's own; its docstring names them.
+    :param excluded: the hosts on which it is not to run, as the batch system calls them. A provider whose batch system
+        cannot be told so leaves it.
 
     >>> job = WorkerJob("any", ["python3", "worker.pyz"], files=["/srv/worker.pyz"])
     >>> job.cores, job.memory, job.gpus
@@ -51,6 +53,7 @@ class WorkerJob:
     disk: int = 10**9
     gpus: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class JobChange:
     :param job: its id, as `submit` returned it.
     :param reason: what the batch system says, "" where there is nothing to say.
     :param host: the machine, for `running`; None where it is not known.
+    :param by_hand: for `held`: somebody put it on hold, and will release it.
     :param waited: seconds from asking for it (or its last eviction) to `running`; filled in by the acquirer.
 
     >>> JobChange("12.0", "held", "the disk is full").host is None
@@ -77,6 +81,7 @@ class JobChange:
     reason: str = ""
     host: str | None = None
     waited: float | None = None
+    by_hand: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,28 @@ class Provider(Protocol):
 
     def stop(self) -> None:
         """End all jobs of this provider. Nothing of them is left but what is in its directory."""
+
+
+@runtime_checkable
+class KeepsOutput(Protocol):
+    """A provider that keeps what its jobs write where this machine can read it."""
+
+    def output(self, job: str) -> str:
+        """Return the path of what a job's present or last incarnation wrote."""
+
+
+@runtime_checkable
+class Excluding(Protocol):
+    """A provider that can keep jobs from hosts also when they were submitted before."""
+
+    def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
+        """Keep jobs that wait, or come to wait again, from these hosts, and from no others besides.
+
+        :param jobs: those of one tier.
+        :returns: those that wait and cannot be changed: they are to be asked for anew. None if no job can be kept from
+            a host.
+        :raises ProviderError: if the batch system cannot be reached.
+        """
 
 
 def check_job(job: WorkerJob) -> None:

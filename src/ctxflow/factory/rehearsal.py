@@ -11,14 +11,16 @@ import os
 import tempfile
 from collections.abc import Sequence
 
-from ctxflow.factory.connection import Run, write_private
+from ctxflow.factory.connection import Run
 from ctxflow.factory.exchange import RunFiles
 from ctxflow.factory.provider import WorkerJob
 from ctxflow.factory.providers import provider_of
 from ctxflow.factory.service import maximum_of
 from ctxflow.factory.shares import shares
 from ctxflow.factory.worker_job import Lead, python_of, worker_job
+from ctxflow.own_files import write_private
 from ctxflow.sites import Site
+from ctxflow.sites.secret_names import is_secret
 from ctxflow.sites.tier import Tier
 
 
@@ -76,6 +78,8 @@ def _made_up(site: Site) -> list[Rehearsed]:
 
 def _rehearsed(run: str, tier: Tier, job: WorkerJob, count: int, directory: str) -> Rehearsed:
     count = min(count, tier.waiting)
+    shown = {name: "..." if is_secret(name) else value for name, value in job.environment.items()}
+    job = dataclasses.replace(job, environment=shown)
     describe = getattr(provider_of(tier, run), "description", None)
     text = describe(job, count, directory) if describe else json.dumps(dataclasses.asdict(job), indent=2) + "\n"
     return Rehearsed(run, tier.name, count, text)

@@ -9,6 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.connection import Run
@@ -16,6 +17,7 @@ from ctxflow.factory.exchange import RunFiles, Wishes
 from ctxflow.factory.granted import GrantedProvider
 from ctxflow.factory.provider import JobChange
 from ctxflow.factory.providers import provider_of, source_of
+from ctxflow.factory.spending import Spent, total
 from ctxflow.factory.worker_job import worker_job
 from ctxflow.sites.tier import Tier
 
@@ -31,6 +33,8 @@ class _Lent:
         self.granted = granted
         self.acquirer = acquirer
         self.running: dict[str, bool] = {}  # Jobs that run, the oldest first -> whether their workers joined.
+        self.reason = ""  # As the run was told last why it lacks workers.
+        self.maximum: int | None = None  # As the run was told last.
         self.renewing = False  # Until the jobs that wait as the tier was before are gone.
 
 
@@ -114,13 +118,24 @@ class ServedRun:
             decided=lambda tier, sentence: self._say(tier, self.run.id, sentence),
             waiting={name: tier.waiting},
             join_timeout=join_timeout,
+            took_over=granted.took_over,
+            prices={name: tier.price},
         )
+        acquirer.exclude(name, self.wishes.excluded.get(name, ()))
         acquirer.start()
         return _Lent(tier, granted, acquirer)
 
     def wanted(self, tier: str) -> int:
         """How many workers of a tier the run wants."""
         return self.wishes.wanted.get(tier, 0)
+
+    def lacking(self) -> list[tuple[str, str, int]]:
+        """The tiers of which it has fewer workers than it wants, with the reason and how many."""
+        lacks = [
+            (name, lent, self.wanted(name) - lent.acquirer.counts()[name]["joined"])
+            for name, lent in self._lent.items()
+        ]
+        return [(name, lent.reason, count) for name, lent, count in lacks if lent.reason and count > 0]
 
     def held(self, tier: str) -> int:
         """How many jobs of a tier it has or will have; to be called with the lock."""
@@ -133,6 +148,21 @@ class ServedRun:
     def allow(self, tier: str, count: int) -> None:
         """Let it have so many jobs; to be called with the lock. `hold` is to follow."""
         self._lent[tier].granted.allowed = count
+
+    def bound(self, tier: str, maximum: int) -> None:
+        """Tell the run how many workers it may have: others leave when they have done what they run."""
+        lent = self._lent[tier]
+        if lent.maximum != maximum:
+            lent.maximum = maximum
+            self._files.bound(tier, maximum)
+
+    def tell_limits(self, limits: list[dict[str, Any]]) -> None:
+        """Tell the run what is used of limits that other runs count towards."""
+        self._files.tell_limits(limits)
+
+    def spent(self) -> Spent:
+        """What its jobs have used so far."""
+        return total(lent.acquirer.spent() for lent in list(self._lent.values()))
 
     def hold(self, tier: str) -> None:
         """Hold as many jobs as are allowed."""
@@ -167,6 +197,12 @@ class ServedRun:
                 self._note(tier, lent, change)
                 if not lent.granted.is_old_news(change):
                     self._files.tell(tier, change)
+            reason = lent.acquirer.reasons()[tier]
+            if not reason and lent.granted.allowed < self.wanted(tier):
+                reason = f"the factory lends {lent.granted.allowed} of {self.wanted(tier)}: that is this run's share"
+            if reason != lent.reason:
+                lent.reason = reason
+                self._files.explain(tier, reason)
             failure = lent.acquirer.failure
             if failure is not None and failure != self._failure:
                 self._failure = failure
@@ -188,6 +224,8 @@ class ServedRun:
             self._lent[tier].running.pop(job, None)
             self._lent[tier].acquirer.refused(tier, job, wishes.refused[tier][job])
         self._gone = gone | refused
+        for tier, lent in self._lent.items():
+            lent.acquirer.exclude(tier, wishes.excluded.get(tier, ()))
         if wishes.looks != self._looks:
             self._looks = wishes.looks
             for lent in self._lent.values():

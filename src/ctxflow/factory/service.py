@@ -14,14 +14,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.connection import Run, is_over, live_runs, runs_directory
-from ctxflow.factory.exchange import RunFiles, factory_file, factory_pid
+from ctxflow.factory.exchange import RunFiles, factory_file, factory_mark, factory_pid
 from ctxflow.factory.provider import ProviderError
 from ctxflow.factory.providers import provider_of
 from ctxflow.factory.served_run import Say, ServedRun
-from ctxflow.factory.shares import grants, shares, to_give
+from ctxflow.factory.shares import bounds, grants, shares, to_give
+from ctxflow.factory.spending import Spent, limits_of, standing, total
+from ctxflow.factory.spending_limits import FactoryLimits
+from ctxflow.own_files import make_own_folder, open_own
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 from ctxflow.wording import counted
@@ -30,6 +34,7 @@ _LOOK_SECONDS = 0.25  # How often what runs want is looked at: a few files' date
 _RUNS_SECONDS = 1.0
 _AGAIN_SECONDS = 60.0
 _LOCK_SECONDS = 1.0
+_LIMITS_SECONDS = 30.0  # How often runs hear what is used of limits, while none is reached.
 _STATES = ("queued", "running", "joined", "evicted", "held")
 
 
@@ -68,8 +73,12 @@ def only_factory(site: str) -> Iterator[None]:
     :raises CtxflowError: if there is one.
     """
     path = factory_file(site)
-    os.makedirs(runs_directory(), mode=0o700, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+    try:
+        make_own_folder(runs_directory())
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise CtxflowError(f"no factory can be started here: {error}") from None
+    with open(descriptor, "r+") as file:
         deadline = time.monotonic() + _LOCK_SECONDS  # One that is just ending may have it still.
         while True:
             try:
@@ -84,7 +93,7 @@ def only_factory(site: str) -> Iterator[None]:
                     ) from None
                 time.sleep(0.05)
         file.truncate()
-        file.write(str(os.getpid()))
+        file.write(factory_mark())
         file.flush()
         try:
             yield
@@ -124,6 +133,11 @@ class Service:
         self._strangers: set[str] = set()
         self._troubles: dict[tuple[str, str], float] = {}  # Run and tier -> when it is tried again.
         self._runs_at = 0.0
+        self._limits = FactoryLimits(self.site.name, lambda sentence: self._say("", "", sentence))
+        self._spent = Spent()  # By runs that have ended.
+        self._limits_told: list[dict[str, Any]] = []
+        self._limits_at = 0.0
+        self._limits.look(self.site, Spent())
         self._reload = False
         self.stopping = False
 
@@ -159,6 +173,20 @@ class Service:
         """How many runs are served."""
         return len(self._serving)
 
+    def limits(self) -> list[dict[str, Any]]:
+        """What is used of each limit of GPU-hours and cost, of each run's with its id as "run"."""
+        own = limits_of(self.site, "run")
+        with self._counting:
+            runs = list(self._serving.values())
+        told = [{**each, "run": run.run.id} for run in runs for each in standing("run", run.spent(), own)]
+        return [*self._limits.standing, *told]
+
+    def lacking(self) -> list[tuple[str, str, str, int]]:
+        """How many workers runs lack: the run, the tier, the reason and their number."""
+        with self._counting:
+            runs = list(self._serving.values())
+        return [(run.run.id, *each) for run in runs for each in run.lacking()]
+
     # --- the loop
 
     def run(self) -> None:
@@ -174,6 +202,7 @@ class Service:
                 self._find_runs()
             for run in self._serving.values():
                 run.hear()
+            self._look_at_limits()
             for tier in {tier for run in self._serving.values() for tier in run.offers()}:
                 self._share(tier)
             self._summarise()
@@ -181,6 +210,23 @@ class Service:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._read_end, 4096)
         self._end()
+
+    def _look_at_limits(self) -> None:
+        """See whether a limit over all runs is reached, and let the runs know how they stand."""
+        with self._counting:
+            each = [*self._serving.values(), *(run for run, _ in self._ending.values())]
+            spent = total([self._spent, *(run.spent() for run in each)])
+        before = self._limits.reached
+        try:
+            self._limits.look(self.site, spent, last=self.stopping)
+        except CtxflowError as error:
+            self.stopping = True
+            self._say("", "", f"it ends, for {error}")
+        now = time.monotonic()
+        if before != self._limits.reached or (now >= self._limits_at and self._limits.standing != self._limits_told):
+            self._limits_at, self._limits_told = now + _LIMITS_SECONDS, self._limits.standing
+            for run in self._serving.values():
+                run.tell_limits(self._limits_told)
 
     def _say(self, tier: str, run: str, sentence: str) -> None:
         self._said_at = time.monotonic()
@@ -231,6 +277,8 @@ class Service:
             self._serving[run.id] = served
         self._say("", run.id, f"it is served: its driver is process {run.pid}, its files are in {run.directory}")
         self._lend(served)
+        if self._limits.standing:
+            served.tell_limits(self._limits.standing)
 
     def _lend(self, run: ServedRun) -> None:
         for tier in self.site.tiers:
@@ -246,7 +294,7 @@ class Service:
     def _share(self, name: str) -> None:
         """Let each run have its part of a tier."""
         tier = next((tier for tier in self.site.tiers if tier.name == name), None)
-        maximum = maximum_of(self.site, tier) if tier else 0
+        maximum = maximum_of(self.site, tier) if tier and not self._limits.reached else 0
         runs = {run.run.id: run for run in self._serving.values() if name in run.offers()}
         wants = {each: run.wanted(name) if tier else 0 for each, run in runs.items()}
         with self._lock:
@@ -254,6 +302,8 @@ class Service:
             leaving = {each: run.held(name) for each, (run, _) in self._ending.items() if name in run.offers()}
             for each, count in grants(wants, held | leaving, maximum).items():
                 runs[each].allow(name, count)
+        for each, most in bounds(wants, held, leaving, maximum).items():
+            runs[each].bound(name, most)
         for run in runs.values():
             run.hold(name)
         running = {each: run.running(name) for each, run in runs.items()}
@@ -297,6 +347,7 @@ class Service:
             for tier, counts in served.counts().items():
                 keep = {key: value for key, value in counts.items() if key not in (*_STATES, "wanted", "granted")}
                 self._books.setdefault(tier, _Books()).totals.update(keep)
+            self._spent += served.spent()
         RunFiles(name).discard()
         self._say("", name, self._what_is_left([served]) or "nothing of it is left")
 
@@ -311,6 +362,7 @@ class Service:
             thread.start()
         for thread in [*threads, *(thread for _, thread in self._ending.values())]:
             thread.join()
+        self._look_at_limits()
         ended = [*self._serving.values(), *(run for run, _ in self._ending.values())]
         self._say("", "", self._what_is_left(ended) or "nothing is left")
 

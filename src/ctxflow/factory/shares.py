@@ -46,6 +46,24 @@ def grants(wants: Mapping[str, int], held: Mapping[str, int], maximum: int) -> d
     return {run: min(share[run], held.get(run, 0) + more[run]) for run in wants}
 
 
+def bounds(
+    wants: Mapping[str, int], held: Mapping[str, int], leaving: Mapping[str, int], maximum: int
+) -> dict[str, int]:
+    """How many workers each run is told that it may have: all there may be, unless there are too many.
+
+    That is so after the maximum was lowered: then a run that has more than its share has the others leave, when they
+    have done what they run.
+
+    :param leaving: what runs that are over still hold.
+
+    >>> bounds({"a": 8, "b": 1}, {"a": 7, "b": 1}, {}, 4), bounds({"a": 8, "b": 1}, {"a": 3, "b": 1}, {}, 4)
+    ({'a': 3, 'b': 4}, {'a': 4, 'b': 4})
+    """
+    share = shares(wants, maximum)
+    too_many = sum(held.values()) + sum(leaving.values()) > maximum
+    return {run: share[run] if too_many and held.get(run, 0) > share[run] else maximum for run in wants}
+
+
 def to_give(
     wants: Mapping[str, int], held: Mapping[str, int], running: Mapping[str, int], maximum: int
 ) -> dict[str, int]:

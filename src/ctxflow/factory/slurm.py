@@ -47,6 +47,7 @@ _NODE_WIDTHS = {
     "GresUsed": 400,
     "Features": 400,
 }
+_BEGAN = re.compile(r"no longer pending|already finished|invalid job id", re.IGNORECASE)
 _NAME = re.compile(r"ctxflow\.(?P<run>[\w.-]+)\.(?P<tier>[A-Za-z0-9-]+)\.\d+\.\d+")
 
 
@@ -89,6 +90,28 @@ def scancel(ask: Ask, ids: Sequence[str], clusters: str | None = None) -> None:
     """
     if ids:
         ask(f"scancel{_clusters(clusters)} {' '.join(map(shlex.quote, ids))}")
+
+
+def exclude(ask: Ask, ids: Sequence[str], nodes: Sequence[str], clusters: str | None = None) -> None:
+    """Keep jobs that wait from these nodes, and from no others besides; those that begin meanwhile do not matter.
+
+    :raises ProviderError: if Slurm does not answer.
+    """
+    if not ids:
+        return
+    change = f"scontrol update{_clusters(clusters)} JobId={{}} ExcNodeList={shlex.quote(','.join(nodes))}"
+    try:
+        ask(change.format(shlex.quote(",".join(ids))))
+        return
+    except ProviderError as error:
+        if not _BEGAN.search(str(error)):
+            raise
+    for each in ids:  # One that began may keep others from being changed.
+        try:
+            ask(change.format(shlex.quote(each)))
+        except ProviderError as error:
+            if not _BEGAN.search(str(error)):
+                raise
 
 
 def found_jobs(lines: Mapping[str, Line]) -> list[FoundJob]:
@@ -138,7 +161,7 @@ def survey(
     rows = _rows(ask(f"sinfo --noheader --Node{where} --Format={_format(_NODE_WIDTHS)}"), _NODE_WIDTHS)
     if partition is None:
         rows = [row for row in rows if row["Partition"].endswith("*")]
-    nodes = [_Node.of(row) for row in rows]
+    nodes = [_Node.of(row) for row in rows if row["NodeHost"] not in job.excluded]
     wanted = _Need.of(job, gres, constraint)
     fitting = [node for node in nodes if node.up and not wanted.lacks(node)]
     models: dict[str, int] = {}

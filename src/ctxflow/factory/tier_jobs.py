@@ -21,12 +21,14 @@ class Job:
     :ivar asked: when it was submitted, or began to wait again.
     :ivar since: since when it is in its state.
     :ivar joined: whether its present worker has.
+    :ivar host: the machine that it runs on, or ran on last, None if that is not known.
     """
 
     asked: float
     since: float
     state: JobState = "queued"
     joined: bool = False
+    host: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,7 @@ class TierJobs:
             job.asked = job.asked if began or job.state == "queued" else now
             job.state, job.since, job.joined = change.state, now, job.joined and began
             if began:
+                job.host = change.host
                 self._moved, self._most_waiting = now, allowed
                 if not self._waiting():
                     self._most_waiting = min(2 * allowed, max(self.first, self.wanted))

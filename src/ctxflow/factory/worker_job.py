@@ -6,6 +6,7 @@ What does not live here: submitting it (the providers), and what the worker does
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxflow.factory.provider import WorkerJob
@@ -48,8 +49,8 @@ def worker_command(tier: Tier, lead: Lead) -> list[str]:
     """
     words = [lead.python, lead.program, "worker", f"{lead.address}:{lead.port}", "--password", lead.password_file]
     words += ["--tier", tier.name, "--cores", str(tier.cores), "--memory", str(tier.memory // 10**6)]
-    # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
-    words += ["--disk", str(tier.disk // 10**6), "--gpus", "0"]
+    words += [] if tier.disk is None else ["--disk", str(tier.disk // 10**6)]
+    words += ["--gpus", "0"]  # TaskVine need not deal out GPUs: the batch system has, and one host uses them all.
     return [*words, "--ssl"] if lead.ssl else words
 
 
@@ -61,14 +62,20 @@ def worker_job(tier: Tier, lead: Lead) -> WorkerJob:
     """
     program, password = os.path.basename(lead.program), os.path.basename(lead.password_file)
     there = Lead(lead.address, lead.port, program, password, lead.python, lead.ssl)
+    words = [*worker_command(tier, there), "--remove-password"]
+    return job_of(tier, words, [lead.program, lead.password_file])
+
+
+def job_of(tier: Tier, words: Sequence[str], files: Sequence[str]) -> WorkerJob:
+    """A job of a tier's size and wishes that runs some words, with these files beside it."""
     return WorkerJob(
         tier.name,
-        [*worker_command(tier, there), "--remove-password"],
-        files=[lead.program, lead.password_file],
+        words,
+        files=files,
         environment=tier.variables,
         cores=tier.cores,
         memory=tier.memory,
-        disk=tier.disk,
+        disk=tier.disk or 0,
         gpus=tier.gpus,
         options=tier.wishes,
     )

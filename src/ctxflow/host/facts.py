@@ -14,7 +14,7 @@ import sys
 
 from ctxflow.host.devices import cuda_devices, machine_of, order_devices
 from ctxflow.host.process import interpreter
-from ctxflow.host.processes import descendants, listening_ports
+from ctxflow.host.processes import descendants, listening_ports, machine_memory
 from ctxflow.host.wire import Head
 from ctxflow.topology import to_graph
 from ctxflow.version import __version__
@@ -68,13 +68,13 @@ def facts(worker: int, cores: int, cache: str) -> Head:
 
 
 def _machine() -> str | None:
-    """What HTCondor calls the machine, from the ad that it gives every job."""
+    """What the batch system calls the machine: HTCondor, in the ad that it gives every job; Slurm and Kubernetes."""
     with contextlib.suppress(OSError, KeyError), open(os.environ["_CONDOR_MACHINE_AD"]) as file:
         for line in file:
             name, _, value = line.partition("=")
             if name.strip().lower() == "machine":
                 return value.strip().strip('"')
-    return None
+    return os.environ.get("CTXFLOW_MACHINE") or os.environ.get("SLURMD_NODENAME")
 
 
 def _transfer_port(worker: int) -> int | None:
@@ -102,7 +102,7 @@ def _python_version() -> tuple[str | None, str | None]:
 def _memory() -> int:
     """The memory in bytes that the vine_worker gave its library, else the machine's."""
     given = _number(os.environ.get("MEMORY"))  # In MB.
-    return int(given) << 20 if given else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(given) << 20 if given else machine_memory()
 
 
 def _number(text: str | None) -> float | None:

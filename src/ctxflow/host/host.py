@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import selectors
 import shutil
@@ -18,23 +19,31 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ctxflow.host.descriptors import advice, none_left
+from ctxflow.host.kept_logs import KeptLogs
+from ctxflow.host.machine_faults import looks_like_the_machine
 from ctxflow.host.process import LibraryProcess, now
-from ctxflow.host.processes import bury_orphans, tree_bytes
+from ctxflow.host.processes import bury_orphans, kill_tree, tree_bytes
 from ctxflow.host.staging import stage
+from ctxflow.host.undead import Undead
 from ctxflow.host.wire import Head
 
 Emit = Callable[[Head, bytes], None]
 _MEMORY_CHECK_SECONDS = 0.5
 _NEXT_SECONDS = 0.2
+_END_SECONDS = 2.0  # For all library processes together, at the host's end.
+_MOST_LOGS = 20
 
 
 class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
-    Takes: `stage`, `load`, `unload`, `function`, `call`, `interrupt` (a call that nobody waits for), `drain` (calls
-    that answer their items one by one end after the item in flight). Reports: `staged`, `ready`, `failed`, `unloaded`,
+    Takes: `stage`, `load`, `unload`, `function`, `forget_functions` (that no call will need), `call`, `interrupt` (a
+    call that nobody waits for), `drain` (calls that answer their items one by one end after the item in flight).
+    Reports: `staged`, `ready`, `failed`, `unloaded`,
     `part` (results of a call that goes on), `finished`, `raised` (a call), `died` (a library process, with the calls
-    that the host knew it ran). All as messages of wire.py. A `key` given with `load` comes back with the reports about
+    that the host knew it ran), `stuck` (what was killed does not end: this worker is of no more use). To `ping` it says
+    `pong`. All as messages of wire.py. A `key` given with `load` comes back with the reports about
     what was loaded, so that they are told from those about an earlier load.
 
     :param emit: takes each report, head and body; called on the thread that runs the selector.
@@ -48,6 +57,7 @@ class Host:
         self._selector = selector
         self._scratch = scratch
         self._logs = logs
+        self._kept_logs = KeptLogs(_MOST_LOGS)
         self._libraries: dict[str, LibraryProcess] = {}
         self._functions: dict[str, bytes] = {}
         self._started = 0
@@ -56,14 +66,19 @@ class Host:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
         self._next_memory_check = float("inf")
+        self.undead = Undead()
+        self._postponed: dict[str, tuple[Head, bytes]] = {}  # Loads that wait until there is room.
         self._handlers: dict[str, Callable[[Head, bytes], None]] = {
             "stage": self._stage,
             "load": self._load,
             "unload": self._unload,
             "function": self._function,
+            "forget_functions": self._forget_functions,
             "call": self._call,
             "interrupt": self._interrupt,
             "drain": lambda head, body: self.give_notice(),
+            "overdue": self._overdue,
+            "ping": lambda head, body: self._emit({"is": "pong"}, b""),
         }
 
     def handle(self, head: Head, body: bytes) -> None:
@@ -75,9 +90,12 @@ class Host:
 
     def _refuse(self, head: Head, error: Exception) -> None:
         message = f"the worker cannot {head['do']} it: {error or type(error).__name__}"
-        if isinstance(error, OSError):
+        if none_left(error):
+            message += advice(error)
+        elif isinstance(error, OSError):
             message += "; see that the worker's machine has disk space, memory, processes and descriptors left"
-        failure = {"kind": "exception", "error": type(error).__name__, "message": message}
+        machine = looks_like_the_machine(error)
+        failure = {"kind": "exception", "error": type(error).__name__, "message": message, "machine": machine}
         report: Head = {name: head[name] for name in ("context", "key", "call") if name in head}
         report["failure"] = failure
         if head["do"] == "call":
@@ -88,7 +106,7 @@ class Host:
     def timeout(self) -> float | None:
         """How long the selector may wait before `check` is due, in seconds."""
         due = min((library.deadline for library in self._libraries.values()), default=float("inf"))
-        due = min(due, self._next_memory_check)
+        due = min(due, self._next_memory_check, self.undead.look_at)
         return None if due == float("inf") else max(0.0, due - now())
 
     def check(self) -> None:
@@ -99,6 +117,8 @@ class Host:
                 self._end_overdue(library, time)
         if self._next_memory_check <= time:
             self._check_memory(time)
+        if self.undead.look_at <= time:
+            self._look_after_undead(time)
 
     def give_notice(self) -> None:
         """The worker will be taken away: calls that answer their items one by one end after the item in flight."""
@@ -108,8 +128,12 @@ class Host:
 
     def stop(self) -> None:
         """End all library processes."""
+        for library in self._libraries.values():
+            kill_tree(library.process.pid)
+        deadline = now() + _END_SECONDS
         for context in list(self._libraries):
-            self._remove(context)
+            self._remove(context, max(0.0, deadline - now()))
+        self.undead.wait(max(0.0, deadline - now()))
 
     def close(self) -> None:
         """Free the host's own descriptors; nothing may be asked of it any more."""
@@ -118,7 +142,7 @@ class Host:
 
     def bury_orphans(self) -> None:
         """For a host that has adopted what calls left behind: some of it has ended."""
-        bury_orphans([library.process.pid for library in self._libraries.values()])
+        bury_orphans([*(library.process.pid for library in self._libraries.values()), *self.undead.pids()])
 
     def in_background(self, work: Callable[[], Head], then: Callable[[Head], None]) -> None:
         """Do what takes long in a thread; what it gives is handed on by the thread that runs the selector.
@@ -155,6 +179,7 @@ class Host:
                     "kind": "exception",
                     "error": type(error).__name__,
                     "message": _staging_message(error, head),
+                    "machine": looks_like_the_machine(error),
                 }
                 report = {"is": "failed", "context": head["context"], "failure": failure}
             return report
@@ -164,12 +189,16 @@ class Host:
     def _load(self, head: Head, body: bytes) -> None:
         context = head["context"]
         self._remove(context)
+        if self.undead:  # Which may still have the GPU's memory.
+            self._postponed[context] = head, body
+            return
         self._started += 1
         scratch = os.path.join(self._scratch, f"library-{self._started}")
         log = os.path.join(self._logs, f"{head['name'] or 'plain'}-{self._started}.log")
         library = LibraryProcess(context, scratch, head["environment"], log)
         library.key = head.get("key", "")
         self._libraries[context] = library
+        self._kept_logs.add(log, [each.log for each in self._libraries.values()])
         if self._noticed:
             library.give_notice()
         if head.get("timeout"):
@@ -186,7 +215,8 @@ class Host:
         self._watch_writes(library)
 
     def _unload(self, head: Head, body: bytes) -> None:
-        ended = self._remove(head["context"])
+        postponed = self._postponed.pop(head["context"], None) is not None
+        ended = self._remove(head["context"]) or postponed
         if "files" in head:
             clear(head["files"])
         if ended:
@@ -194,6 +224,13 @@ class Host:
 
     def _function(self, head: Head, body: bytes) -> None:
         self._functions[head["function"]] = body
+
+    def _forget_functions(self, head: Head, body: bytes) -> None:
+        for name in head["functions"]:
+            self._functions.pop(name, None)
+        for library in self._libraries.values():
+            library.forget_functions(head["functions"])
+            self._watch_writes(library)
 
     def _call(self, head: Head, body: bytes) -> None:
         library = self._libraries.get(head["context"])
@@ -205,8 +242,7 @@ class Host:
             }
             self._emit({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}, b"")
             return
-        name = head.get("function")
-        if name:
+        for name in filter(None, (head.get("function"), head.get("constants"))):
             library.give_function(name, self._functions[name])
         library.begin(head, body, now())
         self._watch_writes(library)
@@ -215,6 +251,12 @@ class Host:
         library = self._libraries.get(head["context"])
         if library is not None and library.ready:
             library.interrupt(head["call"], now())
+
+    def _overdue(self, head: Head, body: bytes) -> None:
+        """The driver still waits for a call that has timed out: the process that runs it may have stopped first."""
+        library = self._libraries.get(head["context"])
+        if library is not None and library.key == head["key"]:
+            self._fail_call(library, head["timeout"])
 
     # --- what happens
 
@@ -290,11 +332,16 @@ class Host:
                 f"building it took longer than its load_timeout of {library.timeout:g} s: "
                 "raise that, or see in the last lines where it hangs"
             )
+            library.show_where()
+            self._fail(library, "timeout", "Timeout", message)
         else:
-            message = (
-                f"the call took longer than its timeout of {library.timeout:g} s: "
-                "raise that, make batches smaller, or see in the last lines where it hangs"
-            )
+            self._fail_call(library, library.timeout or 0.0)
+
+    def _fail_call(self, library: LibraryProcess, timeout: float) -> None:
+        message = (
+            f"the call took longer than its timeout of {timeout:g} s: "
+            "raise that, make batches smaller, or see in the last lines where it hangs"
+        )
         library.show_where()
         self._fail(library, "timeout", "Timeout", message)
 
@@ -316,14 +363,32 @@ class Host:
         self._fail(library, "crash", "MemoryExceeded", message)
         return True
 
-    def _remove(self, context: str) -> bool:
+    def _remove(self, context: str, seconds: float | None = None) -> bool:
+        """End a context's library process, if there is one; what does not end at once is looked after."""
         library = self._libraries.pop(context, None)
         if library is None:
             return False
         for registered in (library.channel, library.output, library.death):
             self._selector.unregister(registered)
-        library.end()
+        gone = library.end() if seconds is None else library.end(seconds)
+        if not gone:
+            self.undead.add(library.process, now())
+            return True
+        try:
+            os.rmdir(library.scratch)
+        except OSError:  # What calls left there may be much.
+            self.in_background(functools.partial(_cleared, library.scratch), lambda report: None)
         return True
+
+    def _look_after_undead(self, time: float) -> None:
+        """Go on with what waits for processes that were killed; those that stay cost the worker."""
+        reason = self.undead.look(time)
+        if reason is not None:
+            self._emit({"is": "stuck", "reason": reason}, b"")
+        if not self.undead:
+            postponed, self._postponed = self._postponed, {}
+            for head, body in postponed.values():
+                self.handle(head, body)
 
 
 def serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool]) -> None:
@@ -366,6 +431,11 @@ def _staging_message(error: Exception, head: Head) -> str:
         f"{reason} while staging {source} to {head['cache']}: see that the file can be read, and that there is "
         "room, or put scratch= of the site on another disk"
     )
+
+
+def _cleared(scratch: str) -> Head:
+    clear(scratch)
+    return {}
 
 
 def clear(scratch: str) -> None:

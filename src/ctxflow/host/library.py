@@ -33,6 +33,7 @@ from ctxflow.functions import name_of
 from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
 from ctxflow.host.interrupting import SIGNAL, CallInterrupted, Interrupts
+from ctxflow.host.machine_faults import looks_like_the_machine
 from ctxflow.host.one_each import one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
@@ -140,7 +141,7 @@ class _Library:
         self._note_handlers()
         self._pid = os.getpid()
         self._place: InPlace | FolderEach = FolderEach(scratch)
-        self._functions: dict[str, bytes | Callable[..., Any]] = {}
+        self._functions: dict[str, Any] = {}  # Also constants; as bytes until they are needed.
         self._value: Any = None
         self._slowdown = _slowdown(os.environ)
         self._notice = select.poll()
@@ -156,6 +157,9 @@ class _Library:
             self._call(head, body)
         elif do == "function":
             self._functions[head["function"]] = body
+        elif do == "forget_functions":
+            for name in head["functions"]:
+                self._functions.pop(name, None)
         elif do == "load":
             self._load(head, body)
 
@@ -276,8 +280,8 @@ class _Library:
             columns = pickle.loads(body)
             lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
             inputs = lists if head["context"] == "" else [self._value, *lists]
-            function = self._function(head)
-            results, expected = function(*inputs), len(columns[0])
+            function, constants = self._function(head), self._constants(head)
+            results, expected = function(*inputs, **constants), len(columns[0])
             if type(results) is GeneratorType:
                 return self._take_one_by_one(head, results, expected, function)
             return {}, dump_results(one_each(results, expected, function))
@@ -314,11 +318,19 @@ class _Library:
         return any(event & select.POLLIN for _, event in self._notice.poll(0))
 
     def _function(self, head: Head) -> Callable[..., Any]:
-        function = self._functions[head["function"]]
-        if isinstance(function, bytes):
-            self._functions[head["function"]] = function = pickle.loads(function)
+        function: Callable[..., Any] = self._opened(head["function"])
         self._app = name_of(function)
         return function
+
+    def _constants(self, head: Head) -> Mapping[str, Any]:
+        """The named arguments that the calls of an app have in common: made once, as the function is."""
+        return self._opened(head["constants"]) if head.get("constants") else {}
+
+    def _opened(self, name: str) -> Any:
+        part = self._functions[name]
+        if isinstance(part, bytes):
+            self._functions[name] = part = pickle.loads(part)
+        return part
 
     def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
         self._output.mend()
@@ -335,6 +347,7 @@ class _Library:
             "error": type(error).__name__,
             "message": "; ".join(filter(None, (_message(error)[:_LONGEST], hint))),
             "traceback": _user_traceback(error)[-_LONGEST:] + hint,
+            "machine": kind == "exception" and looks_like_the_machine(error),
         }
         self.host.send({**head, "failure": failure}, body)
 

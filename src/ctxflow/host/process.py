@@ -9,22 +9,24 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import select
 import signal
 import site
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import IO
 
+from ctxflow.host.descriptors import readable
 from ctxflow.host.interrupting import NUMBER_BYTES, SIGNAL
-from ctxflow.host.processes import kill_tree
+from ctxflow.host.processes import ended_within, kill_tree
+from ctxflow.host.usage_statistics import without_usage_statistics
 from ctxflow.host.wire import Channel, Head
 
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
+_KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.
 _INTERRUPT_SECONDS = 1.0  # How long an interrupted call may go on before it costs the context.
 
 
@@ -42,7 +44,8 @@ class LibraryProcess:
     """
 
     def __init__(self, context: str, scratch: str, environment: dict[str, str], log: str) -> None:
-        self.context = context
+        self.context, self.log = context, log
+        self.scratch = scratch
         self.key = ""  # Tells this load of the context from earlier ones.
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
         self.functions: set[str] = set()  # Those that it was given.
@@ -91,10 +94,16 @@ class LibraryProcess:
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=[far.fileno(), self.notice, asked, self._running],
-                env={**os.environ, **environment, **python_path(environment), "PYTHONUNBUFFERED": "1"},
+                env={
+                    **without_usage_statistics({**os.environ, **environment}),
+                    **os.environ,
+                    **environment,
+                    **python_path(environment),
+                    "PYTHONUNBUFFERED": "1",
+                },
                 cwd=scratch,
             )
-            ours.callback(self.process.wait)
+            ours.callback(lambda: ended_within(self.process, _KILL_SECONDS))
             ours.callback(self.process.kill)
             self.death = os.pidfd_open(self.process.pid)
             self.channel = Channel(near)
@@ -109,6 +118,13 @@ class LibraryProcess:
         if name not in self.functions:
             self.functions.add(name)
             self.channel.send({"do": "function", "function": name}, body)
+
+    def forget_functions(self, names: Collection[str]) -> None:
+        """Have it keep functions no more that no call will need."""
+        known = [name for name in names if name in self.functions]
+        if known:
+            self.functions.difference_update(known)
+            self.channel.send({"do": "forget_functions", "functions": known})
 
     def begin(self, head: Head, body: bytes, now: float) -> None:
         """Send a call."""
@@ -187,13 +203,13 @@ class LibraryProcess:
         """Have it print where it is, before it is ended for taking too long (see `library.main`)."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR2)
-        select.select([self.output], [], [], 0.1)
+        readable(self.output, 0.1)
         time.sleep(0.02)  # It writes line by line.
 
-    def end(self) -> None:
-        """Kill it and all that it started, and wait until it is gone."""
+    def end(self, seconds: float = _KILL_SECONDS) -> bool:
+        """Kill it and all that it started, and wait until it is gone: False if it is not after so many seconds."""
         kill_tree(self.process.pid)
-        self.process.wait()
+        gone = ended_within(self.process, seconds)
         self._close_log()
         self.channel.close()
         os.close(self.output)
@@ -201,14 +217,16 @@ class LibraryProcess:
         os.close(self._asked)
         os.close(self._running)
         os.close(self.death)
+        return gone
 
     def cause_of_death(self) -> str:
         """How the process ended, in words; it must have ended, or at least closed its connection."""
-        if not select.select([self.death], [], [], 1.0)[0]:
+        if not readable(self.death, 1.0):
             self.process.kill()
-            self.process.wait()
             return "the code closed the library process's connection to its host: it must leave descriptors alone"
-        status = self.process.wait()
+        if not ended_within(self.process, _KILL_SECONDS):
+            return "the library process has ended, but the system does not let go of it: see what traces it"
+        status = self.process.returncode
         if status >= 0:
             return (
                 f"the code ended its library process with exit status {status}: "

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +62,41 @@ def kill_tree(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a process that was killed ends in time; one that hangs in the kernel cannot be waited for for ever."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.returncode is not None
+
+
+def activity(pid: int) -> tuple[str, ...]:
+    """What changes as long as a process gets anything done, if only slowly; nothing of one that is gone."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        found = _stat(pid)[7:13]
+        with open(f"/proc/{pid}/status") as file:
+            found += [line for line in file if "ctxt_switches" in line]
+    return tuple(found)
+
+
+def process_state(pid: int) -> str:
+    """The letter of a process's state, as of ps; nothing of one that is gone."""
+    with contextlib.suppress(OSError):
+        return _stat(pid)[0]
+    return ""
+
+
+def _stat(pid: int | str) -> list[str]:
+    """What the kernel tells of a process after its name, which may hold anything.
+
+    The state, parent, group, session, terminal, its group, flags, faults (4 kinds), time (2), and more.
+
+    :raises OSError: if it is gone.
+    """
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()
+
+
 def end_transfer_server(worker: int) -> None:
     """End a vine_worker's process that serves files to its peers: any file of its user, and to whoever asks."""
     for each in descendants(worker):
@@ -87,13 +123,16 @@ def kill_session(leader: int) -> None:
 
 
 def session_members(leader: int) -> list[int]:
-    """The processes of a session that still run."""
+    """The processes of a session that still run, as far as that can be seen."""
     found = []
-    for entry in os.listdir("/proc"):
+    try:
+        entries = os.listdir("/proc")
+    except OSError:  # For lack of a descriptor.
+        return []
+    for entry in entries:
         if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{entry}/stat") as file:
-                # After the name, which may hold anything: state, parent, group, session.
-                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                state, _, _, session = _stat(entry)[:4]
                 if int(session) == leader and state != "Z":
                     found.append(int(entry))
     return found
@@ -114,6 +153,11 @@ def listening_ports(pid: int) -> list[int]:
                 if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                     ports.append(int(fields[1].rpartition(":")[2], 16))
     return ports
+
+
+def machine_memory() -> int:
+    """The memory of this machine in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE
 
 
 def resident_bytes(pid: int) -> int:

@@ -1,11 +1,13 @@
 """The one file that a worker runs: a zip of this very ctxflow and cloudpickle, for any Python of 3.10 or later.
 
 `python ctxflow.pyz worker ...` starts a worker, and `vine_library` and `doorbell` are what its vine_worker starts.
+It holds what workers need; all else of ctxflow is in a second file, for those few that want it (rest.py).
 What does not live here: what runs first of it (program_main.py), and bringing it to where workers start (factory/).
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import marshal
 import os
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 
+from ctxflow.host.rest import MEMBER
 from ctxflow.installing import DISTRIBUTION, metadata
 from ctxflow.version import __version__
 
@@ -31,10 +34,11 @@ with open(1, "wb") as whole:  # With PYTHONUNBUFFERED sys.stdout's may write a p
     whole.write(marshal.dumps(codes))
 """
 _LEFT_OUT = {"examples", "__pycache__"}
-# What the programs import before they can serve, and so all workers. Bytecode of all would double the file.
+# What the programs import before they can serve, and so all workers: with bytecode, which doubles it.
 _COMPILED = (
     "cloudpickle/",
     "ctxflow/__init__.py",
+    "ctxflow/contents.py",
     "ctxflow/context",
     "ctxflow/environments/__init__.py",
     "ctxflow/environments/opening.py",
@@ -51,20 +55,34 @@ _COMPILED = (
 )
 
 
-def build_program(target: str) -> str:
+# And what users' functions import there.
+_NEEDED = (*_COMPILED, "ctxflow/models/", "ctxflow/parsl_apps.py")
+_DIGEST_BYTES = 16  # As contents.py has it.
+
+
+def build_program(target: str, rest: str | None = None) -> str:
     """Write the file, and give its path.
 
     It holds the modules of ctxflow but its examples, those of cloudpickle, and bytecode of what each worker imports,
     for workers with the very Python that runs here: others compile it. The same packages and the same Python give the
     same bytes. It is there complete or not at all.
 
+    :param rest: where a second file is written, with the modules that few workers need; without one they are in the
+        first, which is then four times as large.
     :raises OSError: if it cannot be written.
     """
+    program, others = _content(rest is not None)
+    if rest is not None:
+        _write(rest, others)
+    return _write(target, program)
+
+
+def _write(target: str, content: bytes) -> str:
     target = os.path.abspath(target)
     folder, name = os.path.split(target)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}-", delete=False) as file:
         try:
-            file.write(_content())
+            file.write(content)
             os.chmod(file.name, 0o644)
             os.rename(file.name, target)
         except BaseException:
@@ -74,19 +92,37 @@ def build_program(target: str) -> str:
 
 
 @cache
-def _content() -> bytes:
+def _content(apart: bool) -> tuple[bytes, bytes]:
+    """The program, and what it lacks.
+
+    :param apart: whether it lacks what few workers need.
+    """
+    files = {path: data for package in ("ctxflow", "cloudpickle") for path, data in _files(package)}
+    main = files.pop(_MAIN)
+    few = {path: files.pop(path) for path in list(files) if apart and not path.startswith(_NEEDED)}
+    rest = _packed(few)
+    members = {"__main__.py": main, **files}
+    if apart:
+        members[MEMBER] = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES).hexdigest().encode()
+    for path, code in _bytecode({path: files[path] for path in files if path.startswith(_COMPILED)}).items():
+        place, data = _pyc(path, files[path], code)
+        members[place] = data
+    # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
+    # has none, and an empty one would break importlib.metadata in library processes.
+    if about := metadata():
+        headers = about.partition("\n\n")[0] + "\n"  # What follows is the README.
+        members[f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA"] = headers.encode()
+    return _packed(members), rest
+
+
+def _packed(members: dict[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive:
-        files = {path: data for package in ("ctxflow", "cloudpickle") for path, data in _files(package)}
-        _add(archive, "__main__.py", files.pop(_MAIN))
-        for path, data in files.items():
-            _add(archive, path, data)
-        for path, code in _bytecode({path: files[path] for path in files if path.startswith(_COMPILED)}).items():
-            _add(archive, *_pyc(path, files[path], code))
-        # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
-        # has none, and an empty one would break importlib.metadata in library processes.
-        if about := metadata():
-            _add(archive, f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA", about.encode())
+        for path, data in members.items():
+            entry = zipfile.ZipInfo(path, _DATE)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
     return packed.getvalue()
 
 
@@ -108,13 +144,6 @@ def _pyc(path: str, source: bytes, code: bytes) -> tuple[str, bytes]:
     folder, name = os.path.split(path)
     place = f"{folder}/__pycache__/{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
     return place, MAGIC_NUMBER + _UNCHECKED + source_hash(source) + code
-
-
-def _add(archive: zipfile.ZipFile, path: str, data: bytes) -> None:
-    entry = zipfile.ZipInfo(path, _DATE)
-    entry.external_attr = 0o644 << 16
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(entry, data)
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 
 from ctxflow.host import staging
+from ctxflow.host.machine_faults import looks_like_the_machine
 from ctxflow.host.sessions import state_path
 from ctxflow.host.wire import Head
 
@@ -26,8 +27,20 @@ def seed(sandbox: str, head: Head) -> Head:
 
 
 def fetch(sandbox: str, head: Head, cache: str) -> Head:
-    """Keep a call's input: a file, or a folder's content as a tar archive."""
+    """Keep a call's input: a file, or a folder's content as a tar archive.
+
+    It came through TaskVine, in clear from another worker perhaps; the call, which is sealed, tells its digest.
+
+    :raises ValueError: if it is something else than was sent.
+    """
+    from ctxflow.contents import digest_now  # Here: not every worker is sent files.
+
     given = os.path.join(sandbox, head["input"])
+    if digest_now(given) != head["content"]:
+        raise ValueError(
+            "what came is not what the driver knows by its digest: it was altered on the way, or the file was changed "
+            "while the run had it"
+        )
     make = staging.unpack if head["kind"] == "tar" else staging.stage_as
     return _fetched(head, make(given, head["digest"], head["source"], cache))
 
@@ -87,7 +100,8 @@ def reported(work: Callable[[], Head], head: Head) -> Head:
         where = getattr(error, "filename", None)
         reason = f"{getattr(error, 'strerror', None) or error}" + (f": {where}" if where else "")
         message = f"the worker cannot {head['do']} {head.get('source', 'it')}: {reason}"
-        failure = {"kind": "exception", "error": type(error).__name__, "message": message}
+        machine = looks_like_the_machine(error)
+        failure = {"kind": "exception", "error": type(error).__name__, "message": message, "machine": machine}
         return {"is": "failed", "digest": head.get("digest"), "failure": failure}
 
 

@@ -3,7 +3,8 @@
 A call's command is one token: `=` and its instructions (frames of wire.py, with a seal) in base64, or `@`, and then
 they are the content of the file `call` in its sandbox. Its answer is the reports, sealed, in base64. Beside the
 instructions of host.py there are `hello`, `listen` (for what nobody asked for: an eviction notice, the death of an
-idle library process), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget`,
+idle library process, an import of what the program
+lacks), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget`,
 `send_state`, `take_state` (vine_files.py).
 """
 
@@ -20,20 +21,23 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ctxflow.host import vine_files
+from ctxflow.host import rest, vine_files
+from ctxflow.host.descriptors import readable
 from ctxflow.host.facts import facts
 from ctxflow.host.folder_files import complete
 from ctxflow.host.host import Host, on_signal
-from ctxflow.host.processes import adopt_orphans, kill_children
-from ctxflow.host.seal import SIZE, key_of, open_call, seal_answer
+from ctxflow.host.processes import adopt_orphans, kill_children, process_state
+from ctxflow.host.seal import SIZE, Once, key_of, open_call, seal_answer
 from ctxflow.host.staging import cached
 from ctxflow.host.vine_calls import Call, Calls
 from ctxflow.host.vine_protocol import Request, VineWorker, parse
 from ctxflow.host.wire import Head, unframe
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
+_LOOK_SECONDS = 5.0
+_STOPPED_LOOKS = 3
 _FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
-_ENDS_AT_ONCE = ("unload", "interrupt", "function", "drain")
+_ENDS_AT_ONCE = ("unload", "interrupt", "function", "forget_functions", "drain", "ping")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,6 +74,8 @@ class VineLibrary:
         self._host = Host(self._calls.report, self._selector, os.path.join(directory, "contexts"), logs)
         self._released = float("inf")  # When the worker ends, whether its last answer has been read or not.
         self._worker_ended = False
+        self._look_at = 0.0
+        self._stopped = 0  # Looks in a row at which the wrapper was stopped.
         self._own: dict[str, Callable[[Call, Head], bool]] = {
             "hello": self._hello,
             "listen": self._listen,
@@ -85,8 +91,7 @@ class VineLibrary:
         self._pid_file = os.path.join(directory, "host.pid")
         self._name = os.environ.get("CTXFLOW_WORKER_NAME", "")
         self._key = bytes.fromhex(os.environ.pop("CTXFLOW_KEY", "")) or key_of(b"")
-        with contextlib.suppress(OSError):  # The vine_worker has read it, and serves files to whoever asks.
-            os.unlink(os.path.join(directory, "password"))
+        self._once = Once()
 
     # --- the loop
 
@@ -98,6 +103,7 @@ class VineLibrary:
         selector.register(worker, selectors.EVENT_READ, self._heard)
         on_signal(signal.SIGCHLD, selector, host.bury_orphans)
         on_signal(signal.SIGTERM, selector, self._noticed)
+        self._hang_bell()
         self._write_pid()
         worker.announce("ctxflow")
         while not (worker.closed or self._worker_ended or self._may_end()):
@@ -106,15 +112,18 @@ class VineLibrary:
                     key.data()
             host.check()
             worker.nudge()
+            if time.monotonic() >= self._look_at:
+                self._look_at_wrapper()
         host.stop()
         if self._may_end():
             self._end_worker()
             # Were this process to end first, TaskVine would count that as a failure of the library.
-            select.select([death], [], [], _FAREWELL_SECONDS)
+            if not readable(death, _FAREWELL_SECONDS):
+                self._end_vine_worker()  # The wrapper does nothing: whoever stopped it has stopped it alone.
 
     def _timeout(self) -> float | None:
         due = [seconds for seconds in (self._host.timeout(), self._worker.due()) if seconds is not None]
-        return min(due, default=None)
+        return min([*due, max(0.0, self._look_at - time.monotonic())])
 
     def _heard(self) -> None:
         for request in self._worker.requests():
@@ -129,6 +138,19 @@ class VineLibrary:
     def _noticed(self) -> None:
         self._host.give_notice()  # First, so that whoever hears of the notice can rely on it.
         self._calls.report({"is": "notice"}, b"")
+
+    def _hang_bell(self) -> None:
+        """Hear of it when something imports what the program lacks (rest.py)."""
+        try:
+            bell = rest.hang_bell(self._cache)
+        except OSError:  # `hello` tells of a directory that cannot be written.
+            return
+        if bell is not None:
+            self._selector.register(bell, selectors.EVENT_READ, lambda: self._rung(bell))
+
+    def _rung(self, bell: int) -> None:
+        os.read(bell, select.PIPE_BUF)
+        self._calls.report({"is": "lacks"}, b"")
 
     def _lost(self) -> None:
         self._worker_ended = True
@@ -156,7 +178,12 @@ class VineLibrary:
 
         :raises ValueError: if it cannot be read, or is not the driver's.
         """
-        if instructions := unframe(open_call(self._key, self._name, sealed)):
+        number, frames = open_call(self._key, self._name, sealed)
+        if not self._once.take(number):
+            raise ValueError(
+                "it has come before, and no call counts twice: somebody between it and the driver repeats it"
+            )
+        if instructions := unframe(frames):
             return instructions
         raise ValueError("it asks for nothing")
 
@@ -267,7 +294,20 @@ class VineLibrary:
             if wrapper:
                 os.kill(int(wrapper), signal.SIGUSR1)
             else:
-                os.kill(self._worker.given.worker, signal.SIGTERM)
+                self._end_vine_worker()
+
+    def _end_vine_worker(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._worker.given.worker, signal.SIGTERM)
+
+    def _look_at_wrapper(self) -> None:
+        """A wrapper that stays stopped passes no notice on, and does not end the worker: that is told, once."""
+        wrapper = os.environ.get("CTXFLOW_WORKER_PID")
+        stopped = wrapper is not None and process_state(int(wrapper)) in ("T", "t")
+        self._stopped = self._stopped + 1 if stopped else 0
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        if self._stopped == _STOPPED_LOOKS:
+            self._calls.report({"is": "stuck", "reason": f"its wrapper, process {wrapper}, is stopped"}, b"")
 
 
 def _content(request: Request) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -103,6 +104,15 @@ class Channel:
             return
         if sent < len(data):
             self._outgoing.append(memoryview(data)[sent:])
+
+    def wait(self, seconds: float | None = None, events: int = select.POLLIN) -> bool:
+        """Wait until something has arrived, or until `events`; whether it did.
+
+        By poll(2): select(2) knows no descriptor above 1023.
+        """
+        poll = select.poll()
+        poll.register(self.socket, events)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def flush(self) -> None:
         """Send what waits, as far as it goes."""

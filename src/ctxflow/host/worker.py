@@ -22,13 +22,17 @@ from collections.abc import Sequence
 from ctxflow.host.process import package_root
 from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children, kill_session
 from ctxflow.host.program import build_program
+from ctxflow.host.scratch import Scratch, sweep
 from ctxflow.host.seal import key_of
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _END_SECONDS = 0.8  # How long a vine_worker may take to end by itself.
 _CONNECT_SECONDS = 20  # A job that begins after its run has ended must not stay for TaskVine's quarter of an hour.
 _KILL_SECONDS = 5.0  # A process that hangs in the kernel cannot be waited for for ever.
+_LOOK_SECONDS = 0.005  # How often it is looked whether the vine_worker has read the password.
 _NOT_FOUND = 127
+HOST = 'exec "$CTXFLOW_HOST_PYTHON" "$CTXFLOW_HOST"'
+"""How a shell of the vine_worker's starts this ctxflow; the name of one of its programs comes next."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,18 +48,18 @@ def main(argv: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     adopt_orphans()
     try:
-        directory = _make_directory(options.workdir)
+        scratch = _make_scratch(options.workdir)
     except OSError as error:
         sys.stderr.write(f"the worker gets no directory: {error}; make room there, or name another with --workdir\n")
         return 1
     try:
-        return Wrapper(program, options, directory).run()
+        return Wrapper(program, options, scratch.path).run()
     except OSError as error:
         sys.stderr.write(f"the worker cannot start: {error}\n")
         return 1
     finally:
         _end_descendants()
-        shutil.rmtree(directory, ignore_errors=True)
+        scratch.close()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,8 +93,9 @@ class Wrapper:
         prefix = re.sub(r"[^A-Za-z0-9.-]", "-", options.name_prefix)
         self._name = f"{prefix}.{secrets.token_hex(4)}"
         self._directory = directory
-        self._key = _take_password(options, directory)
-        self._command = [program, *_vine_options(options, self._name, os.path.join(directory, "work"))]
+        self._key, self._password = _take_password(options)
+        self._workspace = os.path.join(directory, "work")
+        self._command = [program, *_vine_options(options, self._name, self._workspace, self._password)]
 
     def run(self) -> int:
         """Give the exit status: the vine_worker's, or 0 once it was released."""
@@ -98,7 +103,7 @@ class Wrapper:
         _guard(worker, self._directory)
         noticed = False
         while True:
-            number = signal.sigwait(_SIGNALS)
+            number = self._next_signal(worker)
             if number == signal.SIGCHLD:
                 status = _bury(worker)
                 if status is not None:
@@ -128,11 +133,28 @@ class Wrapper:
         finally:
             os._exit(_NOT_FOUND)
 
+    def _next_signal(self, worker: int) -> int:
+        """The next signal; meanwhile the password is forgotten, once the vine_worker has read it.
+
+        It has when its workspace is its working directory, and before it connects or serves anybody.
+        """
+        while self._password is not None:
+            found = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
+            with contextlib.suppress(OSError):  # It has ended, say.
+                if os.path.samefile(f"/proc/{worker}/cwd", self._workspace):
+                    os.ftruncate(self._password, 0)
+                    os.close(self._password)
+                    self._password = None
+            if found is not None:
+                return found.si_signo
+        return signal.sigwait(_SIGNALS)
+
     def _variables(self) -> dict[str, str]:
         """What the context host finds in its environment."""
         variables = {
             "CTXFLOW_KEY": self._key.hex(),
-            "CTXFLOW_HOST": _host_command(self._directory),
+            "CTXFLOW_HOST": _program(self._directory),
+            "CTXFLOW_HOST_PYTHON": sys.executable,
             "CTXFLOW_WORKER_DIRECTORY": self._directory,
             "CTXFLOW_WORKER_NAME": self._name,
             "CTXFLOW_WORKER_PID": str(os.getpid()),
@@ -154,11 +176,11 @@ class Wrapper:
         return True
 
 
-def _vine_options(options: argparse.Namespace, name: str, workspace: str) -> list[str]:
+def _vine_options(options: argparse.Namespace, name: str, workspace: str, password: int | None) -> list[str]:
     given = ["--single-shot", "--parent-death", "--from-factory", name, "--feature", name, "--workspace", workspace]
     given += ["--connect-timeout", str(_CONNECT_SECONDS)]
-    if options.password:
-        given += ["--password", os.path.join(os.path.dirname(workspace), "password")]
+    if password is not None:
+        given += ["--password", f"/proc/self/fd/{password}"]
     for resource in ("cores", "memory", "disk", "gpus"):
         if (value := getattr(options, resource)) is not None:
             given += [f"--{resource}", value]
@@ -171,40 +193,38 @@ def _vine_options(options: argparse.Namespace, name: str, workspace: str) -> lis
     return [*given, *(["--ssl"] if options.ssl else []), options.manager]
 
 
-def _take_password(options: argparse.Namespace, directory: str) -> bytes:
-    """The key; the vine_worker gets a copy of the password, which the host removes: it must not lie about.
+def _take_password(options: argparse.Namespace) -> tuple[bytes, int | None]:
+    """The key, and the password in memory, for the vine_worker to read.
 
-    :raises OSError: if it cannot be read.
+    In a file TaskVine's transfer server would send it to everybody who reaches that. It reads no pipe.
+
+    :raises OSError: if the password cannot be read.
     """
     if not options.password:
-        return key_of(b"")
+        return key_of(b""), None
     with open(options.password, "rb") as file:
         password = file.read()
-    descriptor = os.open(os.path.join(directory, "password"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as copy:
-        copy.write(password)
+    memory = os.memfd_create("password", 0)
+    os.write(memory, password)
     if options.remove_password:
         os.unlink(options.password)
-    return key_of(password)
+    return key_of(password), memory
 
 
-def _host_command(directory: str) -> str:
-    """How the vine_worker's shell starts a program of this ctxflow, which is one file or is made one."""
+def _program(directory: str) -> str:
+    """The one file that this ctxflow is, or is made."""
     program = package_root()
-    if not os.path.isfile(program):
-        program = build_program(os.path.join(directory, "ctxflow.pyz"))
-    return f"{sys.executable} {program}"
+    return program if os.path.isfile(program) else build_program(os.path.join(directory, "ctxflow.pyz"))
 
 
-def _make_directory(base: str | None) -> str:
-    """A directory of this worker's own, which nobody else may enter."""
+def _make_scratch(base: str | None) -> Scratch:
+    """A directory of this worker's own, which nobody else may enter; those that killed ones left are removed."""
     base = os.path.abspath(base or os.environ.get("_CONDOR_SCRATCH_DIR") or tempfile.gettempdir())
     os.makedirs(base, exist_ok=True)
-    directory = tempfile.mkdtemp(prefix="ctxflow-", dir=base)
-    if len(directory.split()) > 1:
-        os.rmdir(directory)
+    if len(base.split()) > 1:
         raise OSError(f"TaskVine takes no path with spaces, as {base} is")
-    return directory
+    sweep(base)
+    return Scratch(base)
 
 
 def _guard(worker: int, directory: str) -> None:

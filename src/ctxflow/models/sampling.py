@@ -70,6 +70,10 @@ class Sampling:
         return dataclasses.replace(self, stop=(*self.stop, *stops))
 
 
+GENERATION = tuple(field.name for field in dataclasses.fields(Sampling))
+"""The names of generation parameters."""
+
+
 def _check(name: str, value: Any, kind: type | tuple[type, ...], needed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{name}={value!r} is {article(type(value).__name__)}: give {needed}")

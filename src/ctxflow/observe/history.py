@@ -122,6 +122,24 @@ class ContextLoads:
 
 
 @dataclasses.dataclass
+class HostFigures:
+    """What was done on a host, and what went wrong there.
+
+    :ivar calls: that ended well; `failed`, those that did not; `contexts_failed`, contexts that could not be built.
+    :ivar lost: workers that were lost, without those that were evicted or given back; `quarantines`, how often it, or a
+        worker of it, got no work for a while.
+    """
+
+    joined: int = 0
+    calls: int = 0
+    failed: int = 0
+    contexts_failed: int = 0
+    lost: int = 0
+    evicted: int = 0
+    quarantines: int = 0
+
+
+@dataclasses.dataclass
 class History:
     """What happened in a run. Times in seconds on the run's clock.
 
@@ -132,6 +150,7 @@ class History:
     :ivar chunks: that sessions got.
     :ivar simulated: whether it was a run in virtual time, without workers.
     :ivar plans: (since when, the `Place` command) of each placement that held, in order.
+    :ivar quarantines: (since when, the `Quarantine` command) of each bad host or worker, in order.
     """
 
     duration: float = 0.0
@@ -145,9 +164,11 @@ class History:
     losses: list[tuple[float, bool]] = dataclasses.field(default_factory=list)
     notices: int = 0
     hosts: set[str] = dataclasses.field(default_factory=set)
+    by_host: dict[str, HostFigures] = dataclasses.field(default_factory=dict)
     accounts: Accounts = dataclasses.field(default_factory=Accounts)
     causes: Causes = dataclasses.field(default_factory=Causes)
     plans: list[tuple[float, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    quarantines: list[tuple[float, dict[str, Any]]] = dataclasses.field(default_factory=list)
     simulated: bool = False
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ctxflow.observe.accounts import AccountsReader
-from ctxflow.observe.history import App, ContextLoads, History, Tier
+from ctxflow.observe.history import App, ContextLoads, History, HostFigures, Tier
 from ctxflow.observe.measures import Seen
 
 
@@ -107,6 +107,7 @@ class _Reader:
     def __init__(self) -> None:
         self.history = History()
         self._tier_of: dict[str, Tier] = {}  # By worker; also of those that are gone, whose answers may come late.
+        self._host_of: dict[str, HostFigures] = {}  # By worker, likewise.
         self._joined_at: dict[str, float] = {}
         self._noticed_ones: set[str] = set()
         self._released: set[str] = set()
@@ -128,6 +129,7 @@ class _Reader:
             "ItemsFinished": self._answered_some,
             "BatchEnded": self._ended,
             "BatchFailed": self._failed,
+            "StepFinished": self._stepped,
             "AppDeclared": self._app,
             "ContextDeclared": self._context,
             "ContextStaged": self._staged,
@@ -161,6 +163,9 @@ class _Reader:
                 history.causes.bury(command["failure"], buried)
             elif kind == "Place":
                 history.plans.append((time, command))
+            elif kind == "Quarantine":
+                history.quarantines.append((time, command))
+                history.by_host.setdefault(command["host"], HostFigures()).quarantines += 1
         history.events += 1
         history.duration = max(history.duration, time)
 
@@ -212,6 +217,8 @@ class _Reader:
         tier = self._tier_of[worker["id"]] = self._tier(worker["tier"])
         self._joined_at[worker["id"]] = event["time"]
         history.hosts.add(worker["host"])
+        host = self._host_of[worker["id"]] = history.by_host.setdefault(worker["host"], HostFigures())
+        host.joined += 1
         for group in (history.workers, tier):
             group.joined += 1
             group.connected(event["time"], 1)
@@ -227,6 +234,8 @@ class _Reader:
         evicted = not returned and (event["evicted"] or worker in self._noticed_ones)
         if not returned:
             self.history.losses.append((time, evicted))
+        self._host_of[worker].evicted += evicted
+        self._host_of[worker].lost += not evicted and not returned
         for group in (self.history.workers, self._tier_of[worker]):
             group.lost += 1
             group.evicted += evicted
@@ -282,6 +291,7 @@ class _Reader:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
         if attempt is None:
             return
+        self._on(event).calls += 1
         self._call(self._app_of(attempt[0]), attempt[1], event["seconds"])
 
     @staticmethod
@@ -298,13 +308,23 @@ class _Reader:
         """A call that answered its items one by one, and may have ended before the last."""
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
         items = self._answered.pop(event["attempt"], 0)
+        if attempt is not None:
+            self._on(event).calls += 1
         if attempt is not None and items:
             self._call(self._app_of(attempt[0]), items, event["seconds"])
+
+    def _stepped(self, event: dict[str, Any]) -> None:
+        self._on(event).calls += 1
+
+    def _on(self, event: dict[str, Any]) -> HostFigures:
+        """Where it happened."""
+        return self._host_of.get(event["worker"], HostFigures())
 
     def _failed(self, event: dict[str, Any]) -> None:
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
         if attempt is not None and event["failure"]["kind"] != "cancelled":
             self.history.causes.call(event["failure"])
+            self._on(event).failed += 1
             failed = self._app_of(attempt[0]).failed
             kind = event["failure"]["kind"]
             failed[kind] = failed.get(kind, 0) + 1
@@ -331,4 +351,5 @@ class _Reader:
 
     def _context_failed(self, event: dict[str, Any]) -> None:
         self._loads_of(event["context"]).failed += 1
+        self._on(event).contexts_failed += 1
         self.history.causes.context(event["failure"])

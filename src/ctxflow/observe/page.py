@@ -7,7 +7,6 @@ told (report.py, summary.py, text.py), and how it looks (page.html, page.css).
 from __future__ import annotations
 
 import importlib.resources
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from ctxflow.observe.text import counts_text, overview, tables
 from ctxflow.observe.tree_page import tree_sections
 from ctxflow.observe.words import even, figure, seconds
 from ctxflow.version import __version__
+from ctxflow.whole_files import written_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -73,9 +73,8 @@ def write_page(path: Path, text: str) -> None:
     :raises OSError: if it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8", errors="replace")
-    os.replace(new, path)
+    with written_whole(path) as file:
+        file.write(text.encode(errors="replace"))
 
 
 def _environment() -> Environment:

@@ -21,6 +21,7 @@ from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
 from ctxflow.observe.words import seconds, shortened
+from ctxflow.whole_files import written_whole
 from ctxflow.wording import counted
 
 _LABELLED = 48  # More rows than this are labelled by host only.
@@ -46,7 +47,8 @@ def draw(
     with rc_context(STYLE):
         for name, picture in pictures(history, found, trees):
             written.append(directory / f"{name}.{form}")
-            picture(Figure).savefig(written[-1], format=form, dpi=200)
+            with written_whole(written[-1], sync=False) as file:
+                picture(Figure).savefig(file, format=form, dpi=200)
     return written
 
 

@@ -6,7 +6,7 @@ What does not live here: rates (rates.py), and what a scheduler knows (executors
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -26,7 +26,7 @@ class Progress:
     :ivar left: seconds that the rest takes, likely between `left_low` and `left_high` (`ctxflow.observe.rates`).
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
-        "gpu_hours", "worker_hours" and "cost" (None: no price) so far.
+        "gpu_hours", "worker_hours" and "cost" (None: no price) so far, and the "reason" why fewer joined, or "".
     :ivar contexts: name -> how many workers are "staging" or "loading" it, or have it "warm".
     :ivar evictions: workers that were taken back; `crashes`, library processes that died; `loads`, contexts built.
     :ivar gpu_hours: GPUs of workers, times the hours they were connected; `worker_hours` likewise.
@@ -34,6 +34,8 @@ class Progress:
     :ivar sessions: how many open sessions are "running", "waiting" for a worker, "migrating", "idle" or "suspended";
         empty where there never was one.
     :ivar chunks: that sessions made; `chunks_per_s` now; `migrations`, how often one went from worker to worker.
+    :ivar limits: of GPU-hours and cost: the "scope" ("run", "factory", "user"), the "measure" ("gpu_hours", "cost"),
+        what is "used" and the "limit".
     :ivar newest_dead: the place and the reason of the newest dead letter of this run, or "".
     """
 
@@ -68,6 +70,7 @@ class Progress:
     chunks: int = 0
     migrations: int = 0
     chunks_per_s: float = 0.0
+    limits: Sequence[Mapping[str, Any]] = ()
     newest_dead: str = ""
 
     @classmethod

@@ -205,10 +205,15 @@ def _history_data(history: History) -> dict[str, Any]:
         "workers": {"mean": history.mean_workers, "peak": history.peak_workers, "notices": history.notices,
                     **_tier_data(history.workers)},
         "hosts": sorted(history.hosts),
+        "by_host": {name: dataclasses.asdict(host) for name, host in sorted(history.by_host.items())},
         "tiers": {name: _tier_data(tier) for name, tier in history.tiers.items()},
         "plans": [
             {"since": time, **{key: plan[key] for key in ("tiers", "workers", "holders", "shares", "reasons")}}
             for time, plan in history.plans
+        ],
+        "quarantines": [
+            {"since": time, **{key: each[key] for key in ("host", "worker", "devices", "cause", "until")}}
+            for time, each in history.quarantines
         ],
         "losses": [{"time": time, "evicted": evicted} for time, evicted in history.losses],
         "apps": {

@@ -6,7 +6,6 @@ What lives here: writing and reading it, and telling whether its owner still liv
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -15,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
+from ctxflow.liveness import birth_of, lives
+from ctxflow.whole_files import written_whole
 
 VERSION = 1
 SILENT_SECONDS = 30.0
@@ -25,7 +25,7 @@ ENDED = ("done", "failed", "interrupted")
 
 def owner() -> dict[str, Any]:
     """Who writes: keys by which a reader tells whether this process still lives."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "began": psutil.Process().create_time()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "born": birth_of(os.getpid())}
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
@@ -33,14 +33,10 @@ def write_status(path: Path, status: Mapping[str, Any]) -> None:
 
     :raises OSError: if it cannot be written.
     """
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    text = json.dumps(status, indent=1) + "\n"
+    # The last word is to outlive a power cut; the others are news for a second.
+    with written_whole(path, sync=status.get("state") in ENDED) as file:
+        file.write(text.encode())
 
 
 def load_status(path: Path) -> dict[str, Any] | None:
@@ -70,7 +66,7 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
         return state
     age = (time.time() if now is None else now) - float(status.get("updated") or 0.0)
     # A file that was written this moment has a live owner, even one whose number means nothing here (a container's).
-    if age > _GONE_SECONDS and status.get("host") == socket.gethostname() and not _lives(status):
+    if abs(age) > _GONE_SECONDS and status.get("host") == socket.gethostname() and not _lives(status):
         return "died"
     return "silent" if age > SILENT_SECONDS else state
 
@@ -78,13 +74,37 @@ def condition(status: Mapping[str, Any], now: float | None = None) -> str:
 def _lives(status: Mapping[str, Any]) -> bool:
     """Whether the owner's process is there, and not another that has its number now."""
     try:
-        process = psutil.Process(int(status["pid"]))
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        began = process.create_time()
-    except (psutil.NoSuchProcess, KeyError, ValueError, TypeError):
+        return lives(int(status["pid"]), status.get("born"))
+    except (KeyError, ValueError, TypeError):
         return False
-    except psutil.AccessDenied:
-        return True
-    known = status.get("began")
-    return known is None or abs(began - float(known)) < 2.0
+
+
+class StatusReader:
+    """A status file that is read again and again: one that changes has a live owner, whatever the clock that dates it.
+
+    :ivar status: what it said last, dated by this machine's clock once it has been seen to change.
+    """
+
+    def __init__(self, path: Path, status: dict[str, Any]) -> None:
+        self.path, self.status = path, status
+        self._said = status.get("updated")
+        self._changed: float | None = None
+
+    def look(self) -> dict[str, Any]:
+        """Read it again."""
+        status = load_status(self.path)
+        if status is None:
+            return self.status
+        if status.get("updated") != self._said:
+            self._said, self._changed = status.get("updated"), time.monotonic()
+        if self._changed is not None:
+            status["updated"] = time.time() - (time.monotonic() - self._changed)
+        self.status = status
+        return status
+
+    def settle(self, seconds: float = 2.5) -> dict[str, Any]:
+        """Read it again, if it seems silent, after it was to be rewritten: only its clock may be off."""
+        if condition(self.status) == "silent":
+            time.sleep(seconds)
+            self.look()
+        return self.status

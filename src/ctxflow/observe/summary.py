@@ -7,7 +7,6 @@ What does not live here: how the time is told apart (accounts.py), and the run's
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from ctxflow.observe.accounts import PARTS, Accounts, Group
 from ctxflow.observe.history import History
 from ctxflow.observe.words import even, table
 from ctxflow.observe.words import seconds as duration
+from ctxflow.whole_files import written_whole
 
 SUMMARY = "summary.json"
 PART_NAMES = {
@@ -179,9 +179,9 @@ def keep(run: Path, name: str, value: Mapping[str, Any]) -> None:
 
     :raises OSError: if it cannot be written.
     """
-    new = run / f"{name}.new"
-    new.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
-    os.replace(new, run / name)
+    text = json.dumps(value, indent=1, default=str) + "\n"
+    with written_whole(run / name) as file:
+        file.write(text.encode())
 
 
 # --- as text

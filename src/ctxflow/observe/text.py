@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctxflow.observe.causes import Cause
-from ctxflow.observe.history import App, History, Tier
+from ctxflow.observe.history import App, History, HostFigures, Tier
 from ctxflow.observe.measures import Histogram, percentiles
 from ctxflow.observe.report import Report
 from ctxflow.observe.summary import percent, summary_text
@@ -18,6 +18,7 @@ from ctxflow.wording import counted
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
 _MOST_CAUSES = 8
+_MOST_HOSTS = 20
 
 
 def as_text(report: Report, every: bool = False) -> str:
@@ -110,6 +111,10 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
     if len(history.tiers) > 1 or history.workers.jobs_started or history.workers.held:
         rows = [row for name, tier in history.tiers.items() for row in _tier_rows(name, tier)]
         found.append((["Tiers", "items done", "joined", "evicted", "lost", "given back", "queued p50"], rows))
+    if len(history.by_host) > 1:
+        found.append(_host_table(history))
+    if history.quarantines:
+        found.append(_quarantine_table(history))
     if history.plans:
         found.append(_plan_table(history))
     evicted = {name: tier for name, tier in history.tiers.items() if tier.lifetimes}
@@ -118,6 +123,36 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
     if lived:
         found.append((["Evicted after", "count", "a worker-hour", "p10", "p50", "p90", "longest"], lived))
     return found
+
+
+def _host_table(history: History) -> tuple[list[str], list[list[str]]]:
+    """What was done on each host, and what failed there: those with the most trouble first."""
+
+    def trouble(named: tuple[str, HostFigures]) -> tuple[int, int, str]:
+        name, host = named
+        return -(host.failed + host.contexts_failed + host.lost + host.quarantines), -host.calls, name
+
+    hosts = sorted(history.by_host.items(), key=trouble)
+    rows = [
+        [name, *(f"{count:,}" for count in (
+            host.joined, host.calls, host.failed, host.contexts_failed, host.lost, host.evicted, host.quarantines
+        ))]
+        for name, host in hosts[:_MOST_HOSTS]
+    ]  # fmt: skip
+    if len(hosts) > _MOST_HOSTS:
+        rows.append([f"  ... and {len(hosts) - _MOST_HOSTS:,} more (--json has them)"])
+    heads = ["Hosts", "workers", "calls done", "failed", "contexts failed", "lost", "evicted", "quarantined"]
+    return heads, rows
+
+
+def _quarantine_table(history: History) -> tuple[list[str], list[list[str]]]:
+    """The hosts and workers that got no work for a while, and why."""
+    rows = []
+    for since, each in history.quarantines:
+        gpus = f", GPU {', '.join(each['devices'])}" if each["devices"] else ""
+        what = f"worker {each['worker']} on {each['host']}{gpus}" if each["worker"] else each["host"]
+        rows += [[what, seconds(since), seconds(each["until"] - since)], [f"  {each['cause']}"]]
+    return ["Quarantine", "since", "for"], rows
 
 
 def _plan_table(history: History) -> tuple[list[str], list[list[str]]]:

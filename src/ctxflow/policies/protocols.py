@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ctxflow.policies.views import (
     AppView,
@@ -43,7 +43,7 @@ class View(Protocol):
 
     @property
     def apps(self) -> Mapping[str, AppView]:
-        """All declared apps."""
+        """All declared apps, but for those that nobody has used for a while."""
 
     @property
     def attempts(self) -> Mapping[int, AttemptView]:
@@ -144,7 +144,10 @@ class RoutingPolicy(Protocol):
     """Which ready work goes to which free slot, now."""
 
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterable[Assignment]:
-        """Choose; called with at least one free worker and one app with a backlog."""
+        """Choose; called with at least one free worker and one app with a backlog.
+
+        :param ready: apps with a backlog; where more than 64 have one, the most urgent of each context.
+        """
 
 
 @runtime_checkable
@@ -279,3 +282,59 @@ class SessionPolicy(Protocol):
         One that is elsewhere migrates at its next chunk boundary; one that was suspended resumes, unless its user
         suspended it. Asked on ticks, and when a session or a worker comes, goes or changes.
         """
+
+
+class Trial(NamedTuple):  # Made for each call, and made sooner than a frozen dataclass is.
+    """Something that a worker was tried with, and whether it passed.
+
+    :ivar kind: "call": it answered a batch (passed); or it failed one all of whose items others answered then. "miss":
+        it failed one just now, and nobody knows yet whose fault that is. "build": it built a context, or could not.
+        "crash": a failed call ended its library process, or the worker, without notice.
+    :ivar subject: the app of a call, the context of a build, by id; `name`: in words; "" of a crash.
+    :ivar attempt: the number of the attempt that failed, in a "miss" and in the "call" that may follow, 0 if none can.
+    :ivar item_seconds: of a batch that was answered, None where nobody measured.
+    :ivar message: what was said of the failure; `machine`: whether it looks like the machine's, in a "miss".
+    """
+
+    worker: WorkerView
+    kind: str
+    subject: str
+    name: str
+    passed: bool
+    attempt: int = 0
+    item_seconds: float | None = None
+    message: str = ""
+    machine: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """A host, or a worker with its GPUs, is to get no work for a while.
+
+    :ivar worker: the one worker of the host that is meant; "" for all of the host.
+    :ivar cause: why, in words that go on after the name: "...".
+    """
+
+    host: str
+    cause: str
+    worker: str = ""
+
+
+class HealthPolicy(Protocol):
+    """Which hosts and workers are bad, by what they were tried with."""
+
+    @property
+    def probation(self) -> float:
+        """Seconds after which one that was found bad is tried again; twice as long each time that it is found so."""
+
+    def observe(self, view: View, trial: Trial) -> None:
+        """Something was tried: called at the end of each attempt and build, so it may look at nothing else."""
+
+    def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
+        """Whether a failure on a worker is to tell against its host rather than against the items.
+
+        An item that failed there gets a second opinion elsewhere, and a worker in doubt gives none, where others can.
+        """
+
+    def judge(self, view: View) -> Sequence[Verdict]:
+        """Those that are found bad now; asked on ticks. Each is named once: from then on no work goes there."""

@@ -45,6 +45,10 @@ _OWN = {
         "fixed": "ctxflow.policies.scaling:FixedWorkers",
         "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
     },
+    "health": {
+        "none": "ctxflow.policies.health:NoQuarantine",
+        "sequential": "ctxflow.policies.health:SequentialTest",
+    },
     "sessions": {
         "least-loaded": "ctxflow.policies.sessions:LeastLoadedSessions",
         "turboserve": "ctxflow.policies.sessions:TurboServe",
@@ -56,6 +60,7 @@ _METHODS = {
     "placement": ("plan",),
     "preemption": ("victims", "reserves", "patience", "grace", "idle"),
     "scaling": ("target",),
+    "health": ("observe", "doubts", "judge", "probation"),
     "sessions": ("place",),
 }
 FAMILIES = tuple(_OWN)
@@ -65,6 +70,7 @@ DEFAULTS = {
     "placement": "everywhere",
     "preemption": "none",
     "scaling": "fixed",
+    "health": "sequential",
     "sessions": "least-loaded",
 }
 """The policy of each family where nobody chooses."""

@@ -94,6 +94,10 @@ class SessionView(Protocol):
         """Whether it is placed, not idle, and in no step: the next step may have its next chunk made."""
 
     @property
+    def failed_on(self) -> frozenset[tuple[str, tuple[str, ...]]]:
+        """Hosts, with a worker's GPUs, where a step of it failed, and that looked like the machine's fault."""
+
+    @property
     def by_user(self) -> bool:
         """Whether its user suspended it: then nobody else may resume it."""
 

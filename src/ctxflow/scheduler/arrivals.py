@@ -48,7 +48,8 @@ class Arrivals:
             names = list(self._seen[-1][1])
             slots = list(self._seen)
             rates = [
-                [(after.get(name, 0) - before.get(name, 0)) / (end - begin) for name in names]
+                # An app that was forgotten in between counts anew.
+                [max(0, after.get(name, 0) - before.get(name, 0)) / (end - begin) for name in names]
                 for (begin, before), (end, after) in itertools.pairwise(slots)
             ]
             expected = forecast(rates)[0] if names else ()

@@ -1,8 +1,8 @@
 """What the scheduler wants done: frozen commands, carried out by an engine, the factory or the run.
 
-Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt, Forgo, Survey
-and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for Place, which is for the
-log.
+Engines carry out Stage, Load, Unload, Run, Step, Carry, Abandon, Interrupt, Drain, Acquire, AcquireAt, Forgo, Exclude,
+Survey and Release; the run itself MakePlan and the rest, which tell who waits, or a person, but for Place and
+Quarantine, which are for the log.
 """
 
 from __future__ import annotations
@@ -170,6 +170,34 @@ class Forgo(Command):
 
     pin: int
     tier: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exclude(Command):
+    """From now on a tier's workers are not to be asked for on these hosts, and on no others besides.
+
+    An engine whose batch system cannot be told so leaves it: workers that come from there all the same are given back.
+
+    :ivar hosts: all of them, as the batch system calls them.
+    """
+
+    tier: str
+    hosts: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quarantine(Command):
+    """A host, or one worker of it with its GPUs, gets no work until a time. For the log: others carry it out.
+
+    :ivar worker: the one that is meant; "" for all of the host.
+    :ivar cause: why, in words.
+    """
+
+    host: str
+    worker: str
+    devices: Sequence[str]
+    cause: str
+    until: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,20 +12,25 @@ from typing import Any
 
 from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import (
+    breaking,
     dispatch,
+    evidence,
     items,
     pace,
     planning,
+    quarantine,
     reservations,
     residency,
+    retiring,
     sessions,
     shares,
     steps,
+    stopping,
     tiers,
     warming,
 )
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.commands import Abandon, Command, Interrupt
+from ctxflow.scheduler.commands import Command, Interrupt
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
@@ -72,11 +77,13 @@ class Scheduler:
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
             ev.AppDeclared: self._app_declared,
+            ev.Retired: lambda e, out: retiring.retired(self.state, e, out),
             ev.ItemsSubmitted: self._items_submitted,
             ev.ItemsCancelled: self._items_cancelled,
             ev.WorkerJoined: self._worker_joined,
             ev.WorkerLost: self._worker_lost,
             ev.EvictionNotice: self._eviction_notice,
+            ev.HostDrained: self._host_drained,
             ev.JobStarted: self._job_changed,
             ev.JobEvicted: self._job_changed,
             ev.JobHeld: self._job_changed,
@@ -112,11 +119,14 @@ class Scheduler:
         state = self.state
         state.now = max(state.now, event.time)
         out: list[Command] = []
-        owner = sessions.owner(state, event) if state.sessions else None
+        open_sessions = state.streams.open
+        owner = sessions.owner(state, event) if open_sessions else None
         self._handlers[type(event)](event, out)
+        if state.undecided:
+            breaking.follow(state, out)
         if state.reservations.wants:
             self._make_room(out)
-        if state.sessions or state.streams.drops:
+        if open_sessions or state.streams.drops:
             steps.serve(state, owner, out)
         if state.ready:
             dispatch.serve(state, out)
@@ -138,42 +148,13 @@ class Scheduler:
         """When a Tick is wanted, at the latest."""
         return self.state.wake_at
 
-    # --- room, and the ends of attempts
+    # --- room
 
     def _make_room(self, out: list[Command]) -> None:
         """Contexts that need a worker of their own: ask for it, and have others give way."""
-        state = self.state
-        for number in list(reservations.overdue(state)):
-            if number in state.attempts:
-                attempt = self._stop(number, out)
-                items.requeue(state, attempt, items.unanswered(state, attempt), out)
-        while reservations.follow(state, out):
+        stopping.stop(self.state, list(reservations.overdue(self.state)), out)
+        while reservations.follow(self.state, out):
             self._scale(out)
-
-    def _stop(self, number: int, out: list[Command]) -> Attempt:
-        """End a running attempt by force, which costs its worker the context."""
-        attempt = self.state.attempts[number]
-        worker = self.state.workers[attempt.worker]
-        out.append(Abandon(worker.id, number, attempt.context))
-        self._end(attempt, worker)
-        self._lose_context(worker, attempt.context, out)
-        return attempt
-
-    def _lose_context(self, worker: Worker, context: str, out: list[Command]) -> None:
-        """A library process is gone, and with it what else it ran: none of that is to blame."""
-        sessions.context_gone(self.state, worker, context)
-        for attempt in [a for a in worker.running.values() if a.context == context]:
-            self._end(attempt, worker)
-            items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
-        residency.gone(self.state, worker, context, out)
-
-    def _end(self, attempt: Attempt, worker: Worker) -> None:
-        del self.state.attempts[attempt.id], worker.running[attempt.id]
-        self.state.streams.steps.pop(attempt.id, None)
-        held = worker.contexts.get(attempt.context)
-        if held is not None:
-            held.last_used = self.state.now
-        self.state.update_free(worker)
 
     def _scale(self, out: list[Command]) -> None:
         tiers.scale(self.state, out)
@@ -197,7 +178,7 @@ class Scheduler:
         self.state.regions[event.region.name] = event.region
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
-        tiers.offered(self.state, event.tier)
+        tiers.offered(self.state, event.tier, out)
         planning.place(self.state, out)
         self._scale(out)
 
@@ -210,8 +191,9 @@ class Scheduler:
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
         if spec.id not in self.state.apps:
-            self.state.contexts[spec.context].apps.append(spec.id)
-            self.state.apps[spec.id] = App(spec, order=len(self.state.apps))
+            self.state.contexts[spec.context].apps[spec.id] = None
+            self.state.apps[spec.id] = App(spec, order=self.state.next_order)
+            self.state.next_order += 1
             if spec.alternative_of:
                 self.state.apps[spec.alternative_of].alternatives.append(spec.id)
 
@@ -251,6 +233,8 @@ class Scheduler:
             reservations.joined(state, worker, out)
         state.streams.unsettled = True
         state.update_free(worker)
+        if state.wards.units:
+            quarantine.joined(state, worker, out)
         planning.place(self.state, out)
         self._scale(out)
 
@@ -265,6 +249,8 @@ class Scheduler:
         state.counters.lost += 1
         state.counters.evicted += taken
         tiers.gone(state, worker, taken)
+        crash = ev.Failure("lost", "WorkerLost", event.reason or "it was lost without notice", worker=worker.id)
+        counted_for = None if evicted else evidence.lost(state, worker, crash)
         if evicted:
             for context in list(worker.contexts):
                 residency.drop(state, worker, context)
@@ -272,11 +258,15 @@ class Scheduler:
             residency.lost(state, worker, out)
         for context_state in state.contexts.values():
             context_state.suspects.pop(worker.id, None)
+        for name in (*worker.paces, *worker.steps):
+            state.apps[name].measured_on.discard(worker.id)
         reservations.lost(state, worker, out)
         state.update_free(worker)
         for attempt in list(worker.running.values()):
-            self._end(attempt, worker)
+            stopping.end(self.state, attempt, worker)
             left = items.unanswered(state, attempt)
+            if attempt is counted_for:
+                evidence.failed(state, attempt, worker, left, crash)
             if evicted:
                 items.evicted(state, attempt, left, out)
             else:
@@ -284,10 +274,15 @@ class Scheduler:
                     "lost",
                     "WorkerLost",
                     f"the workers that ran it were lost {counted(state.limits.losses, 'time')} running, without "
-                    "notice: the call may exhaust the machine's memory or end the worker",
+                    "notice: the call may exhaust the machine's memory or end the worker"
+                    + (f"; the last time, {event.reason}" if event.reason else ""),
                     worker=worker.id,
+                    host=worker.host,
                 )
                 items.lost(state, attempt, left, failure, out)
+
+    def _host_drained(self, event: ev.HostDrained, out: list[Command]) -> None:
+        (quarantine.drain if event.drained else quarantine.use_again)(self.state, event.host, out)
 
     def _eviction_notice(self, event: ev.EvictionNotice, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
@@ -333,7 +328,7 @@ class Scheduler:
         worker = self.state.workers.get(event.worker)
         held = worker.contexts.get(event.context) if worker is not None else None
         if worker is not None and held is not None and not held.building:
-            self._lose_context(worker, event.context, out)
+            stopping.lose_context(self.state, worker, event.context, out)
 
     # --- batches
 
@@ -342,7 +337,7 @@ class Scheduler:
         if attempt is None or attempt.worker != worker_id:
             return None
         worker = self.state.workers[worker_id]
-        self._end(attempt, worker)
+        stopping.end(self.state, attempt, worker)
         return attempt, worker
 
     def _batch_finished(self, event: ev.BatchFinished, out: list[Command]) -> None:
@@ -350,8 +345,10 @@ class Scheduler:
         if found is None:
             return
         attempt, worker = found
+        worker.done += 1
         app = self.state.apps[attempt.app]
         pace.learn(app, worker, attempt, len(attempt.items), event.seconds, self.state.now)
+        evidence.finished(self.state, worker, app, len(attempt.items), event.seconds)
         items.answer(self.state, attempt, attempt.items, out)
         residency.used(self.state, worker, attempt.context, out)
         # What another attempt answered first is closed; nothing of this attempt stays open.
@@ -368,9 +365,11 @@ class Scheduler:
         if found is None:
             return
         attempt, worker = found
+        worker.done += 1
         if attempt.answered:
             app = self.state.apps[attempt.app]
             pace.learn(app, worker, attempt, attempt.answered, event.seconds, self.state.now)
+            evidence.finished(self.state, worker, app, attempt.answered, event.seconds)
         residency.used(self.state, worker, attempt.context, out)
         items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
 
@@ -378,6 +377,7 @@ class Scheduler:
         orders = self.state.streams.steps.get(event.attempt, ())
         found = self._attempt(event.worker, event.attempt)
         if found is not None:
+            found[1].done += 1
             steps.finished(self.state, *found, orders, event, out)
 
     def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
@@ -389,13 +389,14 @@ class Scheduler:
         if event.failure.kind == "crash":
             self.state.counters.crashes += 1
         if event.lost_context:
-            self._lose_context(worker, attempt.context, out)
+            stopping.lose_context(self.state, worker, attempt.context, out)
         else:
             residency.used(self.state, worker, attempt.context, out)
         if orders is not None:
             steps.failed(self.state, attempt, orders, event.failure, out)
             return
         left = items.unanswered(self.state, attempt)
+        evidence.failed(self.state, attempt, worker, left if event.at is None else left[:1], event.failure)
         if event.failure.kind == "cancelled":  # Nobody waits for these, unless another call was ended along with that.
             items.requeue(self.state, attempt, left, out)
         elif event.at is None or event.failure.kind == "contract":
@@ -407,6 +408,7 @@ class Scheduler:
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
+        stopping.stop(self.state, quarantine.follow(self.state, out), out)
         self.state.arrivals.note(self.state.now, self.state.apps.values())
         self.state.streams.unsettled = True
         planning.place(self.state, out)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import items, residency
 from ctxflow.scheduler.commands import Command, Run
+from ctxflow.scheduler.eligibility import group_for
+from ctxflow.scheduler.groups import Group
 from ctxflow.scheduler.state import App, Attempt, Worker
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyo
 def serve(state: RunState, out: list[Command]) -> None:
     """Ask the routing policy who gets what, as long as that leads to anything."""
     while state.free and state.ready:
-        ready = [app for app in state.ready.values() if app.held_until is None or app.held_until <= state.now]
+        ready = state.ready.offered(state.now, len(state.free))
         if not ready:
             break
         given = [give(state, a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
@@ -43,25 +45,37 @@ def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bo
 
 
 def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
-    """Give a worker that holds the app's context a batch; False if the batching policy holds the work back."""
-    size = 1 if app.isolated else state.batch_size(app, worker)
+    """Give a worker that holds the app's context a batch.
+
+    False if the batching policy holds the work back, or all that waits failed there and is to run elsewhere.
+    """
+    group = group_for(state, app, worker) if app.isolated.items else None
+    if group is not None:
+        _start(state, worker, app, items.take_group(state, app, group), group, out)
+        return True
+    if app.isolated.items and len(app.queue) <= app.cancelled:
+        return False
+    size = state.batch_size(app, worker)
     if size < 1:
         since = state.now if app.waiting_since is None else app.waiting_since
         until = since + state.policies.batching.linger
         # Never now: a policy that says 0 beyond its linger would be asked without end.
-        app.held_until = until if until > state.now else state.now + HELD_SECONDS
-        state.wake(app.held_until)
+        until = until if until > state.now else state.now + HELD_SECONDS
+        state.ready.hold(app, until)
+        state.wake(until)
         return False
-    batch, isolated = items.take(state, app, size)
-    _start(state, worker, app, batch, isolated, out)
+    _start(state, worker, app, items.take(state, app, size), None, out)
     return True
 
 
-def _start(state: RunState, worker: Worker, app: App, batch: Sequence[int], isolated: bool, out: list[Command]) -> None:
+def _start(
+    state: RunState, worker: Worker, app: App, batch: Sequence[int], group: Group | None, out: list[Command]
+) -> None:
     number = state.next_attempt
     state.next_attempt = number + 1
-    attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, isolated)
+    attempt = Attempt(number, app.id, app.context, worker.id, batch, state.now, group, worker.place)
     state.attempts[number] = worker.running[number] = attempt
+    app.attempts += 1
     if state.contexts[app.context].spec.level != ev.PERVASIVE:
         worker.contexts[app.context].state = "spent"
     state.counters.batches += 1
@@ -86,10 +100,12 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
         attempt = state.attempts.get(number) if number is not None else None
         if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
             continue
+        if attempt.group is not None and worker.place in attempt.group.failed_on:
+            continue
         left = [item for item in attempt.items if item in state.open]
         if not left or worker.contexts[attempt.context].state != "ready":
             continue
         for item in left:
             state.copies[item] = state.copies.get(item, 1) + 1
         state.counters.duplicates += 1
-        _start(state, worker, state.apps[attempt.app], left, attempt.isolated, out)
+        _start(state, worker, state.apps[attempt.app], left, attempt.group, out)

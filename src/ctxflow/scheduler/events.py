@@ -155,6 +155,7 @@ class Failure:
         "lost" (workers died with it), or "cancelled" (interrupted, which is nobody's fault).
     :ivar output: the last lines that the call printed.
     :ivar host: where, if not on the driver's machine.
+    :ivar machine: whether it looks like the machine's fault (see `ctxflow.host.machine_faults`).
     """
 
     kind: str
@@ -164,6 +165,7 @@ class Failure:
     output: str = ""
     worker: str = ""
     host: str = ""
+    machine: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,6 +180,14 @@ class TierOffered(Event):
     """The site offers a tier (or changes its bounds)."""
 
     tier: TierSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostDrained(Event):
+    """A person wants a host left: what runs there ends, nothing new begins. Not `drained`: it is used again."""
+
+    host: str
+    drained: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,6 +209,17 @@ class AppDeclared(Event):
     """An app may be called from now on."""
 
     app: AppSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Retired(Event):
+    """Nobody has used these apps, and these contexts, for a while: those that are not in use now are forgotten.
+
+    They are declared anew before they are used again. Alternatives go with the app whose they are.
+    """
+
+    apps: Sequence[str]
+    contexts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -226,10 +247,14 @@ class WorkerJoined(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerLost(Event):
-    """A worker is gone. `evicted`: taken back, as far as somebody knows, so that nobody in it is to blame."""
+    """A worker is gone. `evicted`: taken back, as far as somebody knows, so that nobody in it is to blame.
+
+    :ivar reason: why it was given up, if it did not end by itself.
+    """
 
     worker: str
     evicted: bool = False
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,16 +7,23 @@ either queued once, or held by at least one attempt. What does not live here: wh
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ctxflow.scheduler import evidence
 from ctxflow.scheduler.commands import Bury, Command, Deliver
+from ctxflow.scheduler.eligibility import awaited, elsewhere
 from ctxflow.scheduler.events import Failure
+from ctxflow.scheduler.groups import Group
 from ctxflow.scheduler.state import App, Attempt
 
 if TYPE_CHECKING:
     from ctxflow.scheduler.run_state import RunState
+
+
+OPINIONS = 3  # How often an item is tried elsewhere since the place where it failed was in doubt.
 
 
 def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
@@ -25,7 +32,8 @@ def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) 
     state.counters.submitted += len(items)
     state.open.update(dict.fromkeys(items, app))
     app.queue.extend(items)
-    app.held_until = None  # What was held back may be enough for a batch now.
+    if app.held_until is not None:  # What was held back may be enough for a batch now.
+        state.ready.release(app)
     _queued(state, app, out)
 
 
@@ -34,7 +42,7 @@ def requeue_all(state: RunState, app: App, items: Sequence[int], out: list[Comma
     state.open.update(dict.fromkeys(items, app))
     app.queue = collections.deque(items)
     app.cancelled = 0
-    app.held_until = None
+    state.ready.release(app)
     _taken(state, app)
     _queued(state, app, out)
 
@@ -45,18 +53,21 @@ def _queued(state: RunState, app: App, out: list[Command]) -> None:
     if broken is not None:
         bury_backlog(state, app, broken, out)
     elif app.backlog and app.id not in state.ready:
-        state.ready[app.id] = app
+        state.ready.add(app)
         app.waiting_since = state.now
 
 
-def take(state: RunState, app: App, count: int) -> tuple[Sequence[int], bool]:
-    """The items of the app's next batch, and whether they form an isolated group that must stay as it is."""
-    isolated = bool(app.isolated)
+def take_group(state: RunState, app: App, group: Group) -> Sequence[int]:
+    """The items of a group, which must stay as it is, as a batch."""
+    items = app.isolated.pop(group).items
+    _taken(state, app)
+    return items
+
+
+def take(state: RunState, app: App, count: int) -> Sequence[int]:
+    """The items of the app's next batch of the queue."""
     items: Sequence[int]
-    if isolated:
-        items = app.isolated.popleft()
-        app.isolated_items -= len(items)
-    elif app.cancelled:
+    if app.cancelled:
         items = list(itertools.islice(_open_ones(state, app), count))
     elif count >= len(app.queue):
         items = tuple(app.queue)
@@ -65,7 +76,7 @@ def take(state: RunState, app: App, count: int) -> tuple[Sequence[int], bool]:
         pop = app.queue.popleft
         items = [pop() for _ in range(count)]
     _taken(state, app)
-    return items, isolated
+    return items
 
 
 def _open_ones(state: RunState, app: App) -> Iterator[int]:
@@ -82,7 +93,7 @@ def _taken(state: RunState, app: App) -> None:
     if not app.backlog:
         app.queue.clear()  # Of cancelled items.
         app.cancelled = 0
-        state.ready.pop(app.id, None)
+        state.ready.drop(app)
         app.waiting_since = app.held_until = None
 
 
@@ -95,6 +106,8 @@ def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Co
     won, part = items, len(positions) < len(items)
     if part:
         won = [won[n] for n in positions]
+    if state.charges.of:
+        evidence.answered(state, attempt, won)
     _close(state, won)
     state.counters.done += len(won)
     out.append(Deliver(attempt.id, won, positions if part else None))
@@ -109,9 +122,11 @@ def _bury(
     out.append(Bury(items, failure, context))
 
 
-def _close(state: RunState, items: Iterable[int]) -> None:
+def _close(state: RunState, items: Collection[int]) -> None:
     for item in items:
         del state.open[item]
+    if state.charges.of:
+        state.charges.settle(items)
     for table in (state.copies, state.losses, state.crashes, state.raised):
         if table:
             for item in items:
@@ -120,9 +135,7 @@ def _close(state: RunState, items: Iterable[int]) -> None:
 
 def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]) -> None:
     """All that is queued for an app whose context is broken dies; of an alternative, it goes to whose it is."""
-    waiting = [*_open_ones(state, app), *(item for group in app.isolated for item in group)]
-    app.isolated.clear()
-    app.isolated_items = 0
+    waiting = [*_open_ones(state, app), *(item for group in app.isolated.clear() for item in group.items)]
     _taken(state, app)
     own = state.apps.get(app.spec.alternative_of)
     if own is not None:  # Which its items can do without.
@@ -154,12 +167,13 @@ def _forget_cancelled(state: RunState, app: App) -> None:
 
     To look through the queue each time would make cancelling n items one by one take n * n steps.
     """
-    if app.isolated:
-        groups = [tuple(item for item in group if item in state.open) for group in app.isolated]
-        app.isolated = collections.deque(group for group in groups if group)
-        left = sum(map(len, groups))
-        app.cancelled -= app.isolated_items - left
-        app.isolated_items = left
+    if app.isolated.items:
+        app.cancelled -= app.isolated.items
+        for group in reversed(app.isolated.clear()):
+            left = tuple(item for item in group.items if item in state.open)
+            if left:
+                app.isolated.push(dataclasses.replace(group, items=left))
+        app.cancelled += app.isolated.items
     if 2 * app.cancelled > len(app.queue):
         app.queue = collections.deque(item for item in app.queue if item in state.open)
         app.cancelled = 0
@@ -188,16 +202,11 @@ def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
         return
     app = state.apps[attempt.app]
     state.counters.retried += len(items)
-    if attempt.isolated:
-        _isolate(app, tuple(items))
+    if attempt.group is not None:
+        app.isolated.push(dataclasses.replace(attempt.group, items=tuple(items), since=state.now))
     else:
         app.queue.extendleft(reversed(items))
     _queued(state, app, out)
-
-
-def _isolate(app: App, *groups: tuple[int, ...]) -> None:
-    app.isolated.extendleft(reversed(groups))
-    app.isolated_items += sum(map(len, groups))
 
 
 def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
@@ -223,8 +232,9 @@ def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failu
 def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
     """An attempt failed because of one of its items: halve it until the bad item stands alone, which then dies.
 
-    Where the app did not give one result for each item, that is no item's fault, and nobody can tell whose the results
-    are: all of them die at once. Halved down to single items, it would pass.
+    Where it looks like the machine's fault, all of it is tried on another one first. Where the app did not give one
+    result for each item, that is no item's fault, and nobody can tell whose the results are: all of them die at once.
+    Halved down to single items, it would pass.
     """
     if not items:
         return
@@ -232,16 +242,40 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
         _bury(state, items, failure, out)
         return
     app = state.apps[attempt.app]
-    if len(items) > 1:
+    if _moves(state, attempt, failure, len(items) == 1):
+        app.isolated.append(_group(state, attempt, items, failure, moves=1))
+    elif len(items) > 1:
         middle = len(items) // 2
-        _isolate(app, tuple(items[:middle]), tuple(items[middle:]))
+        app.isolated.append(*(_group(state, attempt, half, failure) for half in (items[:middle], items[middle:])))
     elif _is_dead(state, app, items[0], failure):
         _bury(state, items, failure, out)
         return
     else:
-        _isolate(app, tuple(items))
+        app.isolated.append(_group(state, attempt, items, failure))
     state.counters.retried += len(items)
     _queued(state, app, out)
+
+
+def _group(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, moves: int = 0) -> Group:
+    """Items that failed in an attempt, to be tried elsewhere: apart from all others."""
+    before, here = attempt.group or Group(()), {attempt.place}
+    machines = before.machines | here if failure.machine else before.machines
+    return Group(tuple(items), before.failed_on | here, machines, before.moves + moves, state.now)
+
+
+def _moves(state: RunState, attempt: Attempt, failure: Failure, alone: bool) -> bool:
+    """Whether what failed is to be tried elsewhere as it is before anything is said of its items.
+
+    Once if it looks like the machine's fault; a lone item several times, if the places are in doubt where it failed.
+    """
+    before, app = attempt.group or Group(()), state.apps[attempt.app]
+    tried = before.failed_on | {attempt.place}
+    if failure.machine and not before.moves:  # Where it failed with others, that may have been their fault.
+        return elsewhere(state, app, before.machines | {attempt.place}) or awaited(state)
+    worker = state.workers.get(attempt.worker)
+    if not alone or before.moves >= OPINIONS or failure.kind == "input" or worker is None:
+        return False
+    return state.policies.health.doubts(state, worker, app) and (elsewhere(state, app, tried) or awaited(state))
 
 
 def raised(
@@ -256,15 +290,15 @@ def raised(
     rest = [item for item in items if item != blamed]
     if len(rest) == len(items):  # Another attempt holds it, or has answered it.
         requeue(state, attempt, rest, out)
-    elif not rest or (attempt.isolated and not at):
+    elif not rest or (attempt.group is not None and not at) or _moves(state, attempt, failure, alone=False):
         failed(state, attempt, items, failure, out)
     else:
         if at:
             requeue(state, attempt, rest, out)
         else:
-            _isolate(app, tuple(rest))
+            app.isolated.push(_group(state, attempt, rest, failure))
             state.counters.retried += len(rest)
-        _isolate(app, (blamed,))
+        app.isolated.push(_group(state, attempt, (blamed,), failure))
         state.counters.retried += 1
         _queued(state, app, out)
 

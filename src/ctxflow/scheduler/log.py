@@ -130,7 +130,8 @@ class Setup:
                     f"the run's {family} policy was an object of {choice['object']}, which its log cannot hold: make "
                     "the scheduler yourself, and give it to `replay`"
                 )
-        policies = Policies.chosen({family: dict(choice) for family, choice in self.policies.items()})
+        before = {"health": "none"}  # Logs from before there was that family.
+        policies = Policies.chosen({**before, **{family: dict(choice) for family, choice in self.policies.items()}})
         return Scheduler(policies, self.limits, self.seed, self.start_when)
 
 
@@ -209,12 +210,15 @@ def _decode(record: dict[str, Any]) -> Any:
     return cls(**values)
 
 
-def _defaults(command: str) -> dict[str, Any]:
-    """The defaults of a command's fields: a log of an earlier version lacks fields that came later."""
-    kind = getattr(cmd, command, None)
+def _completed(record: Any) -> Any:
+    """A command as it was written, with the defaults of fields that came later: an earlier version's log lacks them."""
+    if not isinstance(record, dict) or "is" not in record:
+        return record
+    kind = getattr(cmd, record["is"], None)
     fields = dataclasses.fields(kind) if kind is not None else ()
     found = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    defaults = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    return {**defaults, **{name: _completed(value) for name, value in record.items()}}
 
 
 def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:
@@ -242,6 +246,6 @@ def replayed(lines: Iterable[str], scheduler: Scheduler | None = None) -> Iterat
         scheduler = setup.scheduler()
     for count, (event, recorded) in enumerate(read(lines), 1):
         commands = [json.loads(_text(command)) for command in scheduler.handle(event)]
-        if commands != [{**_defaults(command["is"]), **command} for command in recorded]:
+        if commands != [_completed(command) for command in recorded]:
             raise ValueError(f"event {count} ({type(event).__name__}) led to {recorded}, but now leads to {commands}")
         yield event, scheduler.state

@@ -115,6 +115,7 @@ def learn(app: App, worker: Worker, attempt: Attempt, count: int, seconds: float
     known = worker.paces.get(app.id)
     if known is None:
         worker.paces[app.id] = Pace(item_seconds, count, (count, seconds))
+        app.measured_on.add(worker.id)
         return
     share = count / (count + min(known.items, REMEMBERED_ITEMS))
     known.item_seconds += share * (item_seconds - known.item_seconds)

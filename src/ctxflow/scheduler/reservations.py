@@ -349,9 +349,8 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
 
 def _waiting(state: RunState, context: str) -> App | None:
     """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
-    names = state.contexts[context].apps
-    apps = [state.apps[name] for name in names if name in state.ready or name in state.streams.waiting]
-    return min(apps, key=urgency, default=None)
+    carried = [app for name in state.streams.waiting if (app := state.apps[name]).context == context]
+    return min([*state.ready.waiting_for(context), *carried], key=urgency, default=None)
 
 
 def _tiers(state: RunState, spec: ev.ContextSpec) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items, leaving, reservations, shares
+from ctxflow.scheduler import breaking, evidence, leaving
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
+from ctxflow.scheduler.eligibility import able, has_work
 from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
 from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
 
@@ -21,7 +22,7 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
     """Whether a free worker holds the app's context ready, or could load it now."""
     held = worker.contexts.get(app.context)
     if held is not None:
-        return held.state == "ready"
+        return held.state == "ready" and (not app.isolated.items or has_work(state, app, worker))
     if not admissible(state, worker, app):
         return False
     return _in_the_way(state, worker, state.contexts[app.context].spec) is not None
@@ -29,7 +30,9 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded for its queue on a worker that does not hold it."""
-    return app.unclaimed > 0 and loadable(state, worker, state.contexts[app.context])
+    if app.unclaimed <= 0 or not has_work(state, app, worker):
+        return False
+    return loadable(state, worker, state.contexts[app.context])
 
 
 def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
@@ -40,24 +43,19 @@ def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
 
 
 def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Whether a worker may be asked to build a context: a suspect one where there is nobody else, after a pause."""
-    if worker.id not in context.suspects:
+    """Whether a worker may be asked to build a context: a suspect one after a pause.
+
+    Its own pause where there are others, which doubles; where there is nobody else, that of the context.
+    """
+    suspect = context.suspects.get(worker.id)
+    if suspect is None:
         return True
-    if any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values()):
-        return False
-    if state.now < context.retry_at:
-        state.wake(context.retry_at)
+    others = any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values())
+    due = suspect.retry_at if others else context.retry_at
+    if state.now < due:
+        state.wake(due)
         return False
     return True
-
-
-def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
-    """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
-    if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
-        return False
-    if not reservations.may_hold(state, worker, wanted):
-        return False
-    return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 
 
 def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: bool = False) -> bool:
@@ -66,20 +64,24 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
     :param ahead: of demand: nothing that is queued counts on it.
     """
     context = state.contexts[app.context]
-    unload = _in_the_way(state, worker, context.spec)
-    if unload is None:
+    others = _in_the_way(state, worker, context.spec)
+    if others is None:
         return False
-    for other in unload:
-        _unload(state, worker, other, out)
+    for other in others:
+        unload(state, worker, other, out)
     claim = (
         None
         if ahead
         else Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
     )
-    app.claimed += claim.items if claim is not None else 0
+    if claim is not None:
+        app.claimed += claim.items
+        app.claims += 1
     stages = context.spec.files and context.spec.id not in worker.staged
     step, first = (Stage, "staging") if stages else (Load, "loading")
-    worker.contexts[context.spec.id] = OnWorker(context.spec.id, first, state.now, state.now, claim=claim)
+    worker.contexts[context.spec.id] = OnWorker(
+        context.spec.id, first, state.now, state.now, claim=claim, begun=state.now
+    )
     worker.loading += 1
     context.holders += 1
     context.on_tier[worker.tier] += 1
@@ -93,7 +95,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
 def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[str] | None:
     """The idle contexts to unload so that another fits, least recently used first; None if it cannot fit now."""
     unload: list[str] = []
-    for candidate in _idle(state, worker):
+    for candidate in idle(state, worker):
         if _fits(state, worker, wanted, unload):
             return unload
         unload.append(candidate)
@@ -146,10 +148,9 @@ def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
     held.memory, held.gpu_memory = event.memory, event.gpu_memory
     context.memory = event.memory if event.memory is not None else context.memory
     context.gpu_memory = event.gpu_memory if event.gpu_memory is not None else context.gpu_memory
-    # It can be built: what failed before was not its fault, and is not counted with what fails later.
     context.suspects.pop(worker.id, None)
-    context.failed_workers.clear()
-    context.failures, context.retry_at, context.losses = 0, 0.0, 0
+    breaking.succeeded(state, context)
+    evidence.built(state, worker, context)
     worker.context_seconds[event.context] = event.seconds
     state.update_free(worker)
     return state.apps[claim.app] if claim is not None else None
@@ -159,7 +160,9 @@ def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
     if held.building:
         worker.loading -= 1
     if held.claim is not None:
-        state.apps[held.claim.app].claimed -= held.claim.items
+        app = state.apps[held.claim.app]
+        app.claimed -= held.claim.items
+        app.claims -= 1
         held.claim = None
 
 
@@ -175,7 +178,7 @@ def drop(state: RunState, worker: Worker, context: str) -> bool:
     return True
 
 
-def _unload(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
+def unload(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
     """Have a worker end a context that runs nothing."""
     drop(state, worker, context)
     out.append(Unload(worker.id, context, files=state.contexts[context].spec.level == NONE))
@@ -185,9 +188,9 @@ def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> N
     """A call on a context has ended; one that was built for that call alone ends with it."""
     held = worker.contexts.get(context)
     if held is not None and (
-        held.state == "spent" or (_unplanned(state, worker, context) and context in _idle(state, worker))
+        held.state == "spent" or (_unplanned(state, worker, context) and context in idle(state, worker))
     ):
-        _unload(state, worker, context, out)
+        unload(state, worker, context, out)
 
 
 def follow(state: RunState, out: list[Command]) -> None:
@@ -195,9 +198,9 @@ def follow(state: RunState, out: list[Command]) -> None:
     if not state.plan.tiers and not state.plan.holders:
         return
     for worker in state.workers.values():
-        for context in _idle(state, worker):
+        for context in idle(state, worker):
             if _unplanned(state, worker, context):
-                _unload(state, worker, context, out)
+                unload(state, worker, context, out)
 
 
 def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
@@ -260,16 +263,21 @@ def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> b
 
 def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, out: list[Command]) -> None:
     """A context could not be built on a worker: the worker is suspect, or the context is broken."""
+    held = worker.contexts.get(context_id)
+    begun = held.begun if held is not None else state.now
     if not gone(state, worker, context_id, out):
         return
     worker.staged.discard(context_id)  # They may be what is wrong with it.
     context = state.contexts[context_id]
-    idle = _idle(state, worker)
-    if failure.kind == "memory" and idle:
-        for other in idle:
-            _unload(state, worker, other, out)
+    unused = idle(state, worker)
+    if failure.kind == "memory" and unused:
+        for other in unused:
+            unload(state, worker, other, out)
         return
-    _blame(state, worker, context, failure, out)
+    evidence.not_built(state, worker, context, failure)
+    broken = breaking.blame(state, worker, context, begun, failure)
+    if broken is not None:
+        breaking.decide(state, context, broken, out)
 
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
@@ -278,60 +286,13 @@ def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
     for context in list(worker.contexts):
         drop(state, worker, context)
     for held in building:
-        _blame_loss(state, worker, state.contexts[held.context], held.since, out)
+        lost_with = state.contexts[held.context]
+        broken = breaking.blame_loss(state, worker, lost_with, held.begun)
+        if broken is not None:
+            breaking.decide(state, lost_with, broken, out)
 
 
-def _blame_loss(state: RunState, worker: Worker, context: ContextState, begun: float, out: list[Command]) -> None:
-    """Count a worker that was lost while it was building a context; any that builds it clears the count.
-
-    Workers that go together count once: only a build begun after the last counted loss adds to it. And it takes
-    more than other failures do, since workers are lost for many reasons.
-    """
-    if begun <= context.lost_at:
-        return
-    context.losses += 1
-    context.lost_at = state.now
-    if context.losses >= 3 * state.limits.failures:
-        message = (
-            f"{context.losses} workers running were lost, without notice, while they were building the context: "
-            "building it may exhaust the machine's memory or end the worker"
-        )
-        _break(state, context, Failure("lost", "WorkerLost", message, worker=worker.id), out)
-
-
-def _blame(state: RunState, worker: Worker, context: ContextState, failure: Failure, out: list[Command]) -> None:
-    """Count a failure of a context on a worker, and declare the context broken at the last that it may have.
-
-    One that is to go makes it no more likely: there may be nobody else now who could show that it can be built.
-    """
-    if worker.draining:
-        context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
-        return
-    context.failures += 1
-    context.failed_workers.add(worker.id)
-    context.retry_at = state.now + state.limits.retry_seconds * 2 ** (context.failures - 1)
-    context.suspects[worker.id] = context.suspects.get(worker.id, 0) + 1
-    enough = min(state.limits.failures, _expected(state, worker, context.spec))
-    if len(context.failed_workers) >= enough or context.failures >= 3 * state.limits.failures:
-        _break(state, context, failure, out)
-
-
-def _break(state: RunState, context: ContextState, failure: Failure, out: list[Command]) -> None:
-    """No worker can build a context: what waits for it fails."""
-    context.broken = failure
-    for app in context.apps:
-        items.bury_backlog(state, state.apps[app], failure, out)
-        shares.stop(state, state.apps[app], out)
-
-
-def _expected(state: RunState, worker: Worker, wanted: ContextSpec) -> int:
-    """How many workers could build a context, of those that are there and those that were asked for."""
-    builders = sum(other is worker or able(state, other, wanted) for other in state.workers.values())
-    asked = sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))
-    return max(builders, asked)
-
-
-def _idle(state: RunState, worker: Worker) -> list[str]:
+def idle(state: RunState, worker: Worker) -> list[str]:
     """The contexts that are ready, run nothing, and for which no session is or comes there; longest unused first."""
     busy = {attempt.context for attempt in worker.running.values()}
     busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.

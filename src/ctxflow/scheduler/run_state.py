@@ -14,6 +14,9 @@ from ctxflow.policies.views import AppView, RegionView, SessionView, TierView, W
 from ctxflow.scheduler import residency, steps
 from ctxflow.scheduler import sessions as streams
 from ctxflow.scheduler.arrivals import Arrivals
+from ctxflow.scheduler.evidence import Charges
+from ctxflow.scheduler.quarantine import Wards
+from ctxflow.scheduler.ready import Ready
 from ctxflow.scheduler.reservations import Reservations
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shares import Deal
@@ -52,7 +55,7 @@ class RunState:
         # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
         self._holders_free: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
-        self.ready: dict[str, App] = {}
+        self.ready = Ready()
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
         self.open: dict[int, App] = {}
         # Items that several attempts hold now -> how many.
@@ -61,10 +64,17 @@ class RunState:
         self.losses: dict[int, int] = {}
         self.crashes: dict[int, int] = {}
         self.raised: dict[int, int] = {}
+        # Contexts that failed often enough, while somebody may still show otherwise; kept by breaking.py.
+        self.undecided: dict[str, ContextState] = {}
+        # Failed attempts, until it is known whose fault that was; kept by evidence.py.
+        self.charges = Charges()
+        # Who is in quarantine; kept by quarantine.py.
+        self.wards = Wards()
         # Apps whose items the plan divides among contexts -> whose the next item is; kept by shares.py.
         self.deals: dict[str, Deal] = {}
         self.streams = streams.Sessions()
         self.next_attempt = 1
+        self.next_order = 0  # Of the next app that is declared.
         self.wake_at: float | None = None
         # No call is given before this share of the workers asked for is connected; kept by tiers.py, as is the next.
         self.start_when = start_when
@@ -115,6 +125,10 @@ class RunState:
             elif held.state == "ready":
                 found.append(worker)
         return found
+
+    def forget_holders(self, context: str) -> None:
+        """Nobody holds a context, or will."""
+        self._holders_free.pop(context, None)
 
     @property
     def machines(self) -> Mapping[str, Machine]:

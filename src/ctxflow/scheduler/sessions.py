@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import residency
+from ctxflow.scheduler import eligibility, residency
 from ctxflow.scheduler.commands import Carry, Command, EndSession, Order
 from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
+from ctxflow.scheduler.evidence import Charges
 from ctxflow.scheduler.state import Session, Worker
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Sessions:
     :ivar waiting: app -> its sessions that wait for a worker and have something to do; no app without any.
     :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
     :ivar awaited: how many sessions those are, by worker and context.
+    :ivar charges: steps that failed, by session, until it is known whose fault that was.
     """
 
     open: dict[int, Session] = dataclasses.field(default_factory=dict)
@@ -48,6 +50,7 @@ class Sessions:
     waiting: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     bound: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
     awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    charges: Charges = dataclasses.field(default_factory=Charges)
 
     def note(self, session: Session) -> None:
         """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
@@ -85,6 +88,7 @@ def opened(state: RunState, event: SessionOpened) -> None:
     session = Session(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
     session.prompts = event.prompts
     state.streams.open[session.id] = session
+    app.open_sessions += 1
     state.streams.note(session)
     state.streams.unsettled = True
 
@@ -150,6 +154,8 @@ def end(
 ) -> None:
     """A session is over; a step that it is in goes on for the others."""
     del state.streams.open[session.id]
+    state.streams.charges.settle([session.id])
+    state.apps[session.app].open_sessions -= 1
     state.streams.note(session)
     place = session.worker if session.state == PLACED else session.frozen.worker if session.frozen else None
     if place in state.workers and (session.loaded or session.step is not None or session.frozen):
@@ -218,7 +224,7 @@ def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) ->
     """Have a worker build the context of sessions that it carries or will, if it does not have it."""
     app = state.apps[app_id]
     missing = app.context not in worker.contexts and worker.id in state.free
-    if missing and residency.able(state, worker, state.contexts[app.context].spec):
+    if missing and eligibility.able(state, worker, state.contexts[app.context].spec):
         residency.begin(state, worker, app, out)
 
 
@@ -294,11 +300,22 @@ def unload(session: Session) -> None:
 def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
     """Whether a worker stays, and holds a session's context or could load it, as far as the plan wants it there."""
     context = state.contexts[session.context]
-    if context.broken is not None:
+    if context.broken is not None or (session.failed_on and _shuns(state, session, worker)):
         return False
     if session.context in worker.contexts:
-        return residency.able(state, worker, context.spec) and not residency.surplus(state, worker, context)
+        return eligibility.able(state, worker, context.spec) and not residency.surplus(state, worker, context)
     return residency.loadable(state, worker, context)
+
+
+def _shuns(state: RunState, session: Session, worker: Worker) -> bool:
+    """Whether a session goes on elsewhere than on a worker's host, since a step of its failed there."""
+    if all(host != worker.host for host, _ in session.failed_on):
+        return False
+    until = session.failed_at + eligibility.PATIENCE
+    if state.now >= until or not eligibility.elsewhere(state, state.apps[session.app], session.failed_on, worker):
+        return False
+    state.wake(until)
+    return True
 
 
 # --- losses

@@ -12,6 +12,7 @@ from typing import Any
 from ctxflow.option_values import number, whole
 from ctxflow.policies.protocols import (
     BatchingPolicy,
+    HealthPolicy,
     PlacementPolicy,
     PreemptionPolicy,
     RoutingPolicy,
@@ -34,6 +35,7 @@ class Policies:
     preemption: PreemptionPolicy
     scaling: ScalingPolicy
     sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
+    health: HealthPolicy = dataclasses.field(default_factory=lambda: make("health", DEFAULTS["health"]))
     choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -57,16 +59,19 @@ class Limits:
 
     :ivar losses: times running that an item's workers may be lost, for no known reason, before it is suspected.
     :ivar crashes: crashes that an item alone may cause before it is dead.
-    :ivar failures: workers on which a context may fail before it is declared broken.
+    :ivar failures: hosts on which a context may fail before it is declared broken; workers, where all are on one host.
     :ivar retry_seconds: the first pause before a suspect worker is asked to build the context again.
+    :ivar verdict: seconds that are waited, before a context is declared broken, for those who still build it.
     """
 
     losses: int = 3
     crashes: int = 2
     failures: int = 3
     retry_seconds: float = 5.0
+    verdict: float = 600.0
 
     def __post_init__(self) -> None:
         for name in ("losses", "crashes", "failures"):
             whole(name, getattr(self, name), "how many are borne, 1 or more", 1)
-        number("retry_seconds", self.retry_seconds, "seconds, 0 or more")
+        for name in ("retry_seconds", "verdict"):
+            number(name, getattr(self, name), "seconds, 0 or more")

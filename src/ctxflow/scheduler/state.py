@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, WorkerSpec
+from ctxflow.scheduler.groups import Group, Groups, Place
 from ctxflow.scheduler.pace import CallCost, Pace
 
 STEP_WEIGHT = 0.3  # Of the last step in the average of those with as many sessions.
@@ -23,6 +24,7 @@ class OnWorker:
     """One context on one worker.
 
     :ivar state: "staging", "loading", "ready"; "spent" if it runs the one call that it was built for.
+    :ivar begun: when it began to be staged or built.
     """
 
     context: str
@@ -32,6 +34,7 @@ class OnWorker:
     memory: int | None = None
     gpu_memory: int | None = None
     claim: Claim | None = None
+    begun: float = 0.0
 
     @property
     def building(self) -> bool:
@@ -51,6 +54,7 @@ class Claim:
 class Attempt:
     """One try at some items on one worker.
 
+    :ivar group: the items that it is to keep apart from others, if it is; `place`: where it runs.
     :ivar answered: how many of its items, from the first on, it has answered while it goes on.
     :ivar interrupted: whether it was told to stop, since nobody waits for any of its items.
     """
@@ -61,7 +65,8 @@ class Attempt:
     worker: str
     items: Sequence[int]
     started: float
-    isolated: bool = False
+    group: Group | None = None
+    place: Place = ("", ())
     answered: int = 0
     interrupted: bool = False
 
@@ -91,6 +96,7 @@ class Session:
     :ivar prompts: that it has got, and how many had been got when its last chunk was begun for the first time.
     :ivar turn_over: whether it makes nothing before it gets a prompt.
     :ivar group: sessions of a group share no step with others, 0 for none; until `doubtful` chunks are made.
+    :ivar failed_on: until then, where a step failed, and that looked like the machine's fault; `failed_at`: when.
     """
 
     id: int
@@ -118,6 +124,8 @@ class Session:
     doubtful: int = 0
     crashes: int = 0
     losses: int = 0
+    failed_on: frozenset[Place] = frozenset()
+    failed_at: float = 0.0
     chunk_seconds: float | None = None
     state_bytes: int | None = None
     last_chunk_at: float | None = None
@@ -144,6 +152,8 @@ class Worker:
     noticed: float | None = None
     draining: bool = False
     released: bool = False  # Given back: it gets no step any more.
+    held: bool = False  # In quarantine; kept by quarantine.py.
+    done: int = 0  # Batches and steps that it has answered.
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -157,22 +167,19 @@ class Worker:
 
     # Read in every decision, so copied out of the specification.
     id: str = ""
+    place: Place = ("", ())
+    tier: str = ""
     slots: int = 1
     loading: int = 0
 
     def __post_init__(self) -> None:
-        self.id = self.spec.id
-        self.slots = self.spec.slots
+        self.id, self.place = self.spec.id, (self.spec.host, tuple(self.spec.devices))
+        self.tier, self.slots = self.spec.tier, self.spec.slots
 
     @property
     def free_slots(self) -> int:
         """Slots that neither run nor load."""
         return self.slots - len(self.running) - self.loading
-
-    @property
-    def tier(self) -> str:
-        """The tier that it came from."""
-        return self.spec.tier
 
     @property
     def acquired(self) -> bool:
@@ -260,9 +267,13 @@ class App:
     # Items still in the queue that were cancelled: whoever takes from it leaves them out.
     cancelled: int = 0
     # Groups that must run alone as they are: the halves of a bisection, suspects.
-    isolated: collections.deque[tuple[int, ...]] = dataclasses.field(default_factory=collections.deque)
-    isolated_items: int = 0
+    isolated: Groups = dataclasses.field(default_factory=Groups)
+    witness: str = ""  # The worker found last that what failed elsewhere could run on; kept by eligibility.py.
     claimed: int = 0
+    claims: int = 0  # Loads that it is claimed for.
+    attempts: int = 0  # That run; also steps of its sessions.
+    open_sessions: int = 0
+    measured_on: set[str] = dataclasses.field(default_factory=set)  # Workers that know how long its calls take.
     arrived: int = 0
     waiting_since: float | None = None
     held_until: float | None = None
@@ -285,7 +296,7 @@ class App:
     @property
     def backlog(self) -> int:
         """Items queued."""
-        return len(self.queue) - self.cancelled + self.isolated_items
+        return len(self.queue) - self.cancelled + self.isolated.items
 
     @property
     def unclaimed(self) -> int:
@@ -328,25 +339,41 @@ class App:
         return self.spec.alternative_of
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Suspect:
+    """A worker on which a context failed: how often, and when it may be asked again."""
+
+    failures: int
+    retry_at: float
+
+
 @dataclasses.dataclass(slots=True)
 class ContextState:
     """What is known of a context across workers."""
 
     spec: ContextSpec
-    apps: list[str] = dataclasses.field(default_factory=list)
+    apps: dict[str, None] = dataclasses.field(default_factory=dict)
     memory: int | None = None
     gpu_memory: int | None = None
     holders: int = 0
     on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
     loads: int = 0
-    # Worker -> failures there; forgotten when the worker is lost or the context builds there.
-    suspects: dict[str, int] = dataclasses.field(default_factory=dict)
-    failed_workers: set[str] = dataclasses.field(default_factory=set)
+    # Worker -> its failures; forgotten when the worker is lost or the context builds there.
+    suspects: dict[str, Suspect] = dataclasses.field(default_factory=dict)
+    # Since it was last built anywhere: worker -> host, how often, from when on; kept by breaking.py, as is all below.
+    failed_workers: dict[str, str] = dataclasses.field(default_factory=dict)
     failures: int = 0
+    failing_since: float = 0.0
     retry_at: float = 0.0
     # Workers lost without notice while they built it, one after the other, since it was last built.
     losses: int = 0
     lost_at: float = -1.0
+    # How often it was built; how often it was not, before the failures running now; these, and when the last came.
+    builds: int = 0
+    failed_builds: int = 0
+    streak: int = 0
+    failed_at: float = -1.0
+    deciding: tuple[float, Failure] | None = None  # Since when it has failed often enough, and why.
     broken: Failure | None = None
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ctxflow.policies.batching.coalescing import Coalescing
 from ctxflow.policies.views import AppView, WorkerView
-from ctxflow.scheduler import leaving, residency
+from ctxflow.scheduler import evidence, leaving, residency
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
+from ctxflow.scheduler.eligibility import elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
 from ctxflow.scheduler.sessions import (
     MIGRATING,
@@ -47,6 +48,8 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
     """
     streams = state.streams
     touched = [worker] if worker is not None else list(state.workers)
+    if worker is None and any(streams.open[n].failed_on for waiting in streams.waiting.values() for n in waiting):
+        streams.unsettled = True  # Who would not do a moment ago may be the last one by now.
     if streams.unsettled and streams.open and not state.awaiting:
         streams.unsettled = False
         bury_broken(state, out)
@@ -151,8 +154,9 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
         return
     number = state.next_attempt
     state.next_attempt = number + 1
-    attempt = Attempt(number, app_id, app.context, worker.id, (), state.now)
+    attempt = Attempt(number, app_id, app.context, worker.id, (), state.now, place=worker.place)
     state.attempts[number] = worker.running[number] = attempt
+    app.attempts += 1
     state.streams.steps[number] = orders
     for order in orders:
         begun = state.streams.open.get(order.session)
@@ -208,6 +212,7 @@ def finished(
     state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Order], event: StepFinished, out: list[Command]
 ) -> None:
     """A step has ended: its chunks are delivered, and its sessions go on."""
+    _pass(state, attempt, worker, orders, event)
     made = 0
     for position, (order, outcome) in enumerate(zip(orders, event.outcomes, strict=True)):
         session = state.streams.open.get(order.session)
@@ -218,6 +223,19 @@ def finished(
         _take(state, session, worker, position, order, outcome, event.seconds, out)
     if made:
         worker.learn_step(attempt.app, made, event.seconds, state.now)
+        state.apps[attempt.app].measured_on.add(worker.id)
+
+
+def _pass(state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Order], event: StepFinished) -> None:
+    """Chunks were made: that tells for the worker, and against others where steps for the same chunks failed."""
+    pairs = zip(orders, event.outcomes, strict=True)
+    makers = [each for order, out in pairs if "made" in out and (each := state.streams.open.get(order.session))]
+    if makers:
+        evidence.finished(state, worker, state.apps[attempt.app], len(makers), 0.0)
+    charges = state.streams.charges
+    if charges.of:
+        again = [each.id for each in makers if each.step == attempt.id and each.made + 1 >= each.doubtful]
+        evidence.answered(state, attempt, again, charges)
 
 
 def _take(
@@ -274,7 +292,7 @@ def _made(state: RunState, session: Session, position: int, outcome: Any, second
     session.chunk_seconds, session.last_chunk_at = seconds, state.now
     session.losses = 0
     if session.made >= session.doubtful:
-        session.group, session.crashes = 0, 0
+        session.group, session.crashes, session.failed_on = 0, 0, frozenset()
     if session.made <= session.chunks:  # It was delivered before.
         return False
     session.chunks = session.made
@@ -290,8 +308,11 @@ def _made(state: RunState, session: Session, position: int, outcome: Any, second
 
 
 def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: Failure, out: list[Command]) -> None:
-    """A step failed: one of the sessions whose chunks it made is to blame, and the half that has it is tried again."""
-    blamed = []
+    """A step failed: one of the sessions whose chunks it made is to blame, and the half that has it is tried again.
+
+    Where it looks like the machine's fault, all of them go on elsewhere first.
+    """
+    blamed: list[Session] = []
     for order in orders:
         session = state.streams.open.get(order.session)
         if session is None:
@@ -305,7 +326,16 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
             session.doubtful = max(session.doubtful, order.made + 1)
             unload(session)  # The app may have left its state half changed.
             blamed.append(session)
-    _blame(state, blamed, _is_alone(orders), failure, out)
+    worker, place = state.workers[attempt.worker], frozenset([attempt.place])
+    evidence.failed(state, attempt, worker, [each.id for each in blamed], failure, state.streams.charges)
+    moved = any(each.failed_on for each in blamed)
+    if failure.machine and not moved and elsewhere(state, state.apps[attempt.app], place):
+        state.streams.groups += 1
+        for session in blamed:
+            session.group, session.failed_on, session.failed_at = state.streams.groups, place, state.now
+            homeless(state, session)
+    else:
+        _blame(state, blamed, _is_alone(orders), failure, out)
 
 
 def _blame(state: RunState, blamed: list[Session], alone: bool, failure: Failure, out: list[Command]) -> None:
@@ -366,7 +396,7 @@ def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: l
         f"the workers that made its chunks were lost {counted(state.limits.losses, 'time')} running, without "
         "notice: its state may exhaust the machine's memory"
     )
-    failure = Failure("lost", "WorkerLost", message, worker=worker.id)
+    failure = Failure("lost", "WorkerLost", message, worker=worker.id, host=worker.host)
     _blame(state, blamed, _is_alone(orders), failure, out)
 
 

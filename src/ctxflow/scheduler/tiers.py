@@ -94,14 +94,24 @@ class Tier:
         return len(self.lifetimes) / self.worker_seconds if self.lifetimes and self.worker_seconds else None
 
 
-def offered(state: RunState, spec: ev.TierSpec) -> None:
+def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
     """The site offers a tier, or changes its bounds."""
     known = state.tiers.get(spec.name)
     if known is None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
         state.tiers[spec.name] = Tier(spec, spec.gpu_memory, connected=connected)
     else:
-        known.spec = spec
+        lowered, known.spec = spec.maximum < known.maximum, spec
+        if lowered:
+            _drain(state, known, out)
+
+
+def _drain(state: RunState, tier: Tier, out: list[Command]) -> None:
+    """Have workers beyond a tier's new maximum leave when they have done what they run, the idle ones first."""
+    there = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not leaving.goes(w)]
+    there.sort(key=lambda worker: (len(worker.running), len(worker.sessions), len(worker.contexts)))
+    for worker in there[: max(0, len(there) - tier.maximum)]:
+        _give_back(state, tier, worker, out)
 
 
 def scale(state: RunState, out: list[Command]) -> None:

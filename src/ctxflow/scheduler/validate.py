@@ -7,6 +7,7 @@ from itertools import chain
 
 from ctxflow.scheduler import sessions
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
+from ctxflow.scheduler.evidence import MOST
 from ctxflow.scheduler.run_state import RunState
 
 
@@ -18,6 +19,7 @@ def validate(state: RunState) -> None:
     _check_items(state)
     _check_workers(state)
     _check_contexts(state)
+    _check_quarantine(state)
     _check_tiers(state)
     _check_reservations(state)
     sessions.validate(state)
@@ -26,7 +28,7 @@ def validate(state: RunState) -> None:
 def _check_items(state: RunState) -> None:
     # Of a long queue, this is most of what validating takes: loops over its items are the interpreter's own.
     waiting = {app.id: list(filter(state.open.__contains__, app.queue)) for app in state.apps.values()}
-    groups = [group for app in state.apps.values() for group in app.isolated]
+    groups = [group.items for app in state.apps.values() for group in app.isolated]
     places = [*chain.from_iterable(waiting.values()), *chain.from_iterable(groups)]
     queued = set(places)
     assigned = Counter(item for attempt in state.attempts.values() for item in attempt.items if item in state.open)
@@ -45,11 +47,25 @@ def _check_items(state: RunState) -> None:
         assert not wanted, f"attempt {attempt.id} is interrupted, but somebody waits for it"
     for table in (state.losses, state.crashes, state.raised):
         assert table.keys() <= state.open.keys(), "a settled item is remembered"
+    charges = state.charges
+    assert charges.of.keys() <= state.open.keys(), "a settled item is part of a charge"
+    against = Counter(charge.worker.place for charge in charges.open)
+    assert against == charges.against, "charges against a place are miscounted"
+    assert max(against.values(), default=0) <= MOST, "there are more charges against a place than there may be"
+    kept = Counter(charge for each in charges.of.values() for charge in each)
+    assert kept == {charge: len(charge.items) for charge in charges.open}, "items of charges are miscounted"
     for app in state.apps.values():
-        assert app.isolated_items == sum(map(len, app.isolated)), f"{app.id}: isolated items are miscounted"
+        assert all(group.items for group in app.isolated), f"{app.id}: a group without items waits"
+        assert app.isolated.items == sum(len(group.items) for group in app.isolated), f"{app.id}: groups are miscounted"
         assert app.cancelled == len(app.queue) - len(waiting[app.id]), f"{app.id}: cancelled items are miscounted"
         claims = [held.claim for w in state.workers.values() for held in w.contexts.values() if held.claim]
-        assert app.claimed == sum(c.items for c in claims if c.app == app.id), f"{app.id}: claims are miscounted"
+        claims = [claim for claim in claims if claim.app == app.id]
+        assert (app.claimed, app.claims) == (sum(c.items for c in claims), len(claims)), f"{app.id}: wrong claims"
+        running = sum(attempt.app == app.id for attempt in state.attempts.values())
+        assert app.attempts == running, f"{app.id}: its attempts are miscounted"
+        open_sessions = sum(session.app == app.id for session in state.sessions.values())
+        assert app.open_sessions == open_sessions, f"{app.id}: its sessions are miscounted"
+        assert app.id in state.contexts[app.context].apps, f"{app.id} is not an app of its context"
         broken = state.contexts[app.context].broken is not None
         assert (app.id in state.ready) == (app.backlog > 0 and not broken), f"{app.id}: wrongly (not) ready"
         assert not (broken and app.backlog), f"{app.id}: items wait for a broken context"
@@ -68,6 +84,15 @@ def _check_workers(state: RunState) -> None:
     assert not (state.awaiting and state.attempts), "a call was given before enough workers were there"
     for attempt in state.attempts.values():
         assert attempt.id in state.workers[attempt.worker].running, f"attempt {attempt.id} runs nowhere"
+
+
+def _check_quarantine(state: RunState) -> None:
+    for worker in state.workers.values():
+        if worker.held:
+            assert worker.draining and state.wards.of(worker) is not None, f"{worker.id} is held, and not in quarantine"
+    for tier, hosts in state.wards.excluded.items():
+        known = {unit.machine for unit in state.wards.units if not unit.worker}
+        assert set(hosts) <= known, f"{tier}: a host is excluded that is not in quarantine"
 
 
 def _check_contexts(state: RunState) -> None:

@@ -10,11 +10,12 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
+from ctxflow.executors.simulated import Availability, Fault, Machine, SimulatedEngine
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
+from ctxflow.simulator.bad_hosts import faults_of
 from ctxflow.simulator.recorded import Place
 from ctxflow.simulator.scenario import Scenario, Tier, tiers_of_site
 from ctxflow.simulator.simulation import Listener, Simulation, Workload
@@ -59,12 +60,14 @@ def _plain(scenario: Scenario, tier: Tier) -> list[Machine]:
     evictions, spec = scenario.workload.evictions, tier.spec
     rate = evictions.per_hour if isinstance(evictions.per_hour, float) else evictions.per_hour.get(spec.name, 0.0)
     available = pools.evicted(3600 / rate, evictions.away_seconds) if rate else pools.during(0.0)
+    together = scenario.workload.workers_per_host
     return [
         Machine(
             f"{spec.name}-{number}",
             tier.gpu_model,
             spec.name,
             region_of(scenario.site.regions, scenario.site.home, spec.name),
+            f"{spec.name}-host-{number // together}" if together > 1 else "",
             gpus=spec.gpus,
             slots=scenario.site.slots,
             memory=tier.memory,
@@ -110,12 +113,14 @@ class Built:
     """A simulation that is ready to run, and what is needed to judge it.
 
     :ivar items: of each app.
+    :ivar faults: what is wrong with hosts.
     """
 
     simulation: Simulation
     times: MixedTimes
     staging: TreeStaging
     items: Mapping[str, int]
+    faults: Sequence[Fault] = ()
 
 
 def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -> Built:
@@ -129,7 +134,10 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     times = _times(scenario, machines, paces, tiers)
     staging = _staging(workload, site.fan_out)
     salvage = {app.name for app in workload.apps if app.salvage}
-    engine = SimulatedEngine(machines, times, staging, seed, workload.evictions.notice_seconds, salvage)
+    faults = faults_of(workload.faults, machines, seed)
+    notice = workload.evictions.notice_seconds
+    poison = {app.name: app.poison for app in workload.apps if app.poison is not None}
+    engine = SimulatedEngine(machines, times, staging, seed, notice, salvage, faults=faults, poison=poison)
     policies = Policies.chosen({family: getattr(site, family) for family in FAMILIES})
     arrivals = arrivals_of(workload, seed)
     apps = [
@@ -142,7 +150,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
         site.start_when, listener=listener, regions=region_specs(site.regions, site.home),
     )  # fmt: skip
     items = {app.name: sum(count for _, name, count in arrivals if name == app.name) for app in workload.apps}
-    return Built(simulation, times, staging, items)
+    return Built(simulation, times, staging, items, faults)
 
 
 def _times(

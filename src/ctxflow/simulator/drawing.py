@@ -12,6 +12,7 @@ from typing import Any
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.observe.style import STYLE
+from ctxflow.whole_files import written_whole
 
 
 def write_pictures(folder: Path, paper: str, pictures: Mapping[str, Callable[[Any], Any]]) -> None:
@@ -28,4 +29,5 @@ def write_pictures(folder: Path, paper: str, pictures: Mapping[str, Callable[[An
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         for name, draw in pictures.items():
-            draw(Figure).savefig(folder / f"{paper}-{name}.png", dpi=150)
+            with written_whole(folder / f"{paper}-{name}.png", sync=False) as file:
+                draw(Figure).savefig(file, format="png", dpi=150)

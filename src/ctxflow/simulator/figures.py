@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from ctxflow.host.processes import machine_memory
 from ctxflow.version import __version__
 
 Progress = Callable[[float, str], None]
@@ -101,7 +100,7 @@ def machine() -> dict[str, str | int | float]:
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "memory_gb": round(machine_memory() / 1e9, 1),
         "load": round(os.getloadavg()[0], 1),
         "system": f"{platform.system()} {platform.release()}",
         "time": time.strftime("%Y-%m-%d %H:%M"),

@@ -171,7 +171,7 @@ class Recording:
         self.contexts[event["context"]["id"]] = event["context"]
 
     def _on_AppDeclared(self, event: dict[str, Any]) -> None:
-        self.apps[event["app"]["id"]] = RecordedApp(event["app"])
+        self.apps.setdefault(event["app"]["id"], RecordedApp(event["app"]))  # It may have been forgotten in between.
 
     def _on_ItemsSubmitted(self, event: dict[str, Any]) -> None:
         app, count = self.apps[event["app"]], _count(event["items"])

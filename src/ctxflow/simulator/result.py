@@ -25,6 +25,8 @@ class Result:
     :ivar workers: connected, averaged over the run.
     :ivar lost_items: items of batches that an eviction ended, and `lost_seconds` of work on them.
     :ivar wasted_items: items that duplicates answered second.
+    :ivar dead: items that were given up.
+    :ivar raised: calls that raised and builds that failed, on bad hosts.
     :ivar moved: bytes that came from each origin, and from "peers".
     """
 
@@ -45,6 +47,8 @@ class Result:
     load_seconds: float
     stage_seconds: float
     moved: Mapping[str, float]
+    dead: int = 0
+    raised: int = 0
 
     @property
     def items_per_second(self) -> float:
@@ -96,4 +100,6 @@ def run(built: Built, until: float = math.inf) -> Result:
         load_seconds=account.load_seconds,
         stage_seconds=account.stage_seconds,
         moved={name: size for name, size in built.staging.moved.items() if size},
+        dead=outcome.dead,
+        raised=account.raised,
     )

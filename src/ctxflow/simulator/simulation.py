@@ -186,6 +186,8 @@ class Simulation:
             self._wasted += self._sizes.pop(event.attempt, 0)
         elif type(event) is ev.ItemsFinished:
             self._wasted += event.count
+        elif type(event) is ev.BatchFailed:
+            self._sizes.pop(event.attempt, None)
         if not commands:
             return
         for command in commands:

@@ -45,6 +45,9 @@ class AppEntry(_Entry):
     batch: bool = pydantic.Field(True, description="Whether items may share a call.")
     batch_size: int | None = pydantic.Field(None, ge=1, description="The app's own wish for the items of a batch.")
     priority: int = pydantic.Field(0, description="Higher goes first.")
+    poison: int | None = pydantic.Field(
+        None, ge=1, description="Of so many items one raises wherever it runs, and the call that it is in."
+    )
 
 
 class ContextEntry(_Entry):
@@ -112,6 +115,32 @@ class Matching(_Entry):
     spread: NotNegative = pydantic.Field(0.5, description="Their standard deviation, as a share of their mean.")
 
 
+class FaultEntry(_Entry):
+    """Hosts with which something is wrong. Which ones is drawn from the seed."""
+
+    kind: Literal["black-hole", "slow", "flaky-gpu", "no-builds"] = pydantic.Field(
+        "black-hole",
+        description="Every call raises at once; calls take longer; calls on one of the host's workers raise now and "
+        "then; no context can be built.",
+    )
+    tier: str | None = pydantic.Field(None, description="The tier whose hosts they are; by default any.")
+    hosts: Annotated[int, pydantic.Field(ge=1)] | None = pydantic.Field(
+        None, description="How many; by default 1, or as `share` says."
+    )
+    share: Annotated[float, pydantic.Field(gt=0, le=1)] | None = pydantic.Field(
+        None, description="Which share of the hosts, in place of `hosts`."
+    )
+    begin: NotNegative = pydantic.Field(0.0, description="From when on, in seconds.")
+    end: Positive | None = pydantic.Field(None, description="Until when; by default for ever.")
+    factor: Annotated[float, pydantic.Field(ge=1)] = pydantic.Field(
+        10.0, description="How many times longer calls take on slow hosts."
+    )
+    calls: Annotated[float, pydantic.Field(gt=0, le=1)] = pydantic.Field(
+        0.1, description="The share of a flaky GPU's calls that raise."
+    )
+    seconds: NotNegative = pydantic.Field(0.0, description="After which calls raise, and builds fail.")
+
+
 class WorkloadFile(_Entry):
     """All that a workload file says. Every key has a default.
 
@@ -129,6 +158,10 @@ class WorkloadFile(_Entry):
     evictions: Evictions = pydantic.Field(Evictions.model_validate({}), description="When workers are taken.")
     matching: Matching = pydantic.Field(
         Matching.model_validate({}), description="How long it takes until workers come."
+    )
+    faults: tuple[FaultEntry, ...] = pydantic.Field((), description="Hosts with which something is wrong.")
+    workers_per_host: Annotated[int, pydantic.Field(ge=1)] = pydantic.Field(
+        1, description="How many workers of a tier are on one host."
     )
     dispatch_seconds: NotNegative = pydantic.Field(
         0.01, description="A call's way to its worker and its answer's way back, in which the worker waits."

@@ -10,11 +10,12 @@ from typing import Any
 
 import pydantic
 
-from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, Links, Matching, WorkloadFile
+from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, FaultEntry, Links, Matching, WorkloadFile
 from ctxflow.sites.explain import advice
 from ctxflow.sites.problem import FileError, Path, Problem, shown, suggestion
 
-_LISTS: dict[str, type[pydantic.BaseModel]] = {"apps": AppEntry, "contexts": ContextEntry}
+_LISTS: dict[str, type[pydantic.BaseModel]] = {"apps": AppEntry, "contexts": ContextEntry, "faults": FaultEntry}
+_CALLED = {"apps": "an app", "contexts": "a context", "faults": "a fault"}
 _TABLES: dict[str, type[pydantic.BaseModel]] = {"links": Links, "evictions": Evictions, "matching": Matching}
 
 
@@ -62,7 +63,7 @@ def _inside(path: Path, values: Mapping[str, Any]) -> tuple[type[pydantic.BaseMo
         kind, entry = first[:-1], values[first][path[1]]
         name = entry.get("name")
         which = f"{kind} {name}" if isinstance(name, str) else f"{kind} {int(path[1]) + 1}"
-        return _LISTS[first], "an app" if kind == "app" else "a context", which, path[2:]
+        return _LISTS[first], _CALLED[first], which, path[2:]
     if first in _TABLES and len(path) > 1:
         return _TABLES[first], f"[{first}]", first, path[1:]
     return WorkloadFile, "a workload", "", path
@@ -137,6 +138,13 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[Probl
     for number, context in enumerate(workload.contexts):
         place = ("contexts", number, "load_seconds")
         yield from _covers(context.load_seconds, place, f"context {context.name}", tiers)
+    for number, fault in enumerate(workload.faults):
+        if fault.tier is not None and fault.tier not in tiers:
+            text = f"a fault names a tier {fault.tier!r} that the site has not: there are {', '.join(tiers)}"
+            yield Problem(("faults", number, "tier"), text)
+        if fault.hosts is not None and fault.share is not None:
+            text = f"fault {number + 1} has hosts and share: both say how many hosts are bad, so leave one out"
+            yield Problem(("faults", number, "share"), text)
     yield from _eviction_problems(workload.evictions, tiers)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pydantic
 
-from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, Links, Matching, WorkloadFile
+from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, FaultEntry, Links, Matching, WorkloadFile
 from ctxflow.sites.problem import toml_value
 
 _HEAD = """\
@@ -61,6 +61,11 @@ peers = 1
 per_hour = 6                    # of each worker; or trace = "runs/20261121-054135-17"
 away_seconds = 120
 notice_seconds = 10
+
+[[faults]]
+kind = "slow"
+share = 0.05                    # of all hosts
+begin = 600
 ```
 
 A tier's GPU model is the one that its `require_gpus` asks for with `DeviceName == "..."`; other tiers go by their
@@ -68,7 +73,7 @@ names. What is wrong in a file is told with its line, the key, and what to write
 """
 _PARTS: dict[str, type[pydantic.BaseModel]] = {
     "[[apps]]": AppEntry, "[[contexts]]": ContextEntry, "[links]": Links, "[evictions]": Evictions,
-    "[matching]": Matching,
+    "[matching]": Matching, "[[faults]]": FaultEntry,
 }  # fmt: skip
 
 

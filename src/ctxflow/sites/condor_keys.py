@@ -10,7 +10,7 @@ OWN_SUBMIT_KEYS = frozenset({
     "universe", "executable", "transfer_executable", "arguments", "environment", "getenv", "initialdir",
     "transfer_input_files", "encrypt_input_files", "should_transfer_files", "when_to_transfer_output",
     "transfer_output_files", "output", "error", "stream_output", "stream_error", "log", "queue", "leave_in_queue",
-    "+ctxflowrun", "+ctxflowseen",
+    "+ctxflowrun", "+ctxflowseen", "+ctxflowexcluded", "+ctxflowsubmission",
 })  # fmt: skip
 # What a worker is told of its size must be what HTCondor is asked for.
 TIER_KEYS = {

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ctxflow.policies.registry import DEFAULTS
 from ctxflow.sites.model import Site
 from ctxflow.sites.rules import ARCHIVES
+from ctxflow.sites.secret_names import is_secret, secrets_in
 from ctxflow.sites.tier import Tier
 
 _TASKVINE_ONLY = (
@@ -20,10 +21,11 @@ _TASKVINE_ONLY = (
 _LARGE_GB = 2000
 
 
-def hints(site: Site, environment: bool = True) -> Iterator[str]:
+def hints(site: Site, environment: bool = True, others_read: bool = False) -> Iterator[str]:
     """What a site's author may want to change, a sentence each.
 
     :param environment: whether to say that the environment is not on this machine.
+    :param others_read: whether other users may read the file.
 
     >>> list(hints(Site(fan_out=3)))
     ['fan_out does nothing with the embedded engine: leave it out, or write engine = "taskvine" for a cluster']
@@ -46,6 +48,7 @@ def hints(site: Site, environment: bool = True) -> Iterator[str]:
         yield "preemption makes room on machines for workers with several GPUs: write machine_gpus in a tier"
     for tier in site.tiers:
         yield from _of_tier(tier)
+        yield from _secrets(tier, others_read)
     if site.regions and not any(region.hosts for region in site.regions):
         claimed = {name for region in site.regions for name in region.tiers}
         for tier in site.tiers:
@@ -53,10 +56,25 @@ def hints(site: Site, environment: bool = True) -> Iterator[str]:
                 yield f"tier {tier.name} is in no region, so its workers count as in {site.home}: name it in one"
 
 
+def _secrets(tier: Tier, others_read: bool) -> Iterator[str]:
+    for key in ("options", "submit"):
+        for name in dict.fromkeys(secrets_in(getattr(tier, key))):
+            yield (
+                f"{name} in {key} of tier {tier.name} looks like a secret, and batch systems show {key} to who asks: "
+                f"write it under variables, which workers get in a file that is yours alone"
+            )
+    names = [name for name in tier.variables if is_secret(name)]
+    if names and others_read:
+        yield (
+            f"{', '.join(names)} in variables of tier {tier.name} looks like a secret, and other users may read this "
+            "file: call chmod go-r on it"
+        )
+
+
 def _of_tier(tier: Tier) -> Iterator[str]:
     for key in ("memory_gb", "disk_gb"):
         value = getattr(tier, key)
-        if value >= _LARGE_GB * (10 if key == "disk_gb" else 1):
+        if value is not None and value >= _LARGE_GB * (10 if key == "disk_gb" else 1):
             meant = f"{key} = {value / 1000:g}"
             yield f"{key} = {value:g} of tier {tier.name} is {value / 1000:g} TB: if you meant MB, write {meant}"
     if tier.workers == 0:

@@ -87,6 +87,27 @@ class Site(pydantic.BaseModel):
     join_timeout: float = pydantic.Field(
         300.0, gt=0, description="TaskVine: seconds that a worker's job may run before the worker has joined."
     )
+    gpu_hours_per_run: float | None = pydantic.Field(
+        None,
+        gt=0,
+        description="TaskVine: the most GPU-hours that the workers of a run may use, from their jobs' start to their "
+        "end; a worker without GPUs counts as one with one. Then no more are asked for, and those that are there end "
+        "what they run and leave.",
+    )
+    cost_per_run: float | None = pydantic.Field(
+        None, gt=0, description="TaskVine: the same of what workers cost, by their tiers' `price`."
+    )
+    gpu_hours_per_factory: float | None = pydantic.Field(
+        None, gt=0, description="TaskVine: the same over all runs that a `ctxflow factory` serves, since it started."
+    )
+    cost_per_factory: float | None = pydantic.Field(None, gt=0, description="TaskVine: likewise, of cost.")
+    gpu_hours_per_user: float | None = pydantic.Field(
+        None,
+        gt=0,
+        description="TaskVine: the same over all runs of this user that any factory of the site served, by the record "
+        "that factories keep.",
+    )
+    cost_per_user: float | None = pydantic.Field(None, gt=0, description="TaskVine: likewise, of cost.")
     routing: Any = pydantic.Field(DEFAULTS["routing"], description="Which work goes to which worker.")
     batching: Any = pydantic.Field(DEFAULTS["batching"], description="How many items a batch takes.")
     placement: Any = pydantic.Field(DEFAULTS["placement"], description="Which contexts go on which tiers.")
@@ -95,6 +116,9 @@ class Site(pydantic.BaseModel):
         description="Who gives way when a context needs a worker of its own, with several GPUs close together.",
     )
     scaling: Any = pydantic.Field(DEFAULTS["scaling"], description="How many workers of each tier to hold.")
+    health: Any = pydantic.Field(
+        DEFAULTS["health"], description="Which hosts, workers and GPUs are bad, and get no work for a while."
+    )
     sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")
 
     @property

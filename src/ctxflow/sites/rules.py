@@ -52,6 +52,7 @@ def problems(site: Site) -> Iterator[Problem]:
     for family in FAMILIES:
         yield from _policy(family, getattr(site, family))
     yield from _machines(site)
+    yield from _limits(site)
     seen: dict[str, int] = {}
     for number, tier in enumerate(site.tiers):
         first = seen.setdefault(tier.name, number)
@@ -89,6 +90,22 @@ def _machines(site: Site) -> Iterator[Problem]:
                 f"machines of tier {tier.name} are {shown(tier.machines)}, and no other tier's are: write the same for "
                 "the tiers that are the same machines, or leave it out",
             )
+
+
+def _limits(site: Site) -> Iterator[Problem]:
+    """Limits that nobody would count."""
+    priced = any(tier.price is not None for tier in site.tiers)
+    for scope in ("run", "factory", "user"):
+        for measure in ("gpu_hours", "cost"):
+            key = f"{measure}_per_{scope}"
+            if getattr(site, key) is None:
+                continue
+            if site.engine == "embedded":
+                yield Problem((key,), f"{key} is for workers that are acquired, which the embedded engine's are not")
+            elif scope != "run" and site.acquire != "factory":
+                yield Problem((key,), f'{key} is counted by a factory: write acquire = "factory", or {measure}_per_run')
+            elif measure == "cost" and not priced:
+                yield Problem((key,), f"{key} cannot be counted: write the price of a worker's hour below [[tiers]]")
 
 
 def _network(site: Site) -> Iterator[Problem]:

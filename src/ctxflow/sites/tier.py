@@ -9,6 +9,8 @@ from typing import Any
 
 import pydantic
 
+_CONDOR_DISK_GB = 70.0
+
 
 class Tier(pydantic.BaseModel):
     """One kind of worker, and who lends it. The defaults are the pervasive-context paper's worker.
@@ -32,7 +34,12 @@ class Tier(pydantic.BaseModel):
     )
     cores: int = pydantic.Field(2, ge=1, description="Cores of a worker.")
     memory_gb: float = pydantic.Field(10, gt=0, description="Memory of a worker in GB.")
-    disk_gb: float = pydantic.Field(70, gt=0, description="Disk of a worker in GB.")
+    disk_gb: float | None = pydantic.Field(
+        None,
+        gt=0,
+        description="Disk of a worker in GB: HTCondor is asked for 70 if it is not said, and workers elsewhere use "
+        "what their machine has free. One that finds less than is said does not start.",
+    )
     gpus: int = pydantic.Field(1, ge=0, description="GPUs of a worker.")
     machine_gpus: int = pydantic.Field(
         0,
@@ -72,7 +79,9 @@ class Tier(pydantic.BaseModel):
     options: dict[str, Any] = pydantic.Field(
         {}, description="Slurm, PBS, Grid Engine, Kubernetes: what Parsl's provider takes, such as partition."
     )
-    variables: dict[str, str] = pydantic.Field({}, description="Environment variables for the worker.")
+    variables: dict[str, str] = pydantic.Field(
+        {}, description="Environment variables for the worker; secrets belong here."
+    )
 
     @property
     def memory(self) -> int:
@@ -85,9 +94,10 @@ class Tier(pydantic.BaseModel):
         return None if self.gpu_memory_gb is None else int(self.gpu_memory_gb * 1e9)
 
     @property
-    def disk(self) -> int:
-        """Disk of a worker in bytes."""
-        return int(self.disk_gb * 1e9)
+    def disk(self) -> int | None:
+        """Disk of a worker in bytes, None if none is promised to it: only HTCondor deals disks out."""
+        promised = self.disk_gb or (_CONDOR_DISK_GB if self.provider == "condor" else None)
+        return None if promised is None else int(promised * 1e9)
 
     @property
     def wishes(self) -> dict[str, Any]:

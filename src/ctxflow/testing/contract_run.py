@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ctxflow.context import Context
@@ -105,14 +105,19 @@ class ContractRun:
         function: Callable[..., Any],
         *columns: Sequence[Any],
         timeout: float | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> int:
         """Have a batch run, without waiting for it; gives the attempt."""
         self._functions.setdefault(function.__name__, dumps(function, "the function"))
+        given = ""
+        if constants is not None:
+            given = "-".join(map(str, (function.__name__, *constants.values())))
+            self._functions[given] = dumps(dict(constants), "the constants")
         attempt = next(self._numbers)
 
         def payload() -> CallPayload:
             body = dumps([tuple(column) for column in columns], "the input")
-            return CallPayload("batch", function.__name__, False, timeout, body)
+            return CallPayload("batch", function.__name__, False, timeout, body, constants=given)
 
         self._calls[attempt] = payload
         items = range(len(columns[0]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,16 @@ from typing import Any
 def slow(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def shifted(items: Sequence[int], *, by: int) -> list[int]:
+    return [item + by for item in items]
+
+
+def kept(items: Sequence[Any]) -> list[list[str]]:
+    """The functions and constants that this library process keeps."""
+    [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "_Library"]
+    return [sorted(library._functions) for _ in items]
 
 
 def read(weights: str) -> str:
@@ -120,6 +131,10 @@ def complain(keys: Sequence[str]) -> list[str]:
     print("about to raise")  # noqa: T201 - it is what the test looks for
     empty: dict[str, str] = {}
     return [empty[key] for key in keys]
+
+
+def lose_device(items: Sequence[Any] = ()) -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def crash(context: Any, items: Sequence[Any]) -> None:

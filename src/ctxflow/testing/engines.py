@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from ctxflow.contents import digest_path
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import contract_work as work
@@ -79,7 +80,9 @@ class EngineContract(DirectoriesContract):
     def test_staged_files_have_local_paths_under_their_names(self, run: ContractRun, tmp_path: Path) -> None:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
-        context = run.declare(work.read, files={"weights": (str(tmp_path / "weights.bin"), "digest-of-42")})
+        context = run.declare(
+            work.read, files={"weights": (str(tmp_path / "weights.bin"), digest_path(str(tmp_path / "weights.bin")))}
+        )
         assert run.stage(worker, context).context == context
         run.load(worker, context)
         run.run(worker, context, work.with_context, [1])
@@ -88,7 +91,7 @@ class EngineContract(DirectoriesContract):
     def test_files_stay_where_a_context_is_unloaded(self, run: ContractRun, tmp_path: Path) -> None:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
-        files = {"weights": (str(tmp_path / "weights.bin"), "digest-of-42")}
+        files = {"weights": (str(tmp_path / "weights.bin"), digest_path(str(tmp_path / "weights.bin")))}
         context = run.declare(work.read, files=files, level=ev.PARTIAL)
         run.stage(worker, context)
         for _ in range(2):
@@ -102,7 +105,7 @@ class EngineContract(DirectoriesContract):
         (worker,) = run.start()
         (tmp_path / "weights").mkdir()
         (tmp_path / "weights" / "model.bin").write_text("42")
-        files = {"weights": (str(tmp_path / "weights"), "digest-of-42")}
+        files = {"weights": (str(tmp_path / "weights"), digest_path(str(tmp_path / "weights")))}
         context = run.declare(work.read_model, files=files, level=ev.NONE)
         kept = run.declare(work.read_model, files=files)
         run.load(worker, ev.PLAIN)
@@ -129,7 +132,7 @@ class EngineContract(DirectoriesContract):
     ) -> None:
         (worker,) = run.start()
         (tmp_path / "weights.bin").write_text("42")
-        files = {"weights": (str(tmp_path / "weights.bin"), "digest-of-42")}
+        files = {"weights": (str(tmp_path / "weights.bin"), digest_path(str(tmp_path / "weights.bin")))}
         context = run.declare(work.read, files=files, level=ev.NONE)
         run.stage(worker, context)
         run.load(worker, context)
@@ -164,10 +167,20 @@ class EngineContract(DirectoriesContract):
             context = run.declare(work.broken)
             run.engine.execute([cmd.Load(worker, context)])
             failure = run.wait(ev.ContextFailed).failure
-            assert (failure.kind, failure.error) == ("exception", "ZeroDivisionError")
+            assert (failure.kind, failure.error, failure.machine) == ("exception", "ZeroDivisionError", False)
             assert "in broken" in failure.traceback
             assert "printed first" in failure.output
         run.load(worker, run.declare(work.slow, 0))
+
+    def test_a_failure_says_whether_it_looks_like_the_machines(self, run: ContractRun) -> None:
+        self._needs_code()
+        worker = run.ready()
+        run.run(worker, ev.PLAIN, work.lose_device, [1])
+        assert run.wait(ev.BatchFailed).failure.machine
+        run.run(worker, ev.PLAIN, work.complain, ["x"])
+        assert not run.wait(ev.BatchFailed).failure.machine
+        run.engine.execute([cmd.Load(worker, run.declare(work.lose_device))])
+        assert run.wait(ev.ContextFailed).failure.machine
 
     def test_a_context_that_takes_too_long_fails(self, run: ContractRun) -> None:
         self._needs_code()
@@ -207,6 +220,23 @@ class EngineContract(DirectoriesContract):
         worker = run.ready()
         run.apply(worker, divmod, 17, 5)
         self._answers(run.wait(ev.BatchFinished), (3, 2))
+
+    def test_constants_come_beside_the_function(self, run: ContractRun) -> None:
+        worker = run.ready()
+        for shift in (10, 20):
+            run.run(worker, ev.PLAIN, work.shifted, [1, 2], constants={"by": shift})
+            self._answers(run.wait(ev.BatchFinished), [shift + 1, shift + 2])
+
+    def test_what_no_call_needs_any_more_is_forgotten(self, run: ContractRun) -> None:
+        self._needs_code()
+        worker = run.ready()
+        run.run(worker, ev.PLAIN, work.shifted, [1], constants={"by": 10})
+        run.wait(ev.BatchFinished)
+        run.run(worker, ev.PLAIN, work.kept, [0])
+        self._answers(run.wait(ev.BatchFinished), [["kept", "shifted", "shifted-10"]])
+        run.engine.forget(["shifted-10", "shifted", "it never had this one"])
+        run.run(worker, ev.PLAIN, work.kept, [0])
+        self._answers(run.wait(ev.BatchFinished), [["kept"]])
 
     def test_big_inputs_and_results_arrive_whole(self, run: ContractRun) -> None:
         worker = run.ready()
@@ -442,10 +472,12 @@ class EngineContract(DirectoriesContract):
 
     def test_commands_come_from_other_threads_while_one_polls(self, run: ContractRun) -> None:
         worker = run.ready()
+        run.run(worker, ev.PLAIN, work.same, [0])  # What the function imports is there once a call has run.
+        run.until(lambda: len(run.all(ev.BatchFinished)) == 1)
         total = 200
 
         def submit() -> None:
-            for number in range(total):
+            for number in range(1, total):
                 run.run(worker, ev.PLAIN, work.same, [number])
 
         thread = threading.Thread(target=submit)

@@ -16,8 +16,8 @@ class Watch:
     >>> watch = Watch(Told())
     >>> watch.until("1.1", "held").reason
     'no memory'
-    >>> watch.changes
-    [JobChange(job='1.0', state='running', reason='', host=None, waited=None)]
+    >>> [(change.job, change.state) for change in watch.changes]
+    [('1.0', 'running')]
     """
 
     def __init__(self, provider: Provider) -> None:

@@ -115,6 +115,10 @@ class PlayedEngine:
                     self.messages.tell(self.worker, command, before)
             self.messages.send(self.worker, before)
 
+    def forget(self, functions):
+        with self._lock:
+            self.messages.forget(self.worker, functions)
+
     def poll(self, timeout):
         if not self.events:
             select.select([self.player._in, self._wake_read], [], [], timeout)

@@ -80,3 +80,13 @@ def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
     assert loses("evicted", "held", "ended")
     assert not loses("ended")
     assert not loses("evicted", "running", "ended")
+
+
+def test_jobs_that_ended_without_their_workers_being_missed_are_not_kept_for_ever(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxflow.executors.taskvine.losses._MOST_TOLD", 10)
+    losses = Losses(jobs.acquirer, lambda: 1.0)
+    for number in range(100):
+        losses.heard("any", JobChange(str(number), "ended"))
+    assert len(losses._told) == 10 and ("any", "99") in losses._told

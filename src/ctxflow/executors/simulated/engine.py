@@ -12,10 +12,11 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.executors.engine import RunServices
+from ctxflow.executors.simulated.faults import POISON, Fault, Faults
 from ctxflow.executors.simulated.machines import Machine
 from ctxflow.executors.simulated.market import Market, Place
 from ctxflow.executors.simulated.models import NoStaging, Staging, Times
@@ -39,6 +40,7 @@ class Account:
     loads: int = 0
     joined: int = 0
     evicted: int = 0
+    raised: int = 0  # Calls, and builds of contexts.
 
 
 class SimulatedEngine:
@@ -46,9 +48,9 @@ class SimulatedEngine:
 
     The same seed, models and commands give the same events. When machines can be had, and how long matching and
     loading take there, depends on the seed alone, so that policies can be compared on the same evictions and loads.
-    What it does not do, since nothing is executed: results are None; there are no exceptions, crashes, timeouts or
-    missing files, and payloads are not asked for. Where the engines' contract is about those, it does not apply. Events
-    carry the engine's clock, not the run's.
+    What it does not do, since nothing is executed: results are None; there are no exceptions but those of faults, no
+    crashes, timeouts or missing files, and payloads are not asked for. Where the engines' contract is about those, it
+    does not apply. Events carry the engine's clock, not the run's.
 
     :param machines: what there is to be had; workers are given to a tier's idle machines in their order.
     :param times: how long things take.
@@ -59,6 +61,8 @@ class SimulatedEngine:
         without one, what was done half a second before is kept. (It is told when the worker is lost, not before.)
     :param state_bytes: the size of each session's state, and `carry_seconds`, how long one takes to another worker.
     :param planning_seconds: how long a plan is computed; by default it is there at once.
+    :param faults: what is wrong with hosts; by default nothing is.
+    :param poison: app -> of how many of its items one raises wherever it runs, and its call with it.
 
     >>> class Times:
     ...     match = dispatch = lambda self, *of: 0.0
@@ -89,7 +93,12 @@ class SimulatedEngine:
         state_bytes: int = 0,
         carry_seconds: float = 0.0,
         planning_seconds: float = 0.0,
+        faults: Iterable[Fault] = (),
+        poison: Mapping[str, int] | None = None,
     ) -> None:
+        self._faults = Faults(faults)
+        self._poison = poison or {}
+        self._troubled = bool(self._poison) or self._faults.any
         self._state_bytes, self._carry_seconds = state_bytes, carry_seconds
         self._planning_seconds = planning_seconds
         self.now = 0.0
@@ -122,6 +131,7 @@ class SimulatedEngine:
             cmd.Drain: self._drain,
             cmd.AcquireAt: self._acquire_at,
             cmd.Forgo: self._forgo,
+            cmd.Exclude: self._exclude,
             cmd.Survey: self._survey,
             cmd.MakePlan: self._make_plan,
         }
@@ -132,6 +142,9 @@ class SimulatedEngine:
 
     def start(self, run: RunServices) -> None:
         """Nothing has to be got ready."""
+
+    def forget(self, functions: Collection[str]) -> None:
+        """Nothing is kept."""
 
     def execute(self, commands: Sequence[cmd.Command]) -> None:
         """Carry out commands, in order, at the present virtual time."""
@@ -259,6 +272,9 @@ class SimulatedEngine:
     def _forgo(self, command: cmd.Forgo) -> None:
         self._market.forgo(command.pin)
 
+    def _exclude(self, command: cmd.Exclude) -> None:
+        self._market.exclude(command.tier, command.hosts)
+
     def _survey(self, command: cmd.Survey) -> None:
         def name_of(place: Place) -> str | None:
             worker = self._holders.get(place)
@@ -300,8 +316,13 @@ class SimulatedEngine:
         if worker is None:
             return
         library = worker.libraries[command.context] = Library()
-        seconds = self._times.load(command.context, worker.place.machine, worker.place.generator)
-        self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
+        machine, generator = worker.place.machine, worker.place.generator
+        seconds = self._times.load(command.context, machine, generator)
+        fault = self._faults.of_build(machine, self.now, generator)
+        if fault is not None:
+            self.at(self.now + fault.seconds, self._not_ready, worker, command.context, library, fault)
+        else:
+            self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
 
     def _ready(self, worker: Worker, context: str, library: Library, seconds: float) -> None:
         if worker.id not in self._workers or worker.libraries.get(context) is not library:
@@ -310,6 +331,13 @@ class SimulatedEngine:
         self.account.loads += 1
         self.account.load_seconds += seconds
         self._out.append(ev.ContextReady(self.now, worker.id, context, seconds))
+
+    def _not_ready(self, worker: Worker, context: str, library: Library, fault: Fault) -> None:
+        if worker.id not in self._workers or worker.libraries.get(context) is not library:
+            return
+        del worker.libraries[context]
+        self.account.raised += 1
+        self._out.append(ev.ContextFailed(self.now, worker.id, context, self._failure(worker, fault)))
 
     def _unload(self, command: cmd.Unload) -> None:
         worker = self._workers.get(command.worker)
@@ -333,9 +361,14 @@ class SimulatedEngine:
             raise ValueError(f"{worker.id} is told to run a call on {command.context!r}, which it has not built")
         machine = worker.place.machine
         seconds = self._times.call(command.app, machine, items, self._generator) if items else 0.0
+        fault = self._fault(command, items, seconds, worker) if self._troubled else None
+        if self._troubled:
+            seconds *= self._faults.slower(machine, self.now)
+        if fault is not None:
+            seconds, end, more = fault.seconds, self._raise, (fault,)
         begins = max(self.now + self._times.dispatch(machine, self._generator), library.busy_until)
         library.busy_until = ends = begins + seconds
-        salvaged = type(command) is cmd.Run and command.app in self._salvage
+        salvaged = type(command) is cmd.Run and command.app in self._salvage and fault is None
         worker.calls[command.attempt] = Call(command.context, len(items), begins, seconds, salvaged)
         self.at(ends, end, worker, command.attempt, *more)
 
@@ -343,6 +376,27 @@ class SimulatedEngine:
         call = self._ended(worker, attempt)
         if call is not None:
             self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
+
+    def _fault(self, command: cmd.Run, items: Sequence[int], seconds: float, worker: Worker) -> Fault | None:
+        """What makes a call raise, if anything does: its host, or one of its items, once it has been at work."""
+        place = worker.place
+        fault = self._faults.of_call(place.machine, self.now, place.generator)
+        every = self._poison.get(command.app)
+        if fault is None and every and any((item + 1) % every == 0 for item in items):
+            fault = dataclasses.replace(POISON, seconds=seconds)
+        return fault
+
+    def _raise(self, worker: Worker, attempt: int, fault: Fault) -> None:
+        """A call ends with an error."""
+        call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
+        if call is not None:
+            self.account.lost_seconds += call.seconds
+            self.account.raised += 1
+            self._out.append(ev.BatchFailed(self.now, worker.id, attempt, self._failure(worker, fault)))
+
+    def _failure(self, worker: Worker, fault: Fault) -> ev.Failure:
+        machine = worker.place.machine
+        return fault.failure(worker.id, machine.host or machine.name)
 
     def _ended(self, worker: Worker, attempt: int) -> Call | None:
         """A call that has run to its end, unless its worker or its context went before."""

@@ -57,6 +57,7 @@ class _Tier:
     asked: int = 0
     given: int = 0  # Machines that are held or matching.
     idle: dict[str, Place] = dataclasses.field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()  # Hosts.
 
 
 class Market:
@@ -104,6 +105,16 @@ class Market:
         """That worker is not wanted any more, if it is not there yet."""
         self._pins.pop(pin, None)
 
+    def exclude(self, tier: str, hosts: Iterable[str]) -> None:
+        """Give no machine of these hosts to workers from now on, not even to those that are on their way there."""
+        its = self._tiers.setdefault(tier, _Tier())
+        its.excluded = frozenset(hosts)
+        for place in self._places:
+            machine = place.machine
+            if machine.tier == tier and place.state == "matching" and _host(machine) in its.excluded:
+                self.give_back(place)
+        self._match(its)
+
     def survey(self, tier: str, name_of: Callable[[Place], str | None]) -> dict[str, Mapping[str, Any]]:
         """The hosts of a tier whose topology is known, with who uses their GPUs.
 
@@ -115,7 +126,7 @@ class Market:
             machine = place.machine
             if machine.tier != tier or machine.topology is None:
                 continue
-            host = machine.host or machine.name
+            host = _host(machine)
             graphs[host] = machine.topology
             if place.state != "idle":
                 who = name_of(place.whole or place) or "somebody else"
@@ -198,8 +209,11 @@ class Market:
     def _match(self, tier: _Tier) -> None:
         for pin in list(self._pins):
             self._match_pin(pin)
-        while tier.idle and tier.given < tier.asked:
-            place = tier.idle.pop(next(iter(tier.idle)))
+        while tier.given < tier.asked:
+            place = next((each for each in tier.idle.values() if _host(each.machine) not in tier.excluded), None)
+            if place is None:
+                break
+            del tier.idle[place.machine.name]
             place.state = "matching"
             tier.given += 1
             delay = self._match_seconds(place.machine, place.generator)
@@ -209,7 +223,7 @@ class Market:
         """Give the GPUs that were asked for by this number, if nobody has them: to whole machines only."""
         tier, host, devices = self._pins[pin]
         idle = self._tiers.setdefault(tier, _Tier()).idle
-        parts = [each for each in idle.values() if (each.machine.host or each.machine.name) == host]
+        parts = [each for each in idle.values() if _host(each.machine) == host]
         parts = [each for each in parts if set(each.machine.devices) & set(devices)]
         if {device for each in parts for device in each.machine.devices} != set(devices):
             return
@@ -232,3 +246,7 @@ class Market:
             return
         place.state = "held"
         self._tenant.joined(place)
+
+
+def _host(machine: Machine) -> str:
+    return machine.host or machine.name

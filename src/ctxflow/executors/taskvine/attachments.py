@@ -18,11 +18,13 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ctxflow.executors.call_files import CallFiles, Output
 from ctxflow.executors.taskvine.calls import Reports
 from ctxflow.host.wire import Head
+from ctxflow.whole_files import written_whole
 
 logger = logging.getLogger("ctxflow")
 _KEPT = 100  # Inputs that workers keep for calls to come.
@@ -196,8 +198,9 @@ def _put(path: str, output: Output, size: int) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        shutil.copy(path, place + ".part")
-        os.replace(place + ".part", place)
+        with open(path, "rb") as source, written_whole(Path(place), sync=False) as target:
+            shutil.copyfileobj(source, target)
+            os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
 
 
 def _failed(head: Head, error: OSError) -> Head:

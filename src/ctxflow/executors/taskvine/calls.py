@@ -13,6 +13,8 @@ from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.seal import SIZE, open_answer, seal_call
 from ctxflow.host.wire import Head, unframe
 
+_GREETING_BYTES = 1 << 20  # What a worker may answer first of all; it has a few thousand to say.
+
 Reports = list[tuple[Head, bytes]]
 Then = Callable[[Worker, Reports], None]
 
@@ -56,9 +58,12 @@ class Calls:
         :returns: the call's number.
         """
         number = next(self._numbers)
-        sealed = seal_call(self._key, worker.name, number, frames)
+        worker.calls += 1
+        sealed = seal_call(self._key, worker.name, worker.calls, frames)
         self._open[number] = worker, then, sealed[:SIZE]
         head: Head = {"do": "call", "id": number, "worker": worker.name}
+        if worker.calls == 1:  # Whoever it is, it has proven nothing yet.
+            head["most"] = _GREETING_BYTES
         if inputs:
             head["inputs"] = inputs
         if outputs:
@@ -76,6 +81,10 @@ class Calls:
             self._forged(worker)
         else:
             then(worker, unframe(reports))
+
+    def is_open(self, number: int) -> bool:
+        """Whether a call is not answered yet."""
+        return number in self._open
 
     def cancel(self, number: int) -> None:
         """Take back a call that waits for a file which will never come."""

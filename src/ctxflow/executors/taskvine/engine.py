@@ -12,75 +12,71 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.taskvine.attachments import Rests
 from ctxflow.executors.taskvine.calls import Calls, Reports
 from ctxflow.executors.taskvine.host_messages import HostMessages
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.reports import events_of, events_of_job
-from ctxflow.executors.taskvine.setup import Setup, acquirer_of
+from ctxflow.executors.taskvine.setup import Setup, acquirer_of, tiers_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
+from ctxflow.executors.taskvine.watch import Watch
 from ctxflow.executors.taskvine.worker import Worker, refusal
 from ctxflow.factory.condor_places import pinned
 from ctxflow.factory.exchange import FactoryClient
-from ctxflow.factory.provider import Provider
+from ctxflow.factory.explaining import why_gone
+from ctxflow.factory.provider import Provider, tail
+from ctxflow.factory.spending import limits_of, standing
 from ctxflow.factory.worker_job import worker_job
+from ctxflow.host.descriptors import advice
 from ctxflow.host.wire import Head, frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 
 logger = logging.getLogger("ctxflow")
-_START_SECONDS = 60.0  # How long the manager may take to start.
 _END_SECONDS = 5.0
+_MOST_LOST = 100  # Workers that are gone, and whose jobs are still known.
+_MOST_MANAGERS, _MANAGERS_SECONDS = 3, 600.0  # So many may have to be replaced in so short a time.
 
 
 class TaskVineEngine:
     """Runs calls on TaskVine workers, which a site's providers lend.
 
     :param site: its tiers, its environment, and how its network is to be used.
+    :param patience: how long what says nothing is waited for.
     """
 
     remote = True
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, patience: Patience | None = None) -> None:
         if not site.tiers:
             raise ValueError(
                 'a site with engine = "taskvine" needs at least one [[tiers]]: see site-configs/testbed.toml'
             )
         self._site = site
+        self._patience = patience or Patience()
         self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
         self._workers: dict[str, Worker] = {}
         self._events: list[ev.Event] = []
+        self._lost_last: dict[str, Worker] = {}
+        self._given_up: dict[str, Worker] = {}  # Lost, and perhaps still there: what they say does not count.
+        self._managers: list[float] = []  # When one had to take another's place.
         self._noticed: list[Worker] = []  # That are to leave as soon as they run nothing.
         self._failed: EngineFailed | None = None
         self._refused: set[str] = set()
         self._rests = Rests()
-        self._started = self._stopped = False
+        self._started = self._stopped = self._up = False
 
     def tiers(self) -> list[ev.TierSpec]:
         """What the site offers."""
-        first, *others = self._site.tiers
-        most = first.workers if self._site.workers is None else self._site.workers
-        own = self._site.acquire == "run"  # A factory is told of numbers only.
-        return [
-            ev.TierSpec(
-                tier.name,
-                min(tier.minimum, maximum),
-                maximum,
-                tier.gpus,
-                tier.price,
-                tier.boot_seconds,
-                tier.gpu_memory,
-                tier.machines or "",
-                machine_gpus=tier.machine_gpus if own else 0,
-            )
-            for tier, maximum in ((first, most), *((other, other.workers) for other in others))
-        ]
+        return tiers_of(self._site)
 
     def start(self, run: RunServices) -> None:
         """Start the manager's process and the providers; workers come with `Acquire`.
@@ -91,14 +87,20 @@ class TaskVineEngine:
         self._run = run
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._setup = Setup(self._site, run)
-        self._link = ManagerLink(self._setup.manager_settings(), self._setup.doorbell, self._setup.path("manager.log"))
+        try:
+            log = self._setup.path("manager.log")
+            self._link = ManagerLink(self._setup.manager_settings(), self._setup.doorbell, log)
+        except OSError:
+            self._setup.close()
+            raise
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
         self._started = True
         try:
-            self._port = self._await_manager()
+            self._port, self._up = self._link.started(self._patience.start), True
             self._connection = self._setup.connection(self._port)
             self._calls = Calls(self._link, self._setup.key, self._forged)
+            self._watch = Watch(self._patience, self._calls, self._heard)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._states = StateTransfers(run, self._calls, self._report)
             self._messages = HostMessages(
@@ -111,15 +113,6 @@ class TaskVineEngine:
             self._clean_up()
             raise
 
-    def _await_manager(self) -> int:
-        """The port that it listens at."""
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._link.channel.closed and time.monotonic() < deadline:
-            select.select([self._link.channel], [], [], 0.5)
-            for head, _ in self._link.channel.receive():
-                return int(head["port"])
-        raise EngineFailed(f"TaskVine's manager does not start: {self._link.last_words()}")
-
     # --- commands
 
     def execute(self, commands: Sequence[cmd.Command]) -> None:
@@ -129,24 +122,39 @@ class TaskVineEngine:
                 return
             before: dict[str, list[bytes]] = {}  # What ends at once goes along with what comes after it.
             for command in commands:
-                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Survey)):
+                if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Exclude, cmd.Survey)):
                     self._acquire(command)
                     continue
                 worker = self._workers.get(command.worker)  # type: ignore[attr-defined]
                 if worker is None or not worker.joined:
                     continue
-                if isinstance(command, cmd.Release):
-                    self._release(worker)
-                else:
-                    self._messages.tell(worker, command, before.setdefault(worker.name, []))
+                try:
+                    if isinstance(command, cmd.Release):
+                        self._release(worker)
+                    else:
+                        self._messages.tell(worker, command, before.setdefault(worker.name, []))
+                except Exception as error:
+                    self._do_without(worker, error)
             for name, messages in before.items():
-                self._messages.send(self._workers[name], messages)
+                try:
+                    self._messages.send(self._workers[name], messages)
+                except Exception as error:
+                    self._do_without(self._workers[name], error)
             self._link.ring()
+
+    def forget(self, functions: Collection[str]) -> None:
+        """Have workers keep functions no more that no call will need."""
+        with self._lock:
+            if self._started and not self._stopped:
+                for worker in self._workers.values():
+                    self._messages.forget(worker, functions)
 
     def _acquire(self, command: cmd.Command) -> None:
         """Have other workers than there are."""
         if isinstance(command, cmd.Acquire):
             self._acquirer.hold(command.tier, command.workers)
+        elif isinstance(command, cmd.Exclude):
+            self._acquirer.exclude(command.tier, command.hosts)
         elif isinstance(self._acquirer, FactoryClient):  # No tier of this run has `machine_gpus`.
             return
         elif isinstance(command, cmd.AcquireAt):
@@ -170,10 +178,14 @@ class TaskVineEngine:
 
     def _release(self, worker: Worker) -> None:
         """Have a worker end by itself, and its job with it."""
-        worker.leaving = True
-        self._calls.make(worker, frame({"do": "release"}), self._heard)
+        self._dismiss(worker)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
+
+    def _dismiss(self, worker: Worker) -> None:
+        worker.leaving = True
+        self._watch.dismissed(worker)
+        self._calls.make(worker, frame({"do": "release"}), self._heard)
 
     # --- events
 
@@ -184,9 +196,11 @@ class TaskVineEngine:
         if self._failed is not None:
             raise self._failed
         with self._lock:
-            self._release_noticed()
+            if self._noticed:
+                self._release_noticed()
             self._link.ring()
-            wait = 0.0 if self._events else min(timeout, self._losses.due())
+            look = self._watch.look_at - time.monotonic()
+            wait = 0.0 if self._events else min(timeout, self._losses.due(), look)
             self._poll.register(self._link.channel.fileno(), self._interest())
         self._poll.poll(max(0.0, wait) * 1000)
         with self._lock:
@@ -205,11 +219,23 @@ class TaskVineEngine:
     def _serve(self) -> None:
         channel = self._link.channel
         channel.flush()
-        for head, body in channel.receive():
-            self._told(head, body)
+        if received := channel.receive():
+            self._link.heard()
+        for head, body in received:
+            if head["is"] == "lost":
+                self._gone(head["worker"])
+                continue
+            try:
+                self._told(head, body)
+            except Exception as error:
+                worker = self._workers.get(head.get("worker", ""))
+                if worker is None:
+                    raise
+                self._do_without(worker, error)
         if channel.closed:
-            words = self._link.last_words()
-            self._failed = EngineFailed(f"TaskVine's manager ended, so that nothing can run: {words}")
+            self._replace_manager(f"ended ({self._link.last_words()})")
+        elif (now := time.monotonic()) >= self._watch.look_at:
+            self._look(now)
         self._stagings.serve()
         for tier, change in self._acquirer.take():
             self._losses.heard(tier, change)
@@ -224,18 +250,38 @@ class TaskVineEngine:
         if self._failed is not None:
             raise self._failed
 
+    def _look(self, now: float) -> None:
+        """What is to be seen to once a second."""
+        for worker, reason in self._watch.look(now, self._link.hearing):
+            self._give_up(worker, reason)
+        if self._link.idle() > (self._patience.manager if self._up else self._patience.start):
+            self._replace_manager("has hung")
+
+    def _do_without(self, worker: Worker, error: Exception) -> None:
+        """Something about a worker failed, and who knows what it was told: go on without it."""
+        logger.warning("the worker on %s is given up: %s: %s", worker.host, type(error).__name__, error)
+        self._end(worker)
+
     def _told(self, head: Head, body: bytes) -> None:
         """Something that the manager's process says."""
         kind = head["is"]
         if kind == "answer":
+            self._watch.heard(head["worker"])
             self._calls.answered(head["id"], body)
         elif kind == "joined":
             worker = self._workers[head["worker"]] = Worker(
-                head["worker"], head["host"], head["address"], self._run.clock()
+                head["worker"], head["host"], head["address"], self._run.clock(), ip=head["ip"]
             )
             self._calls.make(worker, frame({"do": "hello"}), self._greeted)
-        elif kind == "lost":
-            self._lost(self._workers.pop(head["worker"]))
+        elif kind == "started":
+            self._up = True
+        elif kind == "stranger" and (told := f"{head['host']} {head['reason']}") not in self._refused:
+            self._refused.add(told)
+            logger.warning(
+                "who is connected from %s is no worker of this run (%s): it gets no work", head["host"], head["reason"]
+            )
+        elif kind == "trouble":
+            logger.warning("%s", head["text"])
         elif kind == "unanswered":
             self._unanswered(head)
 
@@ -260,6 +306,7 @@ class TaskVineEngine:
             self._end(worker)
             return
         worker.learn(hello, self._site.tiers)
+        self._watch.greeted(worker)
         self._listen(worker)
         packed = self._setup.packed
         reason = refusal(hello, packed.python if packed else None)
@@ -295,8 +342,7 @@ class TaskVineEngine:
 
     def _end(self, worker: Worker) -> None:
         """End a worker that is of no use."""
-        worker.leaving = True
-        self._calls.make(worker, frame({"do": "release"}), self._heard)
+        self._dismiss(worker)
         if worker.job is not None and not worker.joined:
             self._acquirer.remove(worker.tier, worker.job)
 
@@ -319,6 +365,10 @@ class TaskVineEngine:
                     self._noticed.append(worker)
                 worker.noticed = worker.leaving = True
                 self._events.append(ev.EvictionNotice(now, name))
+            elif kind == "lacks":
+                self._stagings.bring_rest(worker)
+            elif kind == "stuck":
+                self._give_up(worker, head["reason"])
             elif kind == "refused":
                 logger.warning("the worker on %s: %s", worker.host, head["message"])
                 self._end(worker)
@@ -327,8 +377,58 @@ class TaskVineEngine:
 
     # --- losses
 
+    def _gone(self, name: str) -> None:
+        """TaskVine has lost a worker, which may have been given up before."""
+        if name in self._workers:
+            self._lost(self._workers.pop(name))
+        else:
+            self._calls.lost(self._given_up.pop(name))
+
+    def _give_up(self, worker: Worker, reason: str) -> None:
+        """A worker is of no use, and does not go: it is as good as gone, and its batch system removes it."""
+        if self._workers.get(worker.name) is not worker:
+            return
+        told = "" if worker.leaving or not worker.joined else "; what it ran is tried again elsewhere"
+        logger.warning("the worker %s on %s is lost: %s%s", worker.name, worker.host, reason, told)
+        worker.reason = reason
+        self._given_up[worker.name] = self._workers.pop(worker.name)
+        self._lost(worker)
+        self._calls.make(worker, frame({"do": "release"}), self._heard)  # Should it come back.
+        if worker.job is not None and not worker.noticed:
+            self._acquirer.remove(worker.tier, worker.job)
+
+    def _replace_manager(self, reason: str) -> None:
+        """Its workers end with it, for no fault of what they ran; another takes its place, and workers come anew."""
+        now = time.monotonic()
+        self._managers = [at for at in self._managers if at > now - _MANAGERS_SECONDS] + [now]
+        words = f"TaskVine's manager {reason}"
+        for worker in list(self._workers.values()):
+            worker.leaving, worker.reason = True, words
+            self._lost(worker)
+            if worker.job is not None:
+                self._acquirer.remove(worker.tier, worker.job)
+        for worker in self._given_up.values():
+            self._calls.lost(worker)
+        self._workers.clear()
+        self._given_up.clear()
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self._link.channel.fileno())
+        self._up = False
+        try:
+            again = len(self._managers) <= _MOST_MANAGERS and self._link.again(self._port)
+        except OSError as error:
+            raise EngineFailed(f"{words}, and another cannot be started: {error}{advice(error)}") from error
+        if not again:
+            self._failed = EngineFailed(f"{words}, so that nothing can run")
+        else:
+            logger.warning("%s: another takes its place, and workers are asked for anew", words)
+
     def _lost(self, worker: Worker) -> None:
         """A worker is gone: find out whether it was taken back, for a moment, before that is told."""
+        self._lost_last[worker.name] = worker
+        if len(self._lost_last) > _MOST_LOST:
+            del self._lost_last[next(iter(self._lost_last))]
+        self._watch.lost(worker)
         self._calls.lost(worker)
         self._stagings.lost(worker)
         self._states.lost(worker.name)
@@ -339,7 +439,12 @@ class TaskVineEngine:
             self._losses.add(worker)
 
     def _lost_for_good(self, worker: Worker, evicted: bool) -> None:
-        self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=evicted))
+        if not evicted and not worker.reason:
+            whose = f"tier {worker.tier}, " + (f"job {worker.job}" if worker.job is not None else "started by hand")
+            words = tail(self._acquirer.output(worker.tier, worker.job)) if worker.job is not None else ""
+            why = f": {said}" if (said := why_gone(words)) else ", and nobody says why"
+            logger.warning("the worker on %s (%s) is gone%s; what it ran is tried again", worker.host, whose, why)
+        self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted, worker.reason))
 
     # --- the end
 
@@ -389,6 +494,27 @@ class TaskVineEngine:
     def counts(self) -> dict[str, dict[str, int]]:
         """Each tier's jobs by state, and what was done to have them (see `Acquirer.counts`)."""
         return self._acquirer.counts()
+
+    def job_of(self, worker: str) -> tuple[str | None, str]:
+        """The job of a worker, and where what it writes is kept."""
+        known = self._workers.get(worker) or self._lost_last.get(worker)
+        if known is None or known.job is None:
+            return None, ""
+        return known.job, self._acquirer.output(known.tier, known.job)
+
+    def reasons(self) -> dict[str, str]:
+        """Tier -> why it has fewer workers than were asked for (see `Acquirer.reasons`)."""
+        return {} if self._stopped else self._acquirer.reasons()
+
+    def maxima(self) -> dict[str, int]:
+        """Tier -> how many workers a factory would lend now."""
+        return {} if self._stopped else self._acquirer.maxima()
+
+    def limits(self) -> list[dict[str, Any]]:
+        """What is used of the run's limits, and of those beyond it that a factory counts."""
+        limits = limits_of(self._site, "run")
+        own = standing("run", self._acquirer.spent(), limits) if limits else []
+        return own + self._acquirer.limits_beyond()
 
     def __repr__(self) -> str:
         return f"TaskVineEngine(site={self._site.name!r})"

@@ -7,7 +7,8 @@ files and states get to workers (stagings.py, states.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ctxflow.executors.engine import RunServices
 from ctxflow.executors.taskvine.attachments import Attached, Attachments
@@ -20,6 +21,7 @@ from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
+_MOST_UNNEEDED = 100  # Functions that a worker keeps in vain, rather than to have a call of its own for that.
 _PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
 
 
@@ -90,21 +92,25 @@ class HostMessages:
             failure = ev.Failure("input", type(error).__name__, str(error))
             self._happened(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
             return
-        name = payload.function
         then: Then = self._call_answered
-        if name and name not in worker.functions:
-            # It goes with every call until one is answered: TaskVine may let calls overtake each other.
-            before.append(frame({"do": "function", "function": name}, self._run.function(name)))
-            then = self._with_function(name)
+        if worker.unneeded:
+            before.append(_forget(worker))
+        new = payload.new_parts(worker.functions)
+        if new:
+            # They go with every call until one is answered: TaskVine may let calls overtake each other.
+            before += [frame({"do": "function", "function": name}, self._run.function(name)) for name in new]
+            then = self._with_functions(new)
         head: Head = {
             "do": "call",
             "call": command.attempt,
             "context": command.context,
             "key": worker.keys.get(command.context, ""),
-            "function": name,
+            "function": payload.function,
             "style": payload.style,
             "insert": payload.insert,
         }
+        if payload.constants:
+            head["constants"] = payload.constants
         if payload.style == "batch":
             head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
         if payload.timeout is not None:
@@ -112,11 +118,13 @@ class HostMessages:
         worker.running += 1
         if attached is None:
             before.append(frame(head, payload.body))
-            self._calls.make(worker, b"".join(before), then)
+            number = self._calls.make(worker, b"".join(before), then)
         else:
             before.append(frame({**head, "files": attached.head}, payload.body))
             then = self._with_files(attached, then)
-            self._calls.make(worker, b"".join(before), then, attached.inputs, attached.outputs)
+            number = self._calls.make(worker, b"".join(before), then, attached.inputs, attached.outputs)
+        if payload.timeout is not None:
+            worker.due[number] = time.monotonic() + payload.timeout
         before.clear()
 
     def _with_files(self, attached: Attached, then: Then) -> Then:
@@ -129,12 +137,31 @@ class HostMessages:
         """No call of a worker is answered any more."""
         self._attachments.lost(worker.name)
 
-    def _with_function(self, name: str) -> Then:
+    def forget(self, worker: Worker, functions: Collection[str]) -> None:
+        """Have a worker keep functions no more that no call will need: with the next call, if there soon is one."""
+        known = worker.functions.intersection(functions)
+        worker.functions -= known
+        worker.unneeded += known
+        if len(worker.unneeded) > _MOST_UNNEEDED:
+            self.send(worker, [_forget(worker)])
+
+    def _with_functions(self, names: Sequence[str]) -> Then:
         def answered(worker: Worker, reports: Reports) -> None:
-            worker.functions.add(name)
+            for name in names:
+                if self._is_needed(name):
+                    worker.functions.add(name)
+                else:
+                    worker.unneeded.append(name)
             self._call_answered(worker, reports)
 
         return answered
+
+    def _is_needed(self, name: str) -> bool:
+        try:
+            self._run.function(name)
+        except KeyError:  # It was forgotten while the call was on its way.
+            return False
+        return True
 
     def _call_answered(self, worker: Worker, reports: Reports) -> None:
         worker.running -= 1
@@ -154,3 +181,9 @@ class HostMessages:
             "memory": context.memory,
         }
         return frame(head, context.recipe)
+
+
+def _forget(worker: Worker) -> bytes:
+    """The instruction to forget what a worker keeps in vain."""
+    names, worker.unneeded = worker.unneeded, []
+    return frame({"do": "forget_functions", "functions": names})

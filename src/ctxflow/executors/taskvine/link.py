@@ -11,11 +11,20 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 from ctxflow.errors import CtxflowError
+from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.taskvine.bell import BYTES, Bell
 from ctxflow.factory.provider import tail
+from ctxflow.host.descriptors import scarcity
 from ctxflow.host.process import python_path
+from ctxflow.host.processes import activity, ended_within, kill_tree
 from ctxflow.host.wire import Channel, Head
+
+_MISSED_SECONDS = 4.0  # After which it is doing something else than it does in each round: it beats once a second.
+_BUSY_SECONDS = 900.0  # For how long it may be doing that.
+_KILL_SECONDS = 2.0
 
 
 class ManagerLink:
@@ -27,15 +36,19 @@ class ManagerLink:
     """
 
     def __init__(self, settings: Head, doorbell: str, log: str) -> None:
+        self._settings = settings
+        self._doorbell = doorbell
+        self._log = log
+        self._files: dict[str, Head] = {}  # Those that it knows.
+        self._spawn()
+
+    def _spawn(self) -> None:
         near, far = socket.socketpair()
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         shared = os.memfd_create("ctxflow-asleep")
-        os.ftruncate(shared, 1)
-        self._asleep = mmap.mmap(shared, 1)
-        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._doorbell = doorbell
-        self._log = log
-        with far, open(log, "wb") as output:
+        os.ftruncate(shared, BYTES)
+        self._bell = Bell(mmap.mmap(shared, BYTES), self._doorbell)
+        with far, open(self._log, "ab") as output:
             words = [str(far.fileno()), str(shared), str(os.getpid())]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ctxflow.executors.taskvine.manager", *words],
@@ -44,22 +57,78 @@ class ManagerLink:
                 stderr=output,
                 pass_fds=[far.fileno(), shared],
                 env={**os.environ, **python_path()},
-                cwd=os.path.dirname(log),
+                cwd=os.path.dirname(self._log),
                 start_new_session=True,  # Ctrl-C is the driver's.
             )
         os.close(shared)
         self.channel = Channel(near)
-        self.send(settings)
+        self._heard_at = self._looked_at = time.monotonic()
+        self._activity: tuple[str, ...] = ()
+        self._idle = 0.0
+        self.send(self._settings)
+
+    def started(self, seconds: float) -> int:
+        """The port that it listens at, which it says first.
+
+        :raises EngineFailed: if it does not in time.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.channel.closed and time.monotonic() < deadline:
+            self.channel.wait(0.5)
+            for head, _ in self.channel.receive():
+                return int(head["port"])
+        words = self.last_words()
+        raise EngineFailed(f"TaskVine's manager does not start: {words}{'' if 'ulimit' in words else scarcity()}")
+
+    def again(self, port: int) -> bool:
+        """Have another take the place of one that hangs or has ended: it knows the same files, and nobody.
+
+        :param port: that it listens at. :returns: whether the one before is gone.
+        """
+        kill_tree(self.process.pid)
+        if not ended_within(self.process, _KILL_SECONDS):
+            return False
+        self.channel.close()
+        self._bell.close()
+        self._settings = {**self._settings, "port": port}
+        self._spawn()
+        for head in self._files.values():
+            self.send(head)
+        return True
 
     def send(self, head: Head, body: bytes = b"") -> None:
         """Say something, now or as soon as it fits."""
+        if head["do"] in ("file", "temp"):
+            self._files[head["key"]] = head
+        elif head["do"] == "undeclare":
+            self._files.pop(head["key"], None)
         self.channel.send(head, body)
+
+    def heard(self) -> None:
+        """It has said something."""
+        self._heard_at = time.monotonic()
+        self._idle = 0.0
+
+    @property
+    def hearing(self) -> bool:
+        """Whether it is at its work, so that answers can come: while it sends a file it does nothing else."""
+        return time.monotonic() < self._heard_at + _MISSED_SECONDS
+
+    def idle(self) -> float:
+        """For how long it has said nothing and done nothing, as far as this process looked: once a second, or so."""
+        now = time.monotonic()
+        seconds, self._looked_at = min(now - self._looked_at, _MISSED_SECONDS), now
+        if self.hearing:
+            return 0.0
+        seen = activity(self.process.pid)
+        busy = seen != self._activity and now < self._heard_at + _BUSY_SECONDS
+        self._activity = seen
+        self._idle = 0.0 if busy else self._idle + seconds
+        return self._idle
 
     def ring(self) -> None:
         """Wake the manager, if it sleeps; to be called after `send`."""
-        if self._asleep[0]:
-            with contextlib.suppress(OSError):  # It is not there yet; or full, and so has rung.
-                self._bell.sendto(b".", self._doorbell)
+        self._bell.ring()
 
     def last_words(self) -> str:
         """The last line of its output."""
@@ -72,7 +141,7 @@ class ManagerLink:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         self.process.kill()
-        self.process.wait()
+        ended_within(self.process, _KILL_SECONDS)
         self.channel.close()
         self._bell.close()
 

@@ -13,6 +13,7 @@ from ctxflow.factory.exchange import FactoryClient
 from ctxflow.factory.provider import JobChange
 
 _PATIENCE_SECONDS = 2.0  # How long the batch system may take to say so. HTCondor took up to one second.
+_MOST_TOLD = 10_000  # Jobs of which it is known how they ended before their workers were missed.
 _FACTORY_SECONDS = 1.0  # And how much longer where its word comes by way of a factory.
 
 
@@ -58,7 +59,10 @@ class Losses:
             self._waiting.remove(entry)
             self._explained.append((entry[1], evicted))
             return
+        self._told.pop((tier, change.job), None)
         self._told[tier, change.job] = self._clock(), evicted, False
+        if len(self._told) > _MOST_TOLD:  # The oldest is of a job whose worker never was here.
+            del self._told[next(iter(self._told))]
 
     def due(self) -> float:
         """Seconds until the next is told without an explanation."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import mmap
 import os
+import secrets
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -22,16 +25,23 @@ import sys
 import time
 from typing import Any
 
+from ctxflow.executors.taskvine import bell
+from ctxflow.executors.taskvine.entrance import Entrance, sockets
+from ctxflow.executors.taskvine.roster import Joined, Lost, Roster
 from ctxflow.executors.taskvine.vine_log import DebugLog, prepare
-from ctxflow.host.processes import die_with_parent, kill_tree
+from ctxflow.host.descriptors import advice, none_left, take_enough
+from ctxflow.host.processes import die_with_parent, ended_within, kill_tree
 from ctxflow.host.wire import Channel, Head
+from ctxflow.host.worker import HOST
 
 LIBRARY = "ctxflow"
+BEAT_SECONDS = 1.0
 DOORBELL = "doorbell"
 _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that is 2 KB, and 4 KB would be too long.
 _SILENT_SECONDS = 600
 _SHORT_SECONDS = 5
 _BACKLOG = 4096
+_KILL_SECONDS = 2.0
 _BELL_SECONDS = 5.0  # How soon the doorbell's worker may be started again.
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
 
@@ -40,33 +50,43 @@ class Manager:
     """The ndcctools manager, as the engine drives it.
 
     :param channel: to the engine.
-    :param asleep: one shared byte, 1 while only the doorbell can wake this process.
+    :param asleep: descriptor of one shared byte's memory, 1 while only the doorbell can wake this process.
     :param settings: of the engine's first message.
     """
 
-    def __init__(self, channel: Channel, asleep: mmap.mmap, settings: Head) -> None:
+    def __init__(self, channel: Channel, asleep: int, settings: Head) -> None:
         import ndcctools.taskvine as vine
 
         self._vine: Any = vine
         self._channel = channel
-        self._asleep = asleep
+        self._inbox = select.poll()
+        self._inbox.register(channel.fileno(), select.POLLIN)
+        self._asleep = mmap.mmap(asleep, bell.BYTES)
         self._stopping = False
         self._tasks: dict[int, tuple[Any, str, int, Any]] = {}  # TaskVine's id -> task, worker, call, its buffer.
+        self._most: dict[int, int] = {}  # Call -> the bytes that its answer may have, where that is limited.
         self._of_worker: dict[str, set[int]] = {}  # Worker -> TaskVine's ids of its calls.
-        self._names: dict[str, str] = {}  # Address -> worker.
-        self._moved = (0, 0)
+        self._roster = Roster()
         self._files: dict[str, Any] = {}
         self._submitted = 0
+        self._bell_name = f"{DOORBELL}-{secrets.token_hex(8)}"  # Nobody else can take its place.
         self._bell_worker = ""
         self._bell_stands = False
         self._manager = self._make(settings)
         self._log = DebugLog(vine)
-        _tune_connections(self._manager.port, settings["keepalive_timeout"])
+        self._port: int = self._manager.port
+        listener = _tune_connections(self._port, settings["keepalive_timeout"])
+        self._entrance: Entrance | None = None
+        if not settings["ssl"]:  # What OpenSSL keeps of a connection is TaskVine's from its first byte on.
+            self._entrance = Entrance(listener, asleep, settings["doorbell"], settings["password_file"])
         self._install(settings)
         self._settings = settings
         self._bell = self._start_bell()
         self._bell_since = time.monotonic()
-        channel.send({"is": "started", "port": self._manager.port})
+        if self._entrance is not None:
+            self._entrance.require_room()
+        self._beat_at = 0.0
+        channel.send({"is": "started", "port": self._port})
 
     def _make(self, settings: Head) -> Any:
         manager = self._vine.Manager(
@@ -90,9 +110,9 @@ class Manager:
     def _install(self, settings: Head) -> None:
         for name, command, slots in (
             (LIBRARY, "vine_library", settings["slots"]),
-            (DOORBELL, f"doorbell --socket {settings['doorbell']}", 2),
+            (DOORBELL, f"doorbell --socket {shlex.quote(settings['doorbell'])}", 2),
         ):
-            library = self._vine.LibraryTask(f"exec $CTXFLOW_HOST {command}", name)
+            library = self._vine.LibraryTask(f"{HOST} {command}", name)
             library.set_cores(1)
             library.set_function_slots(slots)
             library.set_function_exec_mode_from_string("fork")
@@ -100,11 +120,12 @@ class Manager:
 
     def _start_bell(self) -> subprocess.Popen[bytes]:
         settings = self._settings
-        address = f"127.0.0.1:{self._manager.port}"
+        address = f"127.0.0.1:{self._port}"
         words = [sys.executable, settings["program"], "worker", address, "--password", settings["password_file"]]
-        words += ["--name-prefix", DOORBELL, "--cores", "1", "--memory", "100", "--disk", "100", "--gpus", "0"]
+        words += ["--name-prefix", self._bell_name, "--cores", "1", "--memory", "100", "--disk", "100", "--gpus", "0"]
         words += ["--ssl"] if settings["ssl"] else []
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, cwd=os.path.dirname(settings["doorbell"]))
+        folder = os.path.dirname(settings["doorbell"])  # It goes with the run, and this worker's own with it.
+        return subprocess.Popen([*words, "--workdir", folder], stdin=subprocess.DEVNULL, cwd=folder)
 
     # --- the loop
 
@@ -115,8 +136,10 @@ class Manager:
             self._arm_bell()
             self._asleep[0] = 1
             # What came before the byte was set did not ring.
-            ended = None if self._inbox_waits(0.0) else self._manager.wait(1)
+            ended = None if self._inbox.poll(0) else self._manager.wait(1)
             self._asleep[0] = 0
+            if self._asleep[bell.NEWS]:
+                self._let_in()
             answered = False
             while ended is not None:
                 answered |= self._ended(ended)
@@ -125,24 +148,33 @@ class Manager:
             self._flush()
             if answered:
                 self._take_inbox(_LINGER_SECONDS)
-            if self._bell.poll() is not None and time.monotonic() > self._bell_since + _BELL_SECONDS:
-                # Starved on a loaded machine, most likely. Without it everything takes up to a second longer.
-                self._bell, self._bell_since = self._start_bell(), time.monotonic()
+            if (now := time.monotonic()) >= self._beat_at:
+                self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        """Let the engine hear that this process gets on, and see to those that are to be there."""
+        self._beat_at = now + BEAT_SECONDS
+        if not self._channel.pending:  # While it reads nothing, once is enough.
+            self._channel.send({"is": "beat"})
+        if self._bell.poll() is not None and now > self._bell_since + _BELL_SECONDS:
+            # Starved on a loaded machine, most likely. Without it everything takes up to a second longer.
+            self._bell, self._bell_since = self._start_bell(), now
+        if self._entrance is not None:
+            self._entrance.check()
 
     def close(self) -> None:
         """End everything that was started here."""
+        if self._entrance is not None:
+            self._entrance.close()
         kill_tree(self._bell.pid)
-        self._bell.wait()
+        ended_within(self._bell, _KILL_SECONDS)
         self._manager.workers_shutdown(0)
 
-    def _inbox_waits(self, seconds: float) -> bool:
-        return bool(select.select([self._channel], [], [], seconds)[0])
-
     def _take_inbox(self, seconds: float) -> None:
-        while self._inbox_waits(seconds):
+        while self._inbox.poll(1000 * seconds):
             seconds = 0.0
             for head, body in self._channel.receive():
-                self._handle(head, body)
+                self.handle(head, body)
             if self._channel.closed:
                 self._stopping = True
                 return
@@ -150,12 +182,13 @@ class Manager:
     def _flush(self) -> None:
         """Send all that waits to be sent: the engine always reads, and nothing here is more urgent."""
         while self._channel.pending and not self._channel.closed:
-            select.select([], [self._channel], [])
+            self._channel.wait(events=select.POLLOUT)
             self._channel.flush()
 
     # --- what the engine says
 
-    def _handle(self, head: Head, body: bytes) -> None:
+    def handle(self, head: Head, body: bytes) -> None:
+        """Do as the engine says."""
         do = head["do"]
         if do == "call":
             self._call(head, body)
@@ -189,6 +222,8 @@ class Manager:
             task.add_input(self._files[key], name)
         for name, key in head.get("outputs", {}).items():
             task.add_output(self._files[key], name)
+        if "most" in head:
+            self._most[head["id"]] = head["most"]
         if "inputs" in head:
             self._log.begin(head["id"])
         self._submit(task, LIBRARY, worker, head["id"], buffer)
@@ -215,6 +250,7 @@ class Manager:
         if buffer is not None:
             self._manager.undeclare_file(buffer)
         self._log.end(call)
+        most = self._most.pop(call, None)
         if worker in self._of_worker:
             self._of_worker[worker].discard(ended.id)
         if call == 0:
@@ -227,32 +263,38 @@ class Manager:
             return False
         answer = b""  # What is no answer has no seal either.
         with contextlib.suppress(ValueError, TypeError):
-            answer = base64.b64decode(ended.std_output or b"")
+            text = ended.std_output or b""
+            if most is None or len(text) <= most:
+                answer = base64.b64decode(text)
         self._channel.send({"is": "answer", "id": call, "worker": worker}, answer)
         return True
 
-    def _watch_workers(self) -> None:
-        stats = self._manager.stats
-        moved = (stats.workers_joined, stats.workers_removed)
-        if moved == self._moved:
-            return
-        there = {each["addrport"]: each for each in self._manager.status("workers")}
-        # A worker that has connected tells its name a moment later.
-        if all("factory_name" in each for each in there.values()):
-            self._moved = moved
-        for address in [address for address in self._names if address not in there]:
-            self._lost(self._names.pop(address))
-        for address, each in there.items():
-            if address not in self._names and "factory_name" in each:
-                self._joined(address, each["factory_name"], each["hostname"])
+    def _let_in(self) -> None:
+        self._asleep[bell.NEWS] = 0  # Before it is looked for, so that none is missed.
+        for host in [] if self._entrance is None else self._entrance.serve():
+            self._channel.send({"is": "stranger", "host": host, "reason": "it has not the run's password"})
+        while self._entrance is not None and self._entrance.troubles:
+            self._channel.send({"is": "trouble", "text": self._entrance.troubles.pop(0)})
 
-    def _joined(self, address: str, worker: str, host: str) -> None:
-        self._names[address] = worker
-        self._of_worker[worker] = set()
-        if worker.startswith(DOORBELL + "."):
-            self._bell_worker = worker
+    def _watch_workers(self) -> None:
+        stats, now = self._manager.stats, time.monotonic()
+        if not self._roster.due((stats.workers_joined, stats.workers_removed), now):
+            return
+        for news in self._roster.look(self._manager.status("workers"), now):
+            if isinstance(news, Joined):
+                self._joined(news)
+            elif isinstance(news, Lost):
+                self._lost(news.worker)
+            else:
+                self._channel.send({"is": "stranger", "host": news.host, "reason": news.reason})
+
+    def _joined(self, news: Joined) -> None:
+        self._of_worker[news.worker] = set()
+        if news.worker.startswith(self._bell_name + "."):
+            self._bell_worker = news.worker
         else:
-            self._channel.send({"is": "joined", "worker": worker, "address": address, "host": host})
+            ip = news.address.rpartition(":")[0] if self._entrance is None else self._entrance.origin(news.address)
+            self._channel.send({"is": "joined", **dataclasses.asdict(news), "ip": ip})
 
     def _lost(self, worker: str) -> None:
         """TaskVine would keep its calls until a worker of that name came: none ever does."""
@@ -260,11 +302,12 @@ class Manager:
             self._manager.cancel_by_task_id(number)
         if worker == self._bell_worker:
             self._bell_worker, self._bell_stands = "", False
+            kill_tree(self._bell.pid)  # It may only be stopped; another takes its place.
             return
         self._channel.send({"is": "lost", "worker": worker})
 
 
-def _tune_connections(port: int, timeout: int) -> None:
+def _tune_connections(port: int, timeout: int) -> int:
     """Have the kernel keep back connections on which nothing is said, and end those that take nothing.
 
     TaskVine would wait for each of the former in turn, 5 seconds, with TLS without end; workers speak first. And it
@@ -272,13 +315,13 @@ def _tune_connections(port: int, timeout: int) -> None:
     it does nothing else: where the worker is cut off or stopped meanwhile, it would wait for a minute or longer.
 
     :param timeout: seconds in which a worker must take some of what is sent to it.
+    :returns: the descriptor at which TaskVine listens.
     """
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(entry))) as found:
-                    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-                        _tune_listener(found, timeout)
+    for descriptor, found in sockets():
+        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+            _tune_listener(found, timeout)
+            return descriptor
+    raise RuntimeError(f"TaskVine does not listen at its port {port}")
 
 
 def _tune_listener(listener: socket.socket, timeout: int) -> None:
@@ -296,16 +339,24 @@ def main(descriptor: int, asleep: int, parent: int) -> None:
     """
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_enough()
     channel = Channel(socket.socket(fileno=descriptor))
-    select.select([channel], [], [])
+    channel.wait()
     messages = channel.receive()
     if not messages:
         return
-    manager = Manager(channel, mmap.mmap(asleep, 1), messages[0][0])
     try:
-        manager.serve()
-    finally:
-        manager.close()
+        manager = Manager(channel, asleep, messages[0][0])
+        try:
+            for head, body in messages[1:]:
+                manager.handle(head, body)
+            manager.serve()
+        finally:
+            manager.close()
+    except OSError as error:
+        if none_left(error):
+            sys.exit(f"{error}{advice(error)}")  # The last line is what the engine tells.
+        raise
 
 
 if __name__ == "__main__":

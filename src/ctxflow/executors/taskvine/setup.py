@@ -9,25 +9,31 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ctxflow.contents import digest_path
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.engine import RunServices
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_places import unpinned
-from ctxflow.factory.connection import Connection, Run, write_private
+from ctxflow.factory.connection import Connection, Run
 from ctxflow.factory.exchange import FactoryClient
+from ctxflow.factory.network_check import own_address
 from ctxflow.factory.providers import provider_of
 from ctxflow.factory.worker_job import Lead, python_of, worker_command, worker_job
+from ctxflow.host import rest
+from ctxflow.host.descriptors import advice
 from ctxflow.host.program import build_program
+from ctxflow.host.scratch import Guard, Scratch, sweep
 from ctxflow.host.seal import key_of
 from ctxflow.host.wire import Head
+from ctxflow.liveness import birth_of
+from ctxflow.own_files import make_own_folder, write_private
+from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 
 _EXTRA_SLOTS = 16  # Beside calls: the standing call, and what is staged, built and unloaded at the same time.
@@ -35,7 +41,7 @@ _EXTRA_SLOTS = 16  # Beside calls: the standing call, and what is staged, built 
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed environment: the archive, the digest that names it, and the version of its Python."""
+    """A packed environment: the archive, the digest of its bytes, and the version of its Python."""
 
     path: str
     digest: str
@@ -53,15 +59,19 @@ class Setup:
         self.directory = os.path.join(run.directory, "taskvine")
         self.packed = _packed(site.environment)
         try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            make_own_folder(self.directory)  # What is in it runs on workers.
             self.password_file = self._write_secret()
-            self.program = build_program(self.path("ctxflow.pyz"))
-            self._private = tempfile.mkdtemp(prefix="ctxflow-")  # A socket's path must be short.
+            self.rest = self.path(rest.NAME)
+            self.program = build_program(self.path("ctxflow.pyz"), self.rest)
+            self.rest_digest = digest_path(self.rest)
+            sweep()
+            self._private = Scratch()  # A socket's path must be short.
+            self._guard = Guard([self.password_file, self.program, self.rest, self._private.path])
             self.staging_log = open(self.path("staging.jsonl"), "a", buffering=1)  # noqa: SIM115 - closed in `close`
         except OSError as error:
-            raise CtxflowError(f"the run cannot keep its files in {self.directory}: {error}") from error
-        self.doorbell = os.path.join(self._private, "bell")
-        self.address = site.address or _own_address()
+            raise CtxflowError(f"the run cannot keep its files in {self.directory}: {error}{advice(error)}") from error
+        self.doorbell = os.path.join(self._private.path, "bell")
+        self.address = site.address or own_address()
         self.note({"is": "origin", "unix": time.time() - run.clock()})
 
     def path(self, name: str) -> str:
@@ -120,26 +130,47 @@ class Setup:
                 lead.python,
                 lead.ssl,
                 self.site.acquire,
+                birth_of(os.getpid()) or "",
             )
         )
 
     def close(self) -> None:
         """Remove what nobody needs afterwards."""
         self.staging_log.close()
-        shutil.rmtree(self._private, ignore_errors=True)
-        for path in (self.password_file, self.program):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        self._guard.close()
+        self._private.close()
+
+
+def tiers_of(site: Site) -> list[ev.TierSpec]:
+    """What a site offers."""
+    first, *others = site.tiers
+    most = first.workers if site.workers is None else site.workers
+    own = site.acquire == "run"  # A factory is told of numbers only.
+    return [
+        ev.TierSpec(
+            tier.name,
+            min(tier.minimum, maximum),
+            maximum,
+            tier.gpus,
+            tier.price,
+            tier.boot_seconds,
+            tier.gpu_memory,
+            tier.machines or "",
+            machine_gpus=tier.machine_gpus if own else 0,
+        )
+        for tier, maximum in ((first, most), *((other, other.workers) for other in others))
+    ]
 
 
 def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]) -> Acquirer | FactoryClient:
     """What holds a site's workers."""
     lead, run = setup.lead(port), setup.run.id
     if site.acquire == "factory":
-        return FactoryClient(run, site.name, changed)
+        return FactoryClient(run, site.name, changed, site.tiers)
     tiers = {tier.name: (provider_of(tier, run), worker_job(unpinned(tier), lead)) for tier in site.tiers}
     waiting = {tier.name: tier.waiting for tier in site.tiers}
-    return Acquirer(tiers, setup.path("jobs"), changed, waiting=waiting, join_timeout=site.join_timeout)
+    prices = {tier.name: tier.price for tier in site.tiers}
+    return Acquirer(tiers, setup.path("jobs"), changed, waiting=waiting, join_timeout=site.join_timeout, prices=prices)
 
 
 def _packed(environment: str | None) -> Packed | None:
@@ -151,12 +182,4 @@ def _packed(environment: str | None) -> Packed | None:
             raise CtxflowError(f"there is no environment {environment}: make one with `ctxflow env pack`")
         return None  # A folder that only the workers see.
     manifest = read_manifest(environment)
-    return Packed(os.path.abspath(environment), manifest["digest"], manifest["python"])
-
-
-def _own_address() -> str:
-    """The address that this machine uses outwards; nothing is sent to find it."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
-    return socket.gethostbyname(socket.gethostname())
+    return Packed(os.path.abspath(environment), digest_path(environment), manifest["python"])

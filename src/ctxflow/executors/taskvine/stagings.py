@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 
+from ctxflow.contents import digest_now
 from ctxflow.executors.engine import ContextPayload, RunServices
 from ctxflow.executors.taskvine.calls import Calls, Reports
 from ctxflow.executors.taskvine.setup import Packed, Setup
@@ -20,12 +22,14 @@ from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import events as ev
 
+logger = logging.getLogger("ctxflow")
+
 
 class _File:
     """A file or folder that workers need.
 
     :ivar path: where it is on this machine.
-    :ivar sent: what is sent for it, once it is ready: itself, or a folder's archive.
+    :ivar sent: what is sent for it, once it is ready: itself, or a folder's archive. :ivar content: the digest of that.
     :ivar context: the name of the first context that needed it, "" for an environment.
     :ivar waiting: who wants it as soon as that is ready, and as what in its cache.
     """
@@ -34,6 +38,7 @@ class _File:
         self.path, self.digest, self.context = path, digest, context
         self.kind = "tar" if os.path.isdir(path) else "file"
         self.sent: str | None = None if self.kind == "tar" else path
+        self.content = digest
         self.waiting: list[tuple[Worker, str]] = []
 
 
@@ -113,6 +118,18 @@ class Stagings:
 
         self._bring(worker, {packed.digest: (packed.path, packed.digest)}, "", staged)
 
+    def bring_rest(self, worker: Worker) -> None:
+        """Bring a worker the modules that its program lacks: something there imports one."""
+        path, digest = self._setup.rest, self._setup.rest_digest
+        if any(digest in want.missing for want in self._wants.get(worker.name, [])):
+            return
+
+        def done(failure: ev.Failure | None) -> None:
+            if failure is not None:
+                logger.warning("what calls on %s import of ctxflow cannot be sent: %s", worker.host, failure.message)
+
+        self._bring(worker, {digest: (path, digest)}, "", done)
+
     @staticmethod
     def _name(worker: Worker, context: ContextPayload, digest: str) -> str:
         """What a file is called in a worker's cache: at level none each context has its own, and each time another,
@@ -149,8 +166,13 @@ class Stagings:
             path, digest = files[name]
             file = self._files.get(digest)
             if file is None:
-                file = self._files[digest] = _File(path, digest, context)
-                self._prepare(file)
+                file = _File(path, digest, context)
+                try:
+                    self._prepare(file)
+                except OSError as error:  # It went at this moment.
+                    self._settle(worker.name, name, _unreadable(worker, error))
+                    return
+                self._files[digest] = file
             if file.sent is None:
                 file.waiting.append((worker, name))
             else:
@@ -175,6 +197,7 @@ class Stagings:
                 with tarfile.open(target, "w", dereference=True) as archive:
                     for name in sorted(os.listdir(file.path)):
                         archive.add(os.path.join(file.path, name), name)
+                file.content = digest_now(target)
                 self._packed.append((file, None))
             except Exception as error:
                 self._packed.append((file, f"{file.path} cannot be packed for the workers: {error}"))
@@ -270,8 +293,8 @@ class Stagings:
 
     @staticmethod
     def _fetch_instruction(file: _File, name: str) -> bytes:
-        about = {"digest": name, "source": file.path, "kind": file.kind, "input": _input(file)}
-        return frame({"do": "fetch", **about})
+        about = {"digest": name, "content": file.content, "source": file.path, "kind": file.kind}
+        return frame({"do": "fetch", **about, "input": _input(file)})
 
     def _link(self, worker: Worker, file: _File, path: str) -> None:
         def answered(worker: Worker, reports: Reports) -> None:
@@ -308,7 +331,7 @@ class Stagings:
         """A worker may get files."""
         self._workers[worker.name] = worker
         line = {"is": "worker", "time": self._run.clock(), "worker": worker.name}
-        listens = f"{worker.address.rpartition(':')[0]}:{worker.transfer_port}" if worker.transfer_port else ""
+        listens = f"{worker.ip}:{worker.transfer_port}" if worker.transfer_port else ""
         self._setup.note({**line, "host": worker.host, "address": worker.address, "listens": listens})
 
     def lost(self, worker: Worker) -> None:
@@ -319,6 +342,8 @@ class Stagings:
         self._wants.pop(worker.name, None)
         for key in [key for key in self._fetching if key[0] == worker.name]:
             del self._fetching[key]
+        for path in [path for path, holder in self._holders.items() if holder == worker.name]:
+            del self._holders[path]
         self._order(self._tree.lost(worker.name))
 
     def _note(self, kind: str, worker: Worker, file: _File, **more: object) -> None:
@@ -354,3 +379,8 @@ def _failure(worker: Worker, reports: Reports) -> ev.Failure | None:
         if head["is"] == "failed":
             return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
     return None
+
+
+def _unreadable(worker: Worker, error: OSError) -> ev.Failure:
+    message = f"a file to stage cannot be read ({error}): see that it is there as long as the run lasts"
+    return ev.Failure("exception", type(error).__name__, message, worker=worker.name)

@@ -23,8 +23,12 @@ class Worker:
 
     :ivar name: its feature, which calls are pinned to.
     :ivar job: the job that it is, None if it was started by hand.
+    :ivar calls: how many it was sent: each has the next number in its seal.
     :ivar keys: context -> the key of its latest load, which tells reports about it from those about earlier ones.
+    :ivar due: number of an open call -> when it times out, on this machine's monotonic clock.
+    :ivar reason: why it was given up, if it was.
     :ivar functions: those that its host was given.
+    :ivar unneeded: those that it was given and has not been told yet to forget.
     :ivar forgotten: context -> how often its files were removed.
     """
 
@@ -32,6 +36,7 @@ class Worker:
     host: str
     address: str
     since: float  # When it connected, on the run's clock.
+    ip: str = ""  # Where it connects from; its address is a name, by which TaskVine knows it.
     tier: str = ""
     job: str | None = None
     place: str = ""
@@ -41,8 +46,12 @@ class Worker:
     leaving: bool = False  # It was released, or had notice: nobody is to blame for its end.
     noticed: bool = False
     running: int = 0
+    calls: int = 0
+    reason: str = ""
+    due: dict[int, float] = dataclasses.field(default_factory=dict)
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     functions: set[str] = dataclasses.field(default_factory=set)
+    unneeded: list[str] = dataclasses.field(default_factory=list)
     forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def learn(self, hello: Head, tiers: Sequence[Tier]) -> None:

@@ -21,6 +21,7 @@ import dataclasses
 import math
 
 from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, Hazard, fit
+from ctxflow.policies.forgetting import forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 
@@ -182,6 +183,8 @@ class Opportunistic:
                 holders.append(worker)
         # What workers showed that are gone by now is not forgotten.
         shown = self._shown.setdefault(app.id, {})
+        forget(self._shown, view.apps)
+        forget(self._known, view.apps)
         for model, kind in kinds.items():
             before = shown.get(model)
             items = max(kind.items, before.items if before is not None else 0)
@@ -227,12 +230,13 @@ class Opportunistic:
 
     def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
         """The few batches that will take longest and are not run twice yet, with the seconds that they will take."""
+        batches = [attempt for attempt in view.attempts.values() if attempt.items]  # And no steps of sessions.
         copies: dict[tuple[str, int], int] = {}
-        for attempt in view.attempts.values():
+        for attempt in batches:
             key = attempt.app, attempt.items[-1]
             copies[key] = copies.get(key, 0) + 1
         left: list[tuple[float, AttemptView]] = []
-        for attempt in view.attempts.values():
+        for attempt in batches:
             app = view.apps[attempt.app]
             worker = view.workers[attempt.worker]
             item_seconds = _item_seconds(worker, app, self._look(view, app).kinds.get(worker.gpu_model))

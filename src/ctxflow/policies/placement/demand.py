@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ctxflow.policies.forgetting import forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.outstanding import SESSIONS, active
 from ctxflow.policies.views import AppView
@@ -72,6 +73,8 @@ class Demand:
 
     def look(self, view: View) -> None:
         """Note what has been submitted; to be called often."""
+        for table in (self._came, self._due, self._known):
+            forget(table, view.apps)
         for name, family in _families(view).items():
             seen = self._came.setdefault(name, [])
             if not seen or view.now >= seen[-1][0] + self._period / _LOOKS:
@@ -84,6 +87,7 @@ class Demand:
 
     def measured(self, view: View) -> frozenset[str]:
         """Look at what workers have shown; gives the contexts of which a speed is known."""
+        self._seconds = {key: seconds for key, seconds in self._seconds.items() if key[0] in view.apps}
         for app in view.apps.values():
             shown: dict[str, list[tuple[float, int]]] = {}
             for worker in view.workers.values():
@@ -98,6 +102,7 @@ class Demand:
             loads = [s for worker in view.workers.values() if (s := worker.load_seconds(context)) is not None]
             if loads:
                 self._loads[context] = sum(loads) / len(loads)
+        forget(self._loads, {app.context for app in view.apps.values()})
         return frozenset(view.apps[app].context for app, _ in self._seconds)
 
     def carriers(self, view: View) -> dict[str, float]:
@@ -138,7 +143,7 @@ class Demand:
     def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
         """Items an hour: what waits until it is due, and what keeps coming. What is new is due later than the rest."""
         name, arrived = family[0].id, _arrived(family)
-        new = min(left, arrived - self._known.get(name, 0))
+        new = min(left, max(0, arrived - self._known.get(name, 0)))
         self._known[name] = arrived
         if not left:
             self._due[name] = now
@@ -156,7 +161,8 @@ class Demand:
         if span < self._period / 8:
             return 0.0
         quarters = now - span * np.linspace(1, 0, 5)
-        return float(np.median(np.diff(np.interp(quarters, times, counts))) / (span / 4))
+        # Of an app that was forgotten in between, fewer have arrived than before.
+        return float(max(0.0, np.median(np.diff(np.interp(quarters, times, counts)))) / (span / 4))
 
     def _tier_paces(self, view: View) -> dict[str, float]:
         """How many times longer than on all tiers an item takes on each, over the apps measured there."""

@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from ctxflow.policies.forgetting import forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.division import serving
 from ctxflow.policies.views import WorkerView
@@ -56,6 +57,9 @@ class Outlook:
         self._items.update(items)
         self.speeds.update(speeds)
         self._loads.update(_loads(some, {app.context for app in view.apps.values() if app.arrived}))
+        contexts = {app.context for app in view.apps.values()}
+        forget(self._items, view.apps)
+        forget(self._loads, contexts, lambda key: key[0])
         self._longest = {}
         for (context, _), seconds in self._loads.items():
             self._longest[context] = max(seconds, self._longest.get(context, 0.0))

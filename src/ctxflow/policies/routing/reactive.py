@@ -31,6 +31,8 @@ class SkyLB:
     def assign(self, view: View, ready: Sequence[AppView]) -> Iterator[Assignment]:
         """Choose for each call in turn, the most urgent app's first."""
         running = {worker.id: worker.slots - worker.free_slots for worker in view.free.values()}
+        if len(self._numbers) > 2 * len(view.workers) + 64:  # Most of them are gone.
+            self._tree, self._numbers = PrefixTree(), {}
         numbers = {self._numbers.setdefault(worker, len(self._numbers)): worker for worker in running}
         distance = _distances(view)
         for app in sorted(ready, key=urgency):

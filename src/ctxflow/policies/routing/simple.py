@@ -19,17 +19,14 @@ class _FreeSlots:
 
     def __init__(self, view: View) -> None:
         self.left = {worker.id: worker.free_slots for worker in view.free.values()}
+        self.total = sum(self.left.values())
 
     def take(self, worker: WorkerView) -> bool:
         if self.left[worker.id] <= 0:
             return False
         self.left[worker.id] -= 1
+        self.total -= 1
         return True
-
-    @property
-    def any(self) -> bool:
-        """Whether one is left."""
-        return any(self.left.values())
 
     def workers(self, view: View) -> Iterator[WorkerView]:
         return (worker for worker in view.free.values() if self.left[worker.id] > 0)
@@ -49,14 +46,16 @@ class ContextAffinity:
         left = {app.id: app.backlog for app in ready}
         chosen: list[Assignment] = []
         for app in sorted(ready, key=urgency) if len(ready) > 1 else ready:
+            if not slots.total:
+                break
             for worker in view.free.values():
                 if left[app.id] <= 0:
                     break
                 held = worker.contexts.get(app.context)
-                if held is not None and held.state == "ready" and slots.take(worker):
+                if held is not None and view.can_run(app, worker) and slots.take(worker):
                     chosen.append(Assignment(worker.id, app.id))
                     left[app.id] -= max(1, view.batch_size(app, worker))
-        if not slots.any:
+        if not slots.total:
             return chosen
         waiting = {app.id: app for app in ready if left[app.id] > 0 and app.unclaimed > 0}
         return chosen + list(self._spread(view, waiting, left, slots)) if waiting else chosen
@@ -85,7 +84,7 @@ class LeastLoaded:
         """Choose the worker with the fewest calls, then the longest free."""
         slots = _FreeSlots(view)
         for app in sorted(ready, key=urgency):
-            left = app.backlog
+            left = app.backlog if slots.total else 0
             while left > 0:
                 able = (w for w in slots.workers(view) if view.can_run(app, w))
                 worker = min(able, key=lambda w: w.slots - slots.left[w.id], default=None)

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from ctxflow.policies.forgetting import forget
 from ctxflow.policies.protocols import Assignment, View
 from ctxflow.policies.routing.allocation import Allocate, form
 from ctxflow.policies.routing.macro import Macro
@@ -89,6 +90,10 @@ class Torta:
     def _look(self, view: View) -> None:
         if self._outlook.look(view):
             self._recent = {worker: held for worker, held in self._recent.items() if worker in view.workers}
+            contexts = {app.context for app in view.apps.values()}
+            for held in self._recent.values():
+                forget(held, contexts)
+            forget(self._served, view.apps)
 
     # --- one free slot
 
@@ -104,7 +109,7 @@ class Torta:
             if self._region_for(view, app, (worker.region,)) in (None, worker.region):
                 found.append((self._key(view, app, URGENT if urgent else COLD if held is None else HELD), app))
         for _, app in sorted(found, key=lambda pair: pair[0]):
-            if app.context in worker.contexts or view.can_run(app, worker):
+            if view.can_run(app, worker):
                 return [self._gave(view, worker, app)]
         return []
 
@@ -119,7 +124,8 @@ class Torta:
 
     def _wishes(self, view: View, app: AppView) -> Iterator[tuple[Key, Wish]]:
         """The calls that an app has for the free workers, each with those that may take it."""
-        holders = list(itertools.islice(view.free_holders(app.context), MOST_CALLS))
+        able = (worker for worker in view.free_holders(app.context) if view.can_run(app, worker))
+        holders = list(itertools.islice(able, MOST_CALLS))
         urgent, left = self._urgent(view, app), app.backlog
         some = holders[0] if holders else next(iter(view.free.values()))
         calls = min(MOST_CALLS, -(-left // max(1, view.batch_size(app, some))))

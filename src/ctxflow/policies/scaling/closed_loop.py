@@ -16,6 +16,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from ctxflow.policies.forgetting import forget
 from ctxflow.policies.protocols import View
 from ctxflow.policies.scaling.anticipation import SPARE, Ahead, Turnover
 from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead
@@ -87,13 +88,14 @@ class ClosedLoop:
             found.idle += waiting.get(app, 0)
             if app in sessions:
                 self._add_sessions(found, view, view.apps[app], sessions[app])
+        forget(self._arrived, view.apps)
         self._active = {session.id for each in sessions.values() for session in each}
         self._loops = {group: self._loops.get(group) or _Loop(self.levels) for group in work}
         return divided(view, {group: self._workers(view, group, found) for group, found in work.items()})
 
     def _came(self, app: AppView) -> float:
         """Calls that came since the last look, in batches of full size: how a short queue is shared says nothing."""
-        new = app.arrived - self._arrived.get(app.id, 0)
+        new = max(0, app.arrived - self._arrived.get(app.id, 0))  # One that was forgotten counts anew.
         self._arrived[app.id] = app.arrived
         return new / (app.batch_size or self._batch_size)
 

@@ -17,16 +17,17 @@ def seekers(view: View) -> list[SessionView]:
     One whose next worker is named already is none of them.
     """
     found = []
-    stays: dict[tuple[str, str], bool] = {}  # Sessions may be many: each worker is looked at once.
+    stays: dict[tuple[object, ...], bool] = {}  # Sessions may be many: each worker is looked at once.
     for session in view.sessions.values():
         if session.state == "waiting":
             if not session.idle:
                 found.append(session)
         elif session.state == "placed" and session.target is None:
             worker = view.workers.get(session.worker or "")
-            if worker is not None and (worker.id, session.context) not in stays:
-                stays[worker.id, session.context] = view.can_carry(session, worker)
-            if worker is not None and not stays[worker.id, session.context]:
+            key = (session.worker, session.context, session.failed_on)
+            if worker is not None and key not in stays:
+                stays[key] = view.can_carry(session, worker)
+            if worker is not None and not stays[key]:
                 found.append(session)
     return found
 

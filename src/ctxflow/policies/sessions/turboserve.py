@@ -50,10 +50,10 @@ class TurboServe:
     def place(self, view: View) -> Mapping[int, str | None]:
         """A worker for each session that needs one and finds room, and the moves that pay."""
         placed: dict[int, str | None] = {}
-        waiting: dict[str, list[SessionView]] = {}
+        waiting: dict[tuple[str, object], list[SessionView]] = {}
         for session in seekers(view):
-            waiting.setdefault(session.app, []).append(session)
-        for app, sessions in waiting.items():
+            waiting.setdefault((session.app, session.failed_on), []).append(session)
+        for (app, _), sessions in waiting.items():
             placed.update(self._assigned(view, app, sessions))
         if view.now >= self._rebalanced + self._every:
             self._rebalanced = view.now

@@ -1,0 +1,357 @@
+"""The health policy `sequential`: units that fail, or are slow, more often than their peers explain, by evidence.
+
+A unit is a host, or a worker of it with its GPUs. It is named when the evidence of a sequential test passes what a
+false alarm of the wanted probability takes, and still does two seconds later, by what its peers had meanwhile: so an
+outage that hits all incriminates nobody, and neither do items that fail wherever they are. What does not live here: the
+test itself (cusum.py), what is counted (fields.py), and what becomes of those who are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ctxflow.option_values import number
+from ctxflow.policies.health.cusum import SHARES, Cusum, null_share
+from ctxflow.policies.health.fields import EPOCH, Field, Unit
+from ctxflow.policies.health.gains import gains
+from ctxflow.policies.protocols import Trial, Verdict, View
+from ctxflow.policies.views import AppView, WorkerView
+from ctxflow.wording import counted
+
+WAIT = 2.0  # Seconds after which evidence is looked at again, by what the peers had meanwhile.
+LOOK = 0.5  # Seconds between two looks at all.
+BUILDS = 4.0  # The evidence that builds take: three that fail while others succeed, for each costs a host its time.
+DOUBT = math.log(100)
+LIKELY = 2  # For how many failures running one stands that looks like the machine's.
+SHORTEST = 0.1  # Seconds below which a batch says nothing of a host's speed.
+MOST = 20_000  # Attempts whose fault is not known yet, of whom what was then is kept.
+SIBLINGS = 10.0  # Seconds for which the other workers of a host are waited for, to tell one of them from all.
+ENOUGH = 3  # Calls that they have answered meanwhile.
+LIFE = 30.0  # Seconds of a worker that are one trial of whether it crashes.
+OVERDUE = 2  # How often one running batch counts as slow: when it is late, and when it is twice as late.
+
+ALL = "*"  # In the place of a GPU model: workers of all models.
+
+Key = tuple[str, str, str, str | None]
+
+
+class SequentialTest:
+    """Hosts, workers and GPUs in quarantine when a sequential test of what they do says that they are bad.
+
+    :param false_alarm: the probability with which a good one may be named, roughly, for each time that it failed.
+    :param slow: how many times the seconds of an item that its peers' median takes are slow.
+    :param probation: seconds in quarantine before it is tried again; twice as long each time.
+    :raises ValueError: for a number that makes no sense.
+    """
+
+    def __init__(self, false_alarm: float = 1e-6, slow: float = 2.0, probation: float = 600.0) -> None:
+        number("false_alarm", false_alarm, "a probability between 0 and 1")
+        number("slow", slow, "how many times slower than others, more than 1")
+        number("probation", probation, "seconds, 0 or more")
+        if not 0 < false_alarm < 1:
+            raise ValueError("false_alarm is a probability: give a number between 0 and 1, such as 1e-6")
+        if slow <= 1:
+            raise ValueError("slow is how many times slower than others a bad host is: give more than 1")
+        self.probation = probation
+        self._slow = slow
+        self._enough = math.log(len(SHARES) / false_alarm)
+        self._fields: dict[Key, Field] = {}
+        self._units: dict[str, tuple[Unit, Unit]] = {}
+        # Worker, kind and subject of a trial -> where it is counted.
+        self._known: dict[tuple[str, str, str], tuple[Key, Field, tuple[Unit, Unit]]] = {}
+        self._suspect: dict[Key, Field] = {}  # Those with evidence against somebody.
+        self._due: dict[tuple[Key, Unit], float] = {}  # When evidence that was enough is to be looked at again.
+        self._touched: dict[Key, Field] = {}
+        # Attempt that failed -> the null share then, and when that was, until its fault is known.
+        self._climates: dict[int, tuple[float, float]] = {}
+        self._named_at: dict[str, float] = {}
+        self._crowds: dict[tuple[str, str | None], tuple[float, int]] = {}  # How many hosts, and until when that holds.
+        self._mixed: set[str] = set()  # Tiers that have hosts with a GPU model that no other host of theirs has.
+        self._late: dict[int, int] = {}
+        self._named: dict[str, set[str]] = {}
+        self._next = self._forget_at = 0.0
+        self._lived: dict[str, float] = {}  # Worker -> since when it has not crashed.
+
+    # --- what happens
+
+    def observe(self, view: View, trial: Trial) -> None:
+        """Count a trial, and note where the evidence is enough to look at it again."""
+        worker = trial.worker
+        known = self._known.get((worker.id, trial.kind, trial.subject))
+        if known is None:
+            kind = "call" if trial.kind == "miss" else trial.kind
+            key = (kind, trial.subject, worker.tier, self._model(view, worker))
+            known = key, self._field(key, trial.name, view.now), self._units_of(worker)
+            self._known[worker.id, trial.kind, trial.subject] = known
+        key, field, units = known
+        if view.now < field.began + EPOCH:  # As nearly always: without a call.
+            field.touched = view.now
+        else:
+            field.roll(view.now)
+        if self._mixed and worker.tier in self._mixed and key[3] != ALL:
+            self._count(trial, units, self._field((*key[:3], ALL), trial.name, view.now))
+        if trial.kind == "miss":
+            if trial.attempt:
+                tried, failed, most = self._others_tried(view, field, worker)
+                self._climates[trial.attempt] = null_share(failed, tried) if most else 0.0, view.now
+                if len(self._climates) > MOST:
+                    del self._climates[next(iter(self._climates))]
+            field.misses.add(units, True)
+            field.running[units[1]] = field.running.get(units[1], 0) + (LIKELY if trial.machine else 1)
+            return
+        if trial.passed and field.running:
+            field.running.pop(units[1], None)
+        climate = 0.0
+        if not trial.passed and trial.attempt:
+            climate, when = self._climates.pop(trial.attempt, (1.0, view.now))
+            if when <= self._named_at.get(worker.host, -1.0):  # It has served for that.
+                return
+        if field.add(units, trial.passed, view.now, trial.message, climate):
+            self._suspect[key] = field
+        if trial.item_seconds is not None:
+            key = (*key[:3], worker.gpu_model)  # Other GPUs are no measure of how fast one is.
+            self._timed(view, key, self._field(key, trial.name, view.now), worker, trial.item_seconds)
+
+    @staticmethod
+    def _count(trial: Trial, units: tuple[Unit, Unit], field: Field) -> None:
+        """Count what tells of a worker as a peer of others."""
+        (field.misses if trial.kind == "miss" else field.counts).add(units, not trial.passed)
+
+    def _model(self, view: View, worker: WorkerView) -> str | None:
+        """The GPU model of a worker's peers: `ALL` where no other host of its tier has its model."""
+        if self._crowd(view, worker.tier, worker.gpu_model) > 1 or self._crowd(view, worker.tier, ALL) < 2:
+            return worker.gpu_model
+        self._mixed.add(worker.tier)
+        return ALL
+
+    def _timed(self, view: View, key: Key, field: Field, worker: WorkerView, seconds: float) -> None:
+        field.learn(worker.host, seconds)
+        self._touched[key] = field
+        median = field.median(worker.host)
+        if median is not None:
+            self._add_slow(view, key, field, worker, seconds <= self._slow * median)
+
+    def _add_slow(self, view: View, key: Key, field: Field, worker: WorkerView, passed: bool) -> None:
+        key = ("slow", *key[1:])
+        slow = self._field(key, field.name, view.now)
+        if slow.add(self._units_of(worker), passed, view.now):
+            self._suspect[key] = slow
+
+    def _threshold(self, field: Field) -> float:
+        return min(BUILDS, self._enough) if field.kind == "build" else self._enough
+
+    def _field(self, key: Key, name: str, now: float) -> Field:
+        field = self._fields.get(key)
+        if field is None:
+            field = self._fields[key] = Field(key[0], key[1], name, now)
+        field.roll(now)
+        return field
+
+    def _units_of(self, worker: WorkerView) -> tuple[Unit, Unit]:
+        units = self._units.get(worker.id)
+        if units is None:
+            part = ",".join(worker.devices) or worker.id
+            units = self._units[worker.id] = ((worker.host, ""), (worker.host, part))
+        return units
+
+    # --- doubts
+
+    def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
+        """Whether it failed running without an answer while others answer: at once where it never answered yet."""
+        field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker)))
+        if field is None:
+            return False
+        if not field.running:
+            return False
+        host, unit = self._units_of(worker)
+        running = field.running.get(unit, 0)
+        if not running:
+            return False
+        attempts, failures = field.tried(unit)
+        if attempts == failures:  # It has answered nothing lately; nor have others yet, where calls take their time.
+            others = self._crowd(view, worker.tier, self._model(view, worker)) - 1
+            return 2 * field.peers(view.now, attempts=True).failing(worker.host) < others
+        test = field.tests.get(host)
+        if test is not None and max(test.sums) >= self._enough / 2:
+            return True
+        tried, failed, _ = self._others_tried(view, field, worker)
+        return running * math.log(max(1.0, 0.6 / null_share(failed, tried))) > DOUBT
+
+    def _others_tried(self, view: View, field: Field, worker: WorkerView) -> tuple[int, int, bool]:
+        """The attempts of a worker's peers, those that failed, and whether most peers have ended one yet."""
+        peers = field.peers(view.now, attempts=True)
+        others = self._crowd(view, worker.tier, self._model(view, worker)) - 1
+        return *peers.of(worker.host), 2 * peers.others(worker.host) > others
+
+    def _crowd(self, view: View, tier: str, model: str | None) -> int:
+        """How many hosts of a tier have workers with a GPU model, or (`ALL`) any workers."""
+        until, count = self._crowds.get((tier, model), (-1.0, 0))
+        if view.now >= until:
+            workers = [each for each in view.workers.values() if each.tier == tier]
+            count = len({each.host for each in workers if model in (ALL, each.gpu_model)})
+            self._crowds[tier, model] = (view.now + LOOK, count)
+        return count
+
+    # --- judgement
+
+    def judge(self, view: View) -> Sequence[Verdict]:
+        """Look at who is late, and again at those of whom there was evidence enough."""
+        if view.now < self._next:
+            return ()
+        self._next = view.now + LOOK
+        self._known.clear()  # Who is whose peer may be another now.
+        for field in self._touched.values():
+            field.compare()
+        self._touched.clear()
+        self._look_at_running(view)
+        self._look_at_building(view)
+        self._look_at_living(view)
+        self._forget(view)
+        return list(self._verdicts(view))
+
+    def _look_at_running(self, view: View) -> None:
+        late: dict[int, int] = {}
+        for attempt in view.attempts.values():
+            worker, app = view.workers.get(attempt.worker), view.apps.get(attempt.app)
+            if worker is None or app is None or not attempt.items:
+                continue
+            key = ("call", attempt.app, worker.tier, worker.gpu_model)
+            field = self._fields.get(key)
+            median = field.median(worker.host) if field is not None else None
+            if field is None or median is None:
+                continue
+            usual, call = median * len(attempt.items), app.call_seconds or 0.0
+            due = self._slow * (usual + (call if call < usual / 2 else 0.0)) + SHORTEST
+            level = min(OVERDUE, int((view.now - attempt.started) / due))
+            if level > 0:
+                late[attempt.id] = level
+                for _ in range(level - self._late.get(attempt.id, 0)):
+                    self._add_slow(view, key, field, worker, False)
+        self._late = late
+
+    def _look_at_building(self, view: View) -> None:
+        for (kind, subject, tier, model), field in self._suspect.items():
+            if kind == "build":
+                ended = field.counts.hosts()
+                field.awaited = len(
+                    {
+                        worker.host
+                        for worker in view.workers.values()
+                        if worker.tier == tier
+                        and model in (ALL, worker.gpu_model)
+                        and worker.host not in ended
+                        and (held := worker.contexts.get(subject)) is not None
+                        and held.state in ("staging", "loading")
+                    }
+                )
+
+    def _look_at_living(self, view: View) -> None:
+        """Workers that have a context, and have lived on with it, have passed a trial: those that crash fail one."""
+        lived: dict[str, float] = {}
+        for worker in view.workers.values():
+            if worker.contexts and worker.noticed is None and not worker.draining:
+                since = lived[worker.id] = self._lived.get(worker.id, view.now)
+                if view.now >= since + LIFE:
+                    lived[worker.id] = since + LIFE
+                    self.observe(view, Trial(worker, "crash", "", "", passed=True))
+        self._lived = lived
+
+    def _verdicts(self, view: View) -> Iterator[Verdict]:
+        for key, field in list(self._suspect.items()):
+            if not field.tests:
+                del self._suspect[key]
+            for unit, test in list(field.tests.items()):
+                null = field.null(unit, view.now)
+                if null is None or field.tests.get(unit) is not test or test.against(null) < self._threshold(field):
+                    self._due.pop((key, unit), None)
+                    continue
+                due = self._due.setdefault((key, unit), view.now + WAIT)
+                if view.now < due:
+                    continue
+                verdict = self._narrowed(view, key, unit, null, due)
+                if verdict is None:
+                    continue
+                if field.kind != "slow" or gains(view, field.subject, verdict.host, verdict.worker):
+                    self._note(verdict)
+                    self._named_at[verdict.host] = view.now
+                    yield verdict
+
+    def _narrowed(self, view: View, key: Key, unit: Unit, null: float, due: float) -> Verdict | None:
+        """The narrowest unit that explains it: one worker whose siblings pass, else the host; None if it is gone."""
+        field, (host, part) = self._fields[key], unit
+        there = [worker for worker in view.workers.values() if worker.host == host]
+        if not there:  # Nobody could be named: all that were there crashed.
+            return None
+        test = field.tests[unit]
+        parts = field.counts.parts(host)
+        failing = [name for name, (_, failed) in parts.items() if failed]
+        if not part and len(failing) == 1:
+            part = failing[0]
+        own = field.tests.get((host, part), test)
+        if part:
+            trials, failed = field.counts.of((host, ""))
+            others = trials - test.before[0] - own.failed - own.passed
+            others_failed = failed - test.before[1] - own.failed
+            alike = [worker for worker in there if key[3] in (ALL, worker.gpu_model)]
+            if len(there) < 2 or others_failed > max(null, 0.25) * others or self._named.get(host, set()) - {part}:
+                part = ""
+            elif len(alike) > 1 and others - others_failed < ENOUGH and view.now < due + SIBLINGS:
+                return None  # Are they better? They may not have ended yet what they began before.
+        names = (
+            [worker.id for worker in view.workers.values() if self._units_of(worker)[1] == (host, part)] if part else []
+        )
+        if part and not names:
+            return None
+        named = names[0] if names else ""
+        return Verdict(host, self._cause(view, field, unit, test, bool(named)), named)
+
+    def _cause(self, view: View, field: Field, unit: Unit, test: Cusum, narrow: bool) -> str:
+        trials, failed = field.peers(view.now).of(unit[0])
+        others = "others" if not narrow else "others, also on its host"
+        if field.kind == "slow":
+            calls = [each for each in self._fields.values() if each.subject == field.subject and unit[0] in each.paces]
+            call = calls[0] if calls else field
+            pace, median = call.paces.get(unit[0]), call.median(unit[0])
+            told = f" (an item takes {pace:.3g} s there, {median:.3g} s elsewhere)" if pace and median else ""
+            return f"{field.name} is slow there: {test.failed} of {test.failed + test.passed} batches{told}"
+        message = field.messages.get(unit, "")
+        told = f": {message}" if message else ""
+        if field.kind == "crash":
+            return f"{counted(test.failed, 'worker')} crashed there alone, and {failed} elsewhere{told}"
+        what = (
+            f"builds of {field.name} failed" if field.kind == "build" else f"calls of {field.name} failed there alone"
+        )
+        tried = test.failed + test.passed
+        return f"{test.failed} of {tried} {what}, and {failed} of {trials} of {others}{told}"
+
+    def _note(self, verdict: Verdict) -> None:
+        """What is named starts again, when it is tried again, with half the evidence that it takes."""
+        if verdict.worker:
+            self._named.setdefault(verdict.host, set()).add(self._units[verdict.worker][1][1])
+        else:
+            self._named.pop(verdict.host, None)
+        for field in self._fields.values():
+            half = self._threshold(field) / 2
+            for unit, test in field.tests.items():
+                if unit[0] == verdict.host:
+                    field.tests[unit] = Cusum(min(max(test.sums), half))
+        self._due = {pair: due for pair, due in self._due.items() if pair[1][0] != verdict.host}
+
+    def _forget(self, view: View) -> None:
+        """Forget who is gone, and what nobody does any more."""
+        if view.now < self._forget_at:
+            return
+        self._forget_at = view.now + EPOCH
+        self._units = {name: units for name, units in self._units.items() if name in view.workers}
+        there = {unit for units in self._units.values() for unit in units}
+        hosts = {host for host, _ in there}
+        for key, field in list(self._fields.items()):
+            if field.touched < view.now - (20 if field.tests else 2) * EPOCH:
+                del self._fields[key]
+                continue
+            field.running = {unit: count for unit, count in field.running.items() if unit in there}
+            field.paces = {host: pace for host, pace in field.paces.items() if host in hosts}
+            for unit in [unit for unit in field.tests if unit[1] and unit not in there]:
+                del field.tests[unit]
+                field.messages.pop(unit, None)

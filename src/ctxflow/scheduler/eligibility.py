@@ -1,0 +1,107 @@
+"""Who could hold a context at all, and where what failed may run again: elsewhere, as far as there is an elsewhere.
+
+A group of items goes to a host where it did not fail, else to other GPUs of such a host, and to where it failed only if
+there is nobody else, or nobody else came free for a while. What does not live here: whether a worker is to build a
+context now (residency.py), and what becomes of items (items.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ctxflow.scheduler import reservations
+from ctxflow.scheduler.events import ContextSpec
+from ctxflow.scheduler.groups import Group, Place
+from ctxflow.scheduler.state import App, Worker
+
+if TYPE_CHECKING:
+    from ctxflow.scheduler.run_state import RunState
+
+PATIENCE = 60.0  # Seconds that a group waits for another host: all others may be at work on something else for ever.
+
+
+def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
+    if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
+        return False
+    if not reservations.may_hold(state, worker, wanted):
+        return False
+    return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
+
+
+def has_work(state: RunState, app: App, worker: Worker) -> bool:
+    """Whether anything that an app has queued may run on a worker."""
+    return len(app.queue) > app.cancelled or not app.isolated.items or group_for(state, app, worker) is not None
+
+
+def group_for(state: RunState, app: App, worker: Worker) -> Group | None:
+    """The group that a worker is to run next, None if it is to run none of those that wait."""
+    doubted: bool | None = None  # Found out for the first group for which it matters.
+    for group in app.isolated.firsts:
+        until = group.since + PATIENCE
+        failed_here = any(host == worker.host for host, _ in group.failed_on)
+        blocked = failed_here and elsewhere(state, app, group.failed_on, worker)
+        if worker.place in group.machines and not blocked:
+            blocked = awaited(state) or elsewhere(state, app, group.machines, worker)
+        if group.failed_on and not blocked:
+            if doubted is None:
+                doubted = state.policies.health.doubts(state, worker, app)
+                doubted = doubted and (awaited(state) or _others(state, app, worker))
+            blocked = doubted
+        if not blocked or state.now >= until:
+            return group
+        state.wake(until)
+    return None
+
+
+def awaited(state: RunState) -> bool:
+    """Whether more workers were asked for than are there."""
+    return any(tier.connected < (tier.asked or 0) for tier in state.tiers.values())
+
+
+def _others(state: RunState, app: App, worker: Worker) -> bool:
+    """Whether somebody else could run an app, and is not in doubt."""
+    if _witness(state, app, {worker.host}):
+        return True
+    for other in state.workers.values():
+        if other.host != worker.host and trustworthy(state, app, other):
+            app.witness = other.id
+            return True
+    return False
+
+
+def _witness(state: RunState, app: App, hosts: Collection[str]) -> bool:
+    """Whether the worker that was found last would still do: mostly it does, and nobody looks further."""
+    worker = state.workers.get(app.witness)
+    return worker is not None and worker.host not in hosts and trustworthy(state, app, worker)
+
+
+def trustworthy(state: RunState, app: App, worker: Worker) -> bool:
+    """Whether a worker could run an app, and what it says of an item would be believed."""
+    context = state.contexts[app.context]
+    if worker.id in context.suspects or not able(state, worker, context.spec):
+        return False
+    return not state.policies.health.doubts(state, worker, app)
+
+
+def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Worker | None = None) -> bool:
+    """Whether what failed at some places could run on another host, or else on other GPUs of theirs.
+
+    :param worker: if given, whether that is better than to run there.
+    """
+    hosts = {host for host, _ in failed_on}
+    fresh = worker is not None and worker.place not in failed_on
+    there = False
+    if _witness(state, app, hosts):
+        return True
+    for other in state.workers.values():
+        if other.host in hosts and (fresh or other.place in failed_on):
+            continue
+        if not trustworthy(state, app, other):
+            continue
+        if other.host not in hosts:
+            app.witness = other.id
+            return True
+        there = True
+    return there

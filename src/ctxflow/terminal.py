@@ -1,0 +1,101 @@
+"""Text on its way to a terminal, which obeys what some characters say: foreign text must not speak to it.
+
+Errors quote what models wrote, rows, and what workers and batch systems said. What does not live here: what rich draws
+(consoles.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""Return text without what a terminal would obey: all control characters but the tab and the end of a line.
+
+    What only turns the direction of letters round is left out too: it shows what is not there.
+
+    >>> visible("bad \x1b]0;title\x07row\x1b[2J\r\n\tand\x9b31mmore")
+    'bad ]0;titlerow[2J\n\tand31mmore'
+    """
+    return _COMMANDS.sub("", text) if _COMMANDS.search(text) else text
+
+
+def timed(text: str, at: float | None = None) -> str:
+    """A line with the time of day before it: every line that tells what happens in a run has it.
+
+    :param at: seconds since 1970, now by default.
+    """
+    return f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}"
+
+
+class _Guarded:
+    """A terminal's stream, for all that is printed; rich, which has its own words to a terminal, goes past it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        """Write what is visible of it."""
+        self.rich_proxied_file.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Likewise."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextlib.contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Let nothing but visible text be printed to this process's terminal; files and pipes get all as it is."""
+    before = sys.stdout, sys.stderr
+    out, err = (_Guarded(stream) if stream is not None and stream.isatty() else stream for stream in before)
+    sys.stdout, sys.stderr = out, err
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _Visible(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record through, with what is visible of its text."""
+        record.msg, record.args = visible(record.getMessage()), None
+        if record.exc_info and not record.exc_text:  # What is there already is not made anew from the exception.
+            record.exc_text = visible(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+class _Timed(logging.Handler):
+    """In place of Python's last resort, for programs that say nothing of logging: the same, with the time of day."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line to stderr, unless somebody else takes it."""
+        others = [each for each in self._logger.handlers if each is not self]
+        if others or (self._logger.propagate and logging.getLogger().handlers) or sys.stderr is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # It is closed.
+            sys.stderr.write(timed(logging.Formatter().format(record), record.created) + "\n")
+            sys.stderr.flush()
+
+
+def guard_log(logger: logging.Logger) -> None:
+    """Have a logger's lines hold visible text alone, and the time of day: without handlers they go to the terminal."""
+    if not any(isinstance(each, _Visible) for each in logger.filters):
+        logger.addFilter(_Visible())
+        logger.addHandler(_Timed(logger))

@@ -1,0 +1,120 @@
+"""Runs inside the testbed: a program whose runs end in all ways, and what they leave.
+
+    python leftovers_inside.py condor|slurm|local --runs N
+
+Writes as JSON what is in the temporary directory, in shared memory, at home and in the queue that was not there before,
+and what is left when `ctxflow clean` has been called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROGRAM = """
+import os, sys, time
+from ctxflow import ContextExecutor, batch_app, context
+
+@context()
+def place(fails):
+    if fails:
+        raise ValueError("it cannot be built")
+    return 1
+
+@batch_app(place(sys.argv[2] == "failed"), batch_size=2)
+def slow(one, items):
+    time.sleep(0.05)
+    return items
+
+with ContextExecutor(site=sys.argv[1]) as executor:
+    for done, _ in enumerate(slow.map(range(20))):
+        if done == 5 and sys.argv[2] in ("interrupted", "killed"):
+            print("goes on", flush=True)
+            time.sleep(1000)
+"""
+SITE = """
+name = "{kind}"
+engine = "taskvine"
+environment = "/opt/ctxflow"
+keepalive_interval = 1
+keepalive_timeout = 5
+
+[[tiers]]
+name = "small"
+provider = "{kind}"
+workers = 2
+cores = 1
+memory_gb = 1
+disk_gb = 1
+gpus = 0
+"""
+ENDINGS = {"done": 0, "failed": 1, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL}
+PLACES = ("/tmp", "/dev/shm", str(Path.home()), f"{Path.home()}/.ctxflow/runs")
+
+
+def there() -> set[str]:
+    """All that is in the places where nothing is to be left, and in the queues."""
+    # HTCondor's commands make ~/.condor; and Parsl imports Work Queue, which makes an empty folder, and removes it when
+    # its program ends but by SIGKILL.
+    theirs = {f"{Path.home()}/.condor", *(str(path) for path in Path("/tmp").glob("wq-py-staging-*") if _empty(path))}
+    found = {f"{place}/{name}" for place in PLACES if os.path.isdir(place) for name in os.listdir(place)}
+    for command in (["condor_q", "-af:j", "JobStatus"], ["squeue", "--me", "--noheader", "--format=%i %T"]):
+        found.update(subprocess.run(command, capture_output=True, check=False, text=True).stdout.splitlines())
+    return found - theirs - {f"{Path.home()}/.ctxflow"}
+
+
+def _empty(folder: Path) -> bool:
+    return not any(folder.iterdir())
+
+
+def end(kind: str, ending: str) -> None:
+    """Have one run end so."""
+    words = [sys.executable, "program.py", f"{kind}.toml", ending]
+    # As a terminal does, Ctrl-C and a kill reach the program alone: what it started is in sessions of its own.
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as program:
+        assert program.stdout
+        if ending in ("interrupted", "killed"):
+            assert program.stdout.readline() == b"goes on\n"
+            program.send_signal(signal.SIGINT if ending == "interrupted" else signal.SIGKILL)
+        program.communicate(timeout=120)
+        assert program.returncode == ENDINGS[ending], (ending, program.returncode)
+
+
+def settled(before: set[str]) -> list[str]:
+    """What was not there before, once it gets no less for some seconds."""
+    found, since = there() - before, time.monotonic()
+    while found and time.monotonic() < since + 20:
+        time.sleep(0.5)
+        now = there() - before
+        if now != found:
+            found, since = now, time.monotonic()
+    return sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("--runs", type=int, default=4)
+    asked = parser.parse_args()
+    Path("program.py").write_text(PROGRAM)
+    Path(f"{asked.kind}.toml").write_text(SITE.format(kind=asked.kind))
+    before, told = there(), {}
+    for ending in ENDINGS:
+        for _ in range(asked.runs // len(ENDINGS)):
+            end(asked.kind, ending)
+        told[ending] = settled(before)
+    secrets = [str(path) for path in Path("runs").rglob("*") if path.name == "password"]
+    time.sleep(4)  # A driver that wrote just now is not taken for dead.
+    subprocess.run(["ctxflow", "clean", "--older-than", "0", "--yes"], check=True, stdout=subprocess.DEVNULL)
+    left = sorted(there() - before)
+    print(json.dumps({"left": told, "secrets": secrets, "cleaned": left, "runs": len(os.listdir("runs"))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Contexts' files on their way to workers: files that go meanwhile, and what is known of workers that are gone."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from ctxflow.executors.taskvine.stagings import Stagings
+from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.scheduler import events as ev
+
+
+class Played:
+    """The calls to workers, each of which finds what it is to fetch."""
+
+    def __init__(self, directory):
+        self.link = SimpleNamespace(send=lambda head: None)
+        self.events, self._made, self._directory = [], [], directory
+        setup = SimpleNamespace(note=lambda line: None, path=lambda name: str(directory / name))
+        run = SimpleNamespace(clock=lambda: 0.0)
+        self.stagings = Stagings(run, self, setup, self.events.append, lambda: None)
+
+    def make(self, worker, frames, then, inputs=None, outputs=None):
+        self._made.append((worker, then))
+        return len(self._made)
+
+    def answer(self):
+        while self._made:
+            worker, then = self._made.pop(0)
+            then(worker, [({"is": "fetched", "path": f"{self._directory}/{worker.name}"}, b"")])
+
+    def join(self, name):
+        worker = Worker(name, name, "127.0.0.1:1", since=0.0, place=name)
+        self.stagings.joined(worker)
+        return worker
+
+    def happened(self):
+        events, self.events[:] = [type(event) for event in self.events], []
+        return events
+
+
+@pytest.fixture
+def played(tmp_path):
+    played = Played(tmp_path)
+    yield played
+    played.stagings.close()
+
+
+@pytest.fixture
+def context(tmp_path):
+    (tmp_path / "weights").write_text("7")
+    (tmp_path / "words").write_text("8")
+    files = {name: (str(tmp_path / name), f"digest-{name}") for name in ("weights", "words")}
+    return SimpleNamespace(id="c1", name="model", level=ev.PERVASIVE, files=files)
+
+
+def test_a_file_that_goes_as_it_is_staged_costs_that_build_alone(played, context, monkeypatch):
+    worker, size = played.join("w1"), os.path.getsize
+
+    def gone(path):
+        if path.endswith("words"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return size(path)
+
+    monkeypatch.setattr(os.path, "getsize", gone)
+    played.stagings.stage(worker, context)
+    played.answer()
+    [event] = played.events
+    assert isinstance(event, ev.ContextFailed) and "see that it is there as long as the run lasts" in str(event.failure)
+    played.happened()
+    monkeypatch.undo()
+    played.stagings.stage(worker, context)
+    played.answer()
+    assert played.happened() == [ev.ContextStaged]
+
+
+def test_so_does_a_folder(played, context, tmp_path):
+    worker, folder = played.join("w1"), tmp_path / "folder"
+    context.files["folder"] = (str(folder), "digest-folder")
+    played.stagings.stage(worker, context)
+    assert played.happened() == [ev.ContextFailed]
+    folder.mkdir()
+    played.stagings._packing.submit(shutil.rmtree, folder)  # Before it is packed.
+    for expected in (ev.ContextFailed, ev.ContextStaged):
+        played.stagings.stage(worker, context)
+        played.stagings._packing.submit(lambda: None).result(20)
+        played.stagings.serve()
+        played.answer()
+        assert played.happened() == [expected]
+        folder.mkdir(exist_ok=True)
+
+
+def test_whose_file_it_was_is_forgotten_with_a_worker(played, context):
+    stay = played.join("stays")
+    played.stagings.stage(stay, context)
+    played.answer()
+    there = len(played.stagings._holders)
+    for number in range(20):
+        worker = played.join(f"w{number}")
+        played.stagings.stage(worker, context)
+        played.answer()
+        assert len(played.stagings._holders) > there
+        played.stagings.lost(worker)
+    assert played.happened() == [ev.ContextStaged] * 21
+    assert set(played.stagings._holders.values()) == {"stays"}

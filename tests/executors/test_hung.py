@@ -1,0 +1,185 @@
+"""Processes of workers that hang: what they ran is tried again elsewhere, told with the cause, and the run goes on."""
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from executor_helpers import eventually, runs, started
+
+from ctxflow import batch_app
+from ctxflow.errors import CallTimeout
+from ctxflow.executors import embedded
+from ctxflow.executors.heartbeats import Heartbeats, Patience
+from ctxflow.executors.vigil import Vigil
+from ctxflow.host.devices import Device
+from ctxflow.host.processes import descendants
+from unkillable import stopped, unkillable
+
+HASTE = Patience(ask=0.4, answer=1.2, overdue=0.4, urgent=0.8)
+
+
+@batch_app(batch_size=1)
+def where(items):
+    """The processes that ran it: the library's and its host's."""
+    import time
+
+    time.sleep(0.05)
+    return [(os.getpid(), os.getppid(), os.environ.get("CUDA_VISIBLE_DEVICES")) for _ in items]
+
+
+@batch_app(batch_size=1, timeout=0.5)
+def limited(items):
+    import time
+
+    time.sleep(max(items))
+    return [os.getpid() for _ in items]
+
+
+@pytest.fixture
+def executor(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "ctxflow")
+    executor = started(tmp_path)
+    executor.engine._patience = HASTE
+    with executor:
+        yield executor
+
+
+def losses(caplog):
+    return [text for text in caplog.messages if "is lost" in text]
+
+
+def test_a_host_that_is_stopped_is_lost_and_what_it_ran_is_answered_elsewhere(executor, caplog):
+    with contextlib.closing(where.map(itertools.count())) as calls:
+        _, host, _ = next(calls)
+        stopped(host)
+        assert any(losses(caplog) for _ in itertools.islice(calls, 10_000))
+        assert host not in {each[1] for each in itertools.islice(calls, 100, 140)}
+    [told] = losses(caplog)
+    assert f"its host, process {host}, has not answered for " in told
+    assert "what it ran is tried again elsewhere" in told
+    assert eventually(lambda: not runs(host))
+    status = executor.status()
+    assert (status.workers_lost, status.evictions) == (1, 0)
+
+
+def test_a_host_that_is_stopped_while_it_runs_nothing_is_lost(executor, caplog):
+    _, host, _ = where(1).result()
+    assert eventually(lambda: executor.status().workers == 2)
+    stopped(host)
+    assert eventually(lambda: losses(caplog))
+    assert eventually(lambda: executor.status().workers == 2), "another takes its place"
+
+
+def test_the_driver_has_a_deadline_of_its_own_for_a_call_whose_host_is_stopped(tmp_path, caplog):
+    executor = started(tmp_path, workers=1)
+    executor.engine._patience = Patience(overdue=0.4, urgent=0.8)  # In six seconds the host would be asked anyway.
+    with executor:
+        _, host, _ = where(1).result()
+        stopped(host)
+        with pytest.raises(CallTimeout):
+            limited(600.0).result()
+        assert len(losses(caplog)) == 1
+
+
+def test_a_call_that_a_stopped_library_process_never_began_times_out(executor, caplog):
+    library = limited(0.0).result()
+    for pid in [library, *(pid for each in set(executor.engine.worker_pids().values()) for pid in descendants(each))]:
+        stopped(pid)
+    with pytest.raises(CallTimeout, match=r"longer than its timeout of 0\.5 s"):
+        limited(0.0).result()
+    assert limited(0.0).result() != library, "the context is built again"
+    assert not losses(caplog), "which costs no worker"
+
+
+def test_calls_that_wait_for_their_turn_are_not_overdue(tmp_path, caplog):
+    executor = started(tmp_path, workers=1)
+    executor.engine._patience = Patience(overdue=0.1, urgent=0.4)
+    executor.engine._slots = 6
+    with executor:
+        assert len(set(limited.map([0.3] * 6))) == 1, "all were answered by one library process"
+    assert not losses(caplog)
+
+
+def test_a_gpu_is_given_to_nobody_before_what_was_killed_has_let_go_of_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(embedded, "cuda_devices", lambda: [Device(f"GPU-{n}", "pretended") for n in range(2)])
+    executor = started(tmp_path)
+    executor.engine._patience = HASTE
+    with executor:
+        assert eventually(lambda: executor.status().workers == 2)
+        library, host, gpu = where(1).result()
+        with unkillable(library):
+            stopped(host)
+            assert eventually(lambda: losses(caplog))
+            assert {each[2] for each in where.map(range(20))} == {"GPU-0", "GPU-1"} - {gpu}
+            assert executor.status().workers == 1
+            assert any(f"process {library} " in text and "does not end" in text for text in caplog.messages)
+        assert eventually(lambda: executor.status().workers == 2)
+        assert eventually(lambda: gpu in {each[2] for each in where.map(range(20))})
+
+
+BUSY = "import time\nwhile True: time.sleep(0.01)"
+
+
+@pytest.fixture
+def busy():
+    """A process that gets on and answers nobody, as a host that is swapped out does."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    yield process
+    process.send_signal(signal.SIGCONT)
+    process.kill()
+    process.wait()
+
+
+def test_a_host_that_gets_on_is_not_taken_for_dead(busy):
+    worker = SimpleNamespace(name="w", process=busy, lines={})
+    vigil = Vigil(Patience(ask=0.2, answer=0.4, urgent=0.4), {"w": worker}, SimpleNamespace(ask=lambda worker: None))
+    vigil.begun("w")
+
+    def lost(seconds):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(max(0.0, vigil.look_at - time.monotonic()))
+            if found := vigil.look(time.monotonic()):
+                return found
+        return []
+
+    assert not lost(3.0)
+    stopped(busy.pid)
+    assert lost(20.0)
+
+
+def test_a_driver_that_was_stopped_itself_takes_nobody_for_dead():
+    asked = []
+    beats = Heartbeats(Patience(), asked.append)
+    beats.watch("w")
+    for now in range(7):
+        assert beats.look(now) == []
+    assert asked == ["w"]
+    assert beats.look(10_000.0) == []
+    beats.heard("w")
+    assert beats.look(10_001.0) == []
+
+
+def test_time_in_which_no_answer_could_come_does_not_count():
+    beats = Heartbeats(Patience(), lambda worker: None)
+    beats.watch("w")
+    assert not any(beats.look(now, hearing=now < 10) for now in range(1_000))
+    assert any(beats.look(now) for now in range(1_000, 1_020))
+
+
+@pytest.mark.long
+def test_with_the_patience_that_is_shipped(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "ctxflow")
+    with started(tmp_path), contextlib.closing(where.map(itertools.count())) as calls:
+        _, host, _ = next(calls)
+        begun = time.monotonic()
+        stopped(host)
+        assert any(losses(caplog) for _ in calls)
+        assert time.monotonic() - begun < 30

@@ -1,0 +1,44 @@
+"""Idle workers are given back in the time that `linger` says, on the run's own clock: its event log has each step."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ctxflow import ContextExecutor, batch_app, context
+
+
+@context()
+def place():
+    return "there"
+
+
+@batch_app(place(), batch_size=1)
+def slow(_, items):
+    time.sleep(0.02)
+    return items
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("linger", [0.0, 2.0])
+def test_idle_workers_are_given_back_after_the_linger(tmp_path, monkeypatch, linger):
+    monkeypatch.chdir(tmp_path)
+    scaling = {"policy": "queue-proportional", "linger": linger, "calls_per_worker": 1, "batch_size": 1}
+    with ContextExecutor(workers=2, scaling=scaling) as executor:
+        assert list(slow.map(range(20))) == list(range(20))
+        deadline = time.monotonic() + 60
+        while executor.status().workers:
+            assert time.monotonic() < deadline, "they were not given back"
+            time.sleep(0.05)
+        log = Path(executor.calls.run.directory, "events.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+    steps = [(each["event"], command["is"]) for each in lines for command in each["commands"]]
+    finished = max(each["event"]["time"] for each in lines if each["event"]["is"] == "BatchFinished")
+    released = [event["time"] for event, command in steps if command == "Release" and event["time"] > finished]
+    assert len(released) == 2 or linger == 0.0
+    ticks = [each["event"]["time"] for each in lines if each["event"]["is"] == "Tick"]
+    for at in released:
+        assert at >= finished + linger
+        # No later than at the second look after it: the first may fall on the same moment.
+        assert sum(finished + linger < tick <= at for tick in ticks) <= 2

@@ -1,0 +1,115 @@
+"""After runs of all endings nothing is left but documented folders, which the next run or `ctxflow clean` removes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ctxflow.host.process import python_path
+
+PROGRAM = """
+import os, time
+from ctxflow import ContextExecutor, batch_app, context
+
+@context()
+def place():
+    if os.environ["ENDING"] == "failed":
+        raise ValueError("it cannot be built")
+    return 1
+
+@batch_app(place(), batch_size=2)
+def slow(one, items):
+    time.sleep(0.05)
+    return items
+
+with ContextExecutor(workers=2) as executor:
+    for done, _ in enumerate(slow.map(range(20))):
+        if done == 5 and os.environ["ENDING"] in ("interrupted", "killed"):
+            print("goes on", flush=True)
+            time.sleep(1000)
+"""
+ENDINGS = {"done": 0, "failed": 1, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL}
+
+
+def run(folder: Path, ending: str, runs: int = 1) -> None:
+    """Have programs end so, at the same time."""
+    variables = {**os.environ, **python_path(), "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home")}
+    variables["ENDING"] = ending
+    variables.pop("XDG_RUNTIME_DIR", None)
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "program.py"],
+            cwd=folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for _ in range(runs)
+    ]
+    for program in programs:
+        assert program.stdout
+        if ending in ("interrupted", "killed"):
+            assert program.stdout.readline() == b"goes on\n"
+            (interrupt if ending == "interrupted" else kill_all)(program)
+        program.communicate(timeout=60)
+        assert program.returncode == ENDINGS[ending]
+
+
+def interrupt(program: subprocess.Popen[bytes]) -> None:
+    program.send_signal(signal.SIGINT)
+
+
+def kill_all(program: subprocess.Popen[bytes]) -> None:
+    """End a program and its workers at once: workers that outlive their driver remove what it left."""
+    tree = [psutil.Process(program.pid), *psutil.Process(program.pid).children(recursive=True)]
+    for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal_number)
+
+
+def clean(folder: Path) -> None:
+    variables = {**os.environ, **python_path(), "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home")}
+    words = [sys.executable, "-m", "ctxflow", "clean", "--older-than", "0", "--yes"]
+    subprocess.run(words, check=True, cwd=folder, env=variables, capture_output=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("tmp", "home"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.mark.long
+def test_the_next_run_removes_what_a_killed_one_left(folder: Path) -> None:
+    run(folder, "killed")
+    [left] = (folder / "tmp").iterdir()
+    assert left.name.startswith("ctxflow-") and "`ctxflow clean`" in (left / ".ctxflow-owned").read_text()
+    run(folder, "done")
+    assert not any((folder / "tmp").iterdir())
+
+
+@pytest.mark.long
+def test_runs_of_all_endings_leave_documented_folders_that_clean_removes(folder: Path) -> None:
+    for ending in ENDINGS:
+        run(folder, ending, 2)
+        if ending != "killed":
+            assert not any((folder / "tmp").iterdir()), ending
+    assert sorted(path.name for path in folder.iterdir()) == ["home", "program.py", "runs", "tmp"]
+    assert len(list((folder / "runs").iterdir())) == 2 * len(ENDINGS)
+    assert not any((folder / "home").iterdir())
+    deadline = time.monotonic() + 60
+    while list((folder / "runs").iterdir()) and time.monotonic() < deadline:  # A driver is dead 3 s after it wrote.
+        clean(folder)
+    assert sorted(path.name for path in folder.rglob("*")) == ["home", "program.py", "runs", "tmp"]

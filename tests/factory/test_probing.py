@@ -1,0 +1,191 @@
+"""A job that connects back, and what can be told of a site's network without one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ctxflow.factory import LocalProvider
+from ctxflow.factory.explaining import explaining_line
+from ctxflow.factory.network_check import network_advice, network_problems
+from ctxflow.factory.probing import probe_tiers
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vine_worker").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "start").mkdir()
+    monkeypatch.chdir(tmp_path / "start")
+    yield
+    assert os.listdir() == [], "nothing is left"
+
+
+def site(address: str | None = "127.0.0.1", port=0, **tier) -> Site:
+    there = Tier(name="here", provider="local", gpus=0, **tier)
+    return Site(engine="taskvine", address=address, port=port, tiers=(there,))
+
+
+def probed(asked: Site, limit: float = 30.0, provider=None):
+    more = {} if provider is None else {"provider": provider}
+    [answer] = probe_tiers(asked, asked.tiers, limit, **more)
+    return answer
+
+
+def test_a_probe_connects_and_says_what_it_found():
+    answer = probed(site())
+    assert answer.problems == answer.advice == ()
+    assert answer.found.startswith(f"a probe on {socket.gethostname()} connected to this machine after ")
+
+
+def test_a_disk_that_is_too_small_and_a_missing_vine_worker_are_found_there(monkeypatch, tmp_path):
+    os.unlink(tmp_path / "bin" / "vine_worker")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    disk, vine = sorted(probed(site(disk_gb=10**6)).problems)
+    assert "and disk_gb promises 1e+06: write less" in disk and "vine_worker is not on the PATH of" in vine
+
+
+def test_what_keeps_it_from_connecting_is_explained():
+    unresolved = probed(site(address="no-such-host.invalid")).problems
+    assert len(unresolved) == 1
+    assert "did not connect: it cannot resolve the run's address no-such-host.invalid: write an IP" in unresolved[0]
+    refused = probed(site(address="127.0.0.2")).problems  # It listens at all addresses: only another port refuses.
+    assert refused == ()
+
+
+def test_one_whose_job_does_not_begin_is_no_problem_and_none_is_left():
+    class Busy(LocalProvider):
+        def __init__(self) -> None:
+            super().__init__()
+            self.removed = False
+
+        def submit(self, job, count):
+            return ["9.0"]
+
+        def stop(self):
+            self.removed = True
+
+    busy = Busy()
+    answer = probed(site(), limit=0.5, provider=lambda tier, run: busy)
+    assert answer.problems == () and busy.removed
+    assert answer.advice[0].startswith("a probe did not begin within 0 s, so that nobody knows")
+
+
+@contextlib.contextmanager
+def strangers(count, talk):
+    """A port at which so many connect again and again; each is given its connection, and whether all is over."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    over = threading.Event()
+
+    def stranger() -> None:
+        while not over.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), 1) as line:
+                    talk(line, over)
+            except OSError:
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=stranger, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield port
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_who_has_not_the_key_is_not_believed_and_holds_nothing_up():
+    with strangers(1, lambda line, over: line.sendall(b"0" * 64 + b' {"host": "evil"}\n')) as port:
+        assert "evil" not in (found := probed(site(port=port)).found) and "connected" in found
+
+
+def test_who_says_little_and_slowly_holds_nothing_up():
+    def slowly(line, over):
+        until = time.monotonic() + 15
+        while not over.wait(0.2) and time.monotonic() < until:
+            line.sendall(b"0")
+
+    with strangers(12, slowly) as port:
+        assert "connected to this machine" in probed(site(port=port), limit=12).found
+
+
+def test_a_port_for_root_alone_and_one_that_is_taken_are_told():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        [problem] = network_problems(site(port=port))
+        assert problem.startswith(f"port = {port} is taken on this machine: write another")
+        assert list(network_problems(site(port=(port, port + 40)))) == [], "another of the range will do"
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        os.write(theirs, pickle.dumps(list(network_problems(site(port=80)))))
+        os._exit(0)
+    os.waitpid(child, 0)
+    lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    told = ["port = 80 is for root alone on this machine: write one from 1024 on, or 0 for any"]
+    assert pickle.loads(os.read(ours, 4096)) == (told if lowest > 80 else [])
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_an_address_that_is_not_known_not_ours_or_for_this_machine_alone_is_told():
+    remote = Tier(name="far", provider="slurm", gpus=0)
+    [problem] = network_problems(site(address="no-such-host.invalid"))
+    assert "cannot be resolved" in problem and "write an IP address of this machine" in problem
+    [problem] = network_problems(Site(engine="taskvine", address="localhost", tiers=(remote,)))
+    assert problem.startswith("address localhost is this machine to itself alone, and tier far is on others")
+    assert list(network_problems(site(address="localhost"))) == []
+    [advice] = network_advice(site(address="192.0.2.1"))
+    assert advice.startswith("address 192.0.2.1 is none of this machine's")
+    assert list(network_advice(site())) == []
+
+
+def test_a_folder_that_nodes_do_not_share_and_a_disk_that_nobody_deals_out_are_mentioned(tmp_path, monkeypatch):
+    monkeypatch.chdir("/dev/shm")
+    told = list(network_advice(Site(engine="taskvine", tiers=(Tier(name="far", provider="slurm", disk_gb=70),))))
+    monkeypatch.chdir(tmp_path / "start")
+    assert told[0].startswith("/dev/shm is seldom seen by other machines, and jobs of tier far find their files where")
+    assert told[1].startswith("disk_gb = 70 of tier far is asked of nobody")
+
+
+@pytest.mark.parametrize(
+    ("words", "explained"),
+    [
+        (
+            "couldn't connect to 10.0.0.9:9123: Network is unreachable\n" * 3
+            + "2026/11/23 02:07:34.00 vine_worker[94]notice: stopping: could not connect after 20 seconds.\n"
+            + "vine_worker: creating workspace /tmp/x\nvine_worker: deleting workspace /tmp/x\n",
+            "it cannot reach the run at 10.0.0.9:9123 (Network is unreachable): have address of the site name",
+        ),
+        (
+            "couldn't resolve hostname login.campuscouldn't resolve hostname login.campus2026/11/23 02:07:56.24 "
+            "vine_worker[100]notice: stopping: could not connect after 20 seconds.\n"
+            "vine_worker: deleting workspace /tmp/y\n",
+            "it cannot resolve the run's address login.campus: write an IP address",
+        ),
+        (
+            "vine_worker: has less than the promised disk space (--disk > disk total) 70000 < 3072 MB\n"
+            "vine_worker: deleting workspace /tmp/z\n",
+            "its scratch directory has 3.1 GB free, and disk_gb promises 70",
+        ),
+        ("vine_worker: creating workspace /tmp/x\nvine_worker: deleting workspace /tmp/x\n", "no output"),
+        ("Traceback\nImportError: no module", "ImportError: no module"),
+    ],
+)
+def test_the_line_that_explains_is_chosen_not_the_last(words, explained):
+    assert explaining_line(words).startswith(explained)

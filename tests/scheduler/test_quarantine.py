@@ -1,0 +1,320 @@
+"""Bad hosts, workers and GPUs in many-host runs: who is named, when, what it costs; and who never is."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from played_hosts import GPU_ERROR, ORDINARY, Host, Pool, black_hole
+
+from ctxflow.observe.history_reader import read_history
+from ctxflow.observe.report import Report
+from ctxflow.observe.text import as_text
+from ctxflow.observe.transfers import Transfers
+from ctxflow.scheduler import Limits
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.log import replay
+
+ROWS = 6000
+
+
+def goods(count=3, **options):
+    return [Host(f"good{n}", **options) for n in range(count)]
+
+
+def named(pool):
+    """(Time, what a person was told) of each that was put in quarantine."""
+    return [(time, text) for time, text in pool.notes if "gets no work" in text]
+
+
+def alone(size, rows=ROWS, **options):
+    """The makespan with the bad host absent."""
+    return Pool(goods(**options), rows, size).run(check=False).makespan
+
+
+@pytest.mark.parametrize("size", [1, 50])
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("since", [0.0, 20.0])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_a_black_hole_costs_no_row_and_is_named_soon(failure, since, retries, size):
+    pool = Pool([black_hole("bad", since, failure), *goods()], ROWS, size, retries).run(check=False)
+    # An ordinary error on a host that has answered all before is taken for the row's: once for each of its workers.
+    few = 3 if failure is ORDINARY and since and not retries and size == 1 else 0
+    assert len(pool.lost_rows) <= few
+    (when, _), *more = named(pool)
+    assert when <= since + 30.0
+    for _, text in named(pool):
+        assert "host bad gets no work for 600 s: " in text and failure.message in text
+    assert pool.makespan <= 1.15 * alone(size)
+    assert {worker.split("/")[0] for _, worker in pool.released} == {"bad"}
+    if since and size == 50:  # It fails so fast that one of its workers has met all rows, before the others come free.
+        assert len(more) <= 1
+    else:
+        assert not more and [hosts for _, hosts in pool.excluded] == [("bad",)]
+
+
+@pytest.mark.parametrize("size", [1, 50])
+def test_a_slow_host_is_named_and_what_it_runs_is_run_elsewhere(size):
+    pool = Pool([Host("bad", item_seconds=1.0), *goods()], ROWS, size).run(check=False)
+    [(when, text)] = named(pool)
+    assert when <= 30.0 and "is slow there" in text
+    assert pool.makespan <= 1.15 * alone(size) and not pool.dead
+
+
+def test_an_app_that_fails_everywhere_beside_one_that_works_is_to_blame_itself():
+    for failure in (GPU_ERROR, ORDINARY):
+        hosts = [black_hole(f"host{n}", 0.0, failure, only="verify") for n in range(4)]
+        pool = Pool(hosts, 500, 10, retries=1, other_rows=1000).run(check=False)
+        assert not named(pool) and pool.dead.keys() == set(range(500))
+
+
+@pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_a_host_that_fails_one_app_of_two_is_named(failure, size):
+    pool = Pool([black_hole("bad", 0.0, failure, only="verify"), *goods()], ROWS, size, other_rows=ROWS)
+    [(when, text)] = named(pool.run(check=False))
+    assert when <= 30.0 and "host bad " in text and "calls of verify failed" in text and not pool.lost_rows
+
+
+def test_many_black_holes_are_named_together():
+    """They fail so fast that what one of them left to others kept all other evidence waiting."""
+    bad = [black_hole(f"bad{n}", 0.0, GPU_ERROR) for n in range(6)]
+    pool = Pool([*bad, *goods(30)], 5 * ROWS, 5).run(check=False)
+    assert not pool.lost_rows
+    for host in bad:
+        assert min(time for time, text in named(pool) if f"host {host.name} " in text) <= 10.0
+    assert not any("host good" in text for _, text in named(pool))
+    assert max(pool.scheduler.state.charges.against.values(), default=0) == 0, "all are decided"
+
+
+@pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.parametrize("since", [0.0, 20.0])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_where_many_hosts_are_bad_a_second_one_is_no_witness(failure, since, size):
+    """What failed on one meets others; those fail sooner than anybody has answered; and soon all rows have met one."""
+    bad = [black_hole(f"bad{n}", since, failure) for n in range(4)]
+    pool = Pool([*bad, *goods(6)], ROWS, size).run(check=False)
+    # An ordinary error on a host that has answered all before is taken for the row's: once for each of its workers.
+    assert len(pool.lost_rows) <= (12 if failure is ORDINARY and since else 0)
+    first = {text.partition("host ")[2].split()[0]: time for time, text in reversed(named(pool))}
+    if not since or size == 1:  # Else, of some, one worker has met all rows before the others come free.
+        assert first.keys() == {host.name for host in bad} and max(first.values()) <= since + 30.0
+    assert first.keys() <= {host.name for host in bad}
+
+
+def test_siblings_of_another_model_are_not_waited_for():
+    """They cannot tell whether the one that is slow is alone."""
+    models = [("titan", "titan", "a10"), ("a10", "rtx", "rtx"), ("1080", "1080", "ada"), ("h100", "gtx", "a40")]
+    hosts = [Host(f"host{n}", item_seconds=0.1 if n else 1.0, models=each) for n, each in enumerate(models)]
+    (when, text), *_ = named(Pool(hosts, 2 * ROWS, 5).run(check=False))
+    assert when <= 22.0 and "on host host0 gets no work" in text and "is slow there" in text
+
+
+def test_a_host_that_is_a_little_slow_is_left_to_work():
+    pool = Pool([Host("bad", item_seconds=0.15), *goods()], ROWS, 10).run(check=False)
+    assert not named(pool) and not pool.dead
+
+
+def test_one_bad_gpu_of_a_host_is_named_and_its_siblings_go_on():
+    def flaky(now, number, rng):
+        return GPU_ERROR if number == 0 and rng.random() < 0.2 else None
+
+    pool = Pool([Host("bad", fails=flaky), *goods()], 20_000, 1).run(check=False)
+    [(when, text)] = named(pool)
+    assert text.startswith("worker bad/0/0 on host bad gets no work")
+    assert not pool.lost_rows and len(pool.released) == 1 and not pool.excluded
+    assert when <= 30.0
+
+
+MIXED = [("a10", "rtx", "rtx"), ("1080", "1080", "ada"), ("h100", "gtx", "a40")]
+"""As on the testbed, and on many a campus: hosts have hardly any GPU model in common."""
+
+
+@pytest.mark.parametrize("models", [("titan", "titan", "a10"), ("titan", "k40", "p100")])
+@pytest.mark.parametrize("since", [0.0, 20.0])
+def test_a_host_whose_gpus_no_other_has_is_measured_by_all(since, models):
+    others = [Host(f"good{n}", models=each) for n, each in enumerate(MIXED)]
+    pool = Pool([black_hole("bad", since, models=models), *others], ROWS, 10).run(check=False)
+    assert named(pool)[0][0] <= since + 30.0 and not pool.lost_rows
+    assert {worker.split("/")[0] for _, worker in pool.released} == {"bad"}
+    bad = Host("bad", builds=lambda now, rng: GPU_ERROR, models=models)
+    pool = Pool([bad, *others], ROWS, 10).run(check=False)
+    assert named(pool)[0][0] <= 30.0 and not pool.dead
+    # An old GPU among new ones is slow by nature.
+    pool = Pool([Host("old", item_seconds=0.5, models=("k40", "k40", "k40")), *others], ROWS, 10).run(check=False)
+    assert not named(pool)
+    pool = Pool([Host("good", models=models), *others], ROWS, 10, bad_rows=range(0, ROWS, 50), evictions=0.3)
+    assert not named(pool.run(check=False))
+
+
+@pytest.mark.parametrize("size", [1, 50])
+def test_a_host_on_which_contexts_fail_is_given_back(size):
+    bad = Host("bad", builds=lambda now, rng: GPU_ERROR)
+    pool = Pool([bad, *goods(build_seconds=15.0)], ROWS, size).run(check=False)
+    [(when, text)] = named(pool)
+    assert when <= 30.0 and " builds of model failed" in text and "ECC" in text
+    assert len(pool.released) == 3 and not pool.dead
+    assert pool.makespan <= 1.15 * alone(size, build_seconds=15.0)
+
+
+def test_builds_that_failed_before_others_ended_theirs_count():
+    """To fail again takes another pause each time."""
+    bad = Host("bad", builds=lambda now, rng: GPU_ERROR)
+    pool = Pool([bad, *goods(build_seconds=30.0)], ROWS, 10).run(check=False)
+    [(when, text)] = named(pool)
+    assert when <= 35.0 and "builds of model failed" in text
+    # What all met is nobody's fault, also before anyone has built it.
+    outage = [Host(f"host{n}", builds=lambda now, rng, n=n: GPU_ERROR if now < 20.0 + n else None) for n in range(4)]
+    assert not named(Pool(outage, ROWS, 10, limits=Limits(failures=100)).run(check=False))
+
+
+def test_hosts_that_cannot_build_are_no_measure_of_each_other():
+    """They are the first to have ended a build, and for some time the most."""
+    bad = [Host(f"bad{n}", builds=lambda now, rng: GPU_ERROR) for n in range(5)]
+    good = [Host(f"good{n}", build_seconds=14.0 + n / 2) for n in range(20)]
+    pool = Pool([*bad, *good], 8 * ROWS, 5).run(check=False)
+    assert {text.split()[1] for _, text in named(pool)} == {host.name for host in bad}
+    assert max(time for time, _ in named(pool)) <= 30.0
+
+
+@pytest.mark.parametrize("size", [1, 50])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_two_black_holes_of_four(failure, size):
+    holes = [black_hole(f"bad{n}", 0.0, failure) for n in range(2)]
+    pool = Pool([*holes, *goods(2)], ROWS, size).run(check=False)
+    assert not pool.lost_rows
+    assert (
+        {text.split()[1] for when, text in named(pool) if when <= 30.0}
+        == {"bad0", "bad1"}
+        == {text.split()[1] for _, text in named(pool)}
+    )
+    assert pool.makespan <= 1.15 * Pool(goods(2), ROWS, size).run(check=False).makespan
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("models", [(), ("a10", "a10", "a10")], ids=["workers", "gpus"])
+def test_a_host_on_which_workers_keep_dying_is_named(models, seed):
+    """Between two crashes hundreds of calls pass: those of its peers are not what crashes are compared with."""
+    bad = Host("bad", lives=30.0, models=models)
+    pool = Pool([bad, *goods(models=models)], 8 * ROWS, 5, seed=seed, evictions=0.02).run(check=False)
+    assert named(pool) and all("host bad gets no work" in text for _, text in named(pool))
+    assert named(pool)[0][0] <= 300.0 and "crashed there alone" in named(pool)[0][1] and not pool.dead
+
+
+def test_a_gpu_on_which_library_processes_crash_is_named():
+    crash = ev.Failure("crash", "LibraryCrashed", "the process was killed by signal 11")
+    bad = Host("bad", fails=lambda now, number, rng: crash if not number and rng.random() < 0.03 else None)
+    (_, text), *_ = named(Pool([bad, *goods()], 5 * ROWS, 5).run(check=False))
+    assert text.startswith("worker bad/0/0 on host bad gets no work") and "signal 11" in text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_crashes_that_all_hosts_have_alike_or_at_once_incriminate_nobody(seed):
+    pool = Pool(goods(4, lives=90.0), 4 * ROWS, 5, seed=seed).run(check=False)
+    assert not named(pool)
+    pool = Pool([*goods(3, workers=3), Host("big", 12)], 4 * ROWS, 5, seed=seed)
+    for when in (20.0, 60.0):  # It goes down with all its workers, twice.
+        pool.at(when, lambda: [pool.crash(name) for name in list(pool.workers) if name.startswith("big")])
+    assert not named(pool.run(check=False))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_poison_rows_and_evictions_incriminate_nobody(seed):
+    rng = random.Random(seed)
+    poison = set()
+    while len(poison) < ROWS * 0.02:
+        first = rng.randrange(ROWS)
+        poison |= set(range(first, min(ROWS, first + rng.randrange(1, 60))))
+    pool = Pool(goods(4), ROWS, rng.choice([1, 10, 50]), rng.choice([0, 2]), seed, poison, evictions=0.3)
+    pool.run(check=False)
+    assert not named(pool) and not pool.lost_rows and pool.dead.keys() == poison
+
+
+@pytest.mark.parametrize("size", [1, 50])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_an_outage_that_hits_all_incriminates_nobody(failure, size):
+    hosts = [
+        Host(f"h{n}", fails=lambda now, number, rng: failure if 20 <= now < 30 else None) for n in range(4)
+    ]  # fmt: skip
+    pool = Pool(hosts, 12_000, size, retries=2).run(check=False)
+    assert not named(pool) and pool.makespan
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+@pytest.mark.parametrize("failure", [GPU_ERROR, ORDINARY], ids=["machine", "ordinary"])
+def test_where_all_fail_alike_it_is_nobody(failure, hosts):
+    pool = Pool([black_hole(f"h{n}", 0.0, failure) for n in range(hosts)], 1000, 1).run()
+    assert not named(pool) and len(pool.dead) == 1000
+    assert sum(pool.runs.values()) <= 2.5 * 1000, "second opinions end where all say the same"
+
+
+def test_a_host_that_joins_in_the_midst_of_poison_is_not_to_blame():
+    poison = set(range(2000, 2400))
+    pool = Pool([*goods(3), Host("late", joins=20.0)], ROWS, 1, bad_rows=poison).run(check=False)
+    assert not named(pool) and pool.dead.keys() == poison and pool.runs["late"]
+
+
+def test_a_worker_that_comes_back_from_quarantine_is_given_back_and_tried_again_later():
+    class Returning(Pool):
+        def go(self, name):
+            host, number = self.workers[name]
+            super().go(name)
+            self.at(self.now + 1.0, self.join, host, number)
+
+    hole = black_hole("bad", workers=1)
+    hole.fails = lambda now, number, rng: GPU_ERROR if now < 60 else None
+    pool = Returning([hole, *goods(2)], 20_000, 10, health={"policy": "sequential", "probation": 60.0}).run(check=False)
+    [(when, _)] = named(pool)
+    assert [text for _, text in pool.notes if "tried again" in text] == ["host bad is tried again"]
+    assert 1 < len(pool.released) <= 5, "given back at once, and then held without work"
+    assert pool.excluded[-1][1] == () and pool.excluded[-1][0] >= when + 60.0
+    assert pool.runs["bad"] > 1000 and not pool.dead, "it is well again"
+
+
+def test_what_is_still_bad_after_its_time_is_named_sooner_and_for_longer():
+    pool = Pool([black_hole("bad"), *goods()], 40_000, 10, health={"policy": "sequential", "probation": 30.0})
+    pool.at(60.0, pool.join, pool.hosts["bad"], 0)
+    pool.run(until=120.0, check=False)
+    first, again = named(pool)
+    assert "for 30 s" in first[1] and "for 60 s, not for the first time" in again[1]
+
+
+def test_a_run_with_bad_hosts_is_replayed_and_reported():
+    def flaky(now, number, rng):
+        return GPU_ERROR if number == 0 else None
+
+    pool = Pool([black_hole("hole"), Host("flaky", fails=flaky), *goods()], 3000, 10, retries=1, bad_rows={5}).run()
+    assert replay(pool.log) == len(pool.log) - 1
+    history = read_history(pool.log)
+    assert {each["host"] for _, each in history.quarantines} == {"hole", "flaky"}
+    text = as_text(Report(Path("r"), history, Transfers(), []))
+    assert "Quarantine" in text and "ECC" in text
+    for when, told in named(pool):
+        [(since, each)] = [pair for pair in history.quarantines if pair[0] == when and pair[1]["host"] in told]
+        assert each["cause"] in told and each["until"] == since + 600.0
+
+
+def test_without_the_policy_nobody_is_named():
+    pool = Pool([black_hole("bad"), *goods()], 500, 10, health="none").run()
+    assert not named(pool) and not pool.lost_rows
+
+
+@given(
+    seed=st.integers(0, 999),
+    bad=st.integers(0, 2),
+    workers=st.integers(1, 3),
+    size=st.sampled_from([1, 7, 50]),
+    poison=st.sets(st.integers(0, 399), max_size=20),
+    evictions=st.sampled_from([0.0, 0.3]),
+    failure=st.sampled_from([GPU_ERROR, ORDINARY]),
+    share=st.sampled_from([0.2, 1.0]),
+)
+def test_whatever_happens_the_invariants_hold(seed, bad, workers, size, poison, evictions, failure, share):
+    """No row is lost or doubled, groups and charges are what they are said to be: `validate` after every few events."""
+    holes = [
+        Host(f"bad{n}", workers, fails=lambda now, number, rng: failure if rng.random() < share else None)
+        for n in range(bad)
+    ]
+    pool = Pool([*holes, *goods(3, workers=workers)], 400, size, 1, seed, poison, evictions).run()
+    assert pool.dead.keys() >= poison and pool.makespan

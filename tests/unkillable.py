@@ -1,0 +1,40 @@
+"""A stand-in for a process that hangs in the kernel: killed, it keeps its memory and does not end before it is let go.
+
+Its tracer asks to be told before it ends, and then leaves it there. Linux lets a process of one's own be traced, unless
+its administrator forbids that.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_TRACER = """
+import ctypes, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+seize, trace_exit = 0x4206, 0x40
+print(libc.ptrace(seize, int(sys.argv[1]), None, trace_exit), flush=True)
+signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def unkillable(pid):
+    """Have a process outlive SIGKILL until the block ends."""
+    tracer = subprocess.Popen([sys.executable, "-c", _TRACER, str(pid)], stdout=subprocess.PIPE, text=True)
+    try:
+        if tracer.stdout.readline().strip() != "0":
+            pytest.skip("this machine lets no process be traced")
+        yield
+    finally:
+        tracer.kill()
+        tracer.communicate()
+
+
+def stopped(pid):
+    """Stop a process, as a machine does that hangs."""
+    os.kill(pid, signal.SIGSTOP)
