@@ -26,11 +26,19 @@ class Divides:
         return Plan(shares=self.shares)
 
 
+class Evenly:
+    """A placement that has each alternative that there is answer as many items as the app itself."""
+
+    def plan(self, view):
+        own = [app.context for app in view.apps.values()]
+        return Plan(shares={("app-own", context): 1 / len(own) for context in own})
+
+
 class Bench:
     """A scheduler with an app of three contexts, whose workers do what they are told when a test says so."""
 
-    def __init__(self, workers=3, batch_size=3, max_error=None):
-        self.placement = Divides()
+    def __init__(self, workers=3, batch_size=3, max_error=None, placement=None, early=0):
+        self.placement = placement or Divides()
         self.scheduler = Scheduler(
             Policies.chosen({"batching": {"policy": "fixed", "size": batch_size}, "placement": self.placement})
         )
@@ -40,6 +48,8 @@ class Bench:
         self.running, self.loading = {}, []
         self.delivered, self.buried = Counter(), Counter()
         self.answered_by = Counter()
+        for _ in range(early):
+            self.join()
         for name in CONTEXTS:
             self.tell(ev.ContextDeclared, ev.ContextSpec(name, name))
             own = "" if name == "own" else "app-own"
@@ -177,6 +187,14 @@ def test_without_a_plan_that_divides_all_goes_to_the_own_context():
     bench.submit(50)
     bench.run_out()
     assert bench.answered_by == {"own": 50}
+
+
+def test_the_first_items_are_divided_though_all_workers_were_there_before_the_app():
+    bench = Bench(early=2, workers=0, placement=Evenly())
+    bench.submit(9)
+    while bench.finish(0):
+        pass
+    assert bench.answered_by == {"own": 3, "worse": 3, "better": 3}
 
 
 def test_what_waits_for_an_alternative_that_cannot_be_built_goes_to_the_own_context():

@@ -196,6 +196,7 @@ class Scheduler:
             self.state.next_order += 1
             if spec.alternative_of:
                 self.state.apps[spec.alternative_of].alternatives.append(spec.id)
+                planning.place(self.state, out)  # So that the first items are divided too.
 
     # --- items
 
