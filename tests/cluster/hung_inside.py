@@ -101,6 +101,7 @@ def stop_one(kind: str, executor: ContextExecutor, limit: float) -> float:
     """Stop a process while items are answered all the time: seconds until the run knew, which then goes on."""
     with contextlib.closing(where.map(itertools.count())) as calls:
         pid = process_of(kind, executor, next(calls))
+        assert eventually(lambda: executor.status().workers == 2), "both are there"
         lost = executor.status().workers_lost
         begun = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
