@@ -36,7 +36,7 @@ def where(items):
     import os
     import time
 
-    time.sleep(0.02)
+    time.sleep(0.05)
     return [(os.getpid(), os.getppid(), int(os.environ["CTXFLOW_WORKER_PID"])) for _ in items]
 
 
@@ -112,7 +112,7 @@ def stop_one(kind: str, executor: ContextExecutor, limit: float) -> float:
             else:
                 next(calls)
         noticed = time.monotonic() - begun
-        assert len(list(itertools.islice(calls, 200))) == 200
+        assert len(list(itertools.islice(calls, 100))) == 100
     assert eventually(lambda: executor.status().workers == 2), "another worker takes its place"
     assert eventually(lambda: process_state(pid) in ("", "Z")), "what was stopped is ended"
     return noticed

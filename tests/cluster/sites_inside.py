@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
-from ctxflow.factory.provider import Survey
+from ctxflow.factory.provider import Provider, Survey
 from ctxflow.factory.providers import provider_of
 from ctxflow.factory.worker_job import Lead, worker_job
 from ctxflow.sites.tier import Tier
@@ -51,9 +52,16 @@ CASES = [
 ]
 
 
+@functools.cache
+def asked(source: tuple[tuple[str, str], ...]) -> Provider:
+    """Who is asked about a pool: one process, which would cost more than its answers."""
+    return provider_of(Tier(**SMALL, **dict(source)), "check")
+
+
 def survey(**keys) -> Survey:
     tier = Tier(**{**SMALL, **keys})
-    return provider_of(tier, "check").survey(worker_job(tier, Lead("submit", 9123, "ctxflow.pyz", "password")))
+    source = tuple((key, keys[key]) for key in ("pool", "schedd") if key in keys)
+    return asked(source).survey(worker_job(tier, Lead("submit", 9123, "ctxflow.pyz", "password")))
 
 
 def condor_status(constraint: str) -> int:
