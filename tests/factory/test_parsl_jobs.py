@@ -184,8 +184,8 @@ def test_removal_is_no_eviction(local: Watched) -> None:
 
 @pytest.mark.long
 def test_a_job_that_begins_after_its_driver_is_gone_ends_at_once(local: Watched, tmp_path: Path) -> None:
-    local._beat_at = float("inf")
-    Path(Places(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 121}\n")
+    local._beat_at, local._lease = float("inf"), 6
+    Path(Places(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 7}\n")
     [job] = local.submit(sh("echo never"), 1)
     assert local.until(job, "ended").reason == "it ended with status 1"
     assert "the run is over" in local.last_words(job)
@@ -291,7 +291,8 @@ def test_to_cancel_a_job_that_has_gone_is_no_trouble(batch: Path, tmp_path: Path
 
 def test_what_a_batch_system_is_told_has_no_variables(batch: Path, tmp_path: Path) -> None:
     """They are in the worker's own script, which only its user can read; others may see the batch system's."""
-    watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path)
+    # With patience: Parsl 2025.6.30 never says that a job of PBS is over.
+    watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path, patience=600)
     [job] = watched.submit(sh("echo $HF_TOKEN; exec sleep 60", environment={"HF_TOKEN": "hf_abc"}), 1)
     watched.until(job, "running")
     eventually(lambda: watched.last_words(job) == "hf_abc")
@@ -301,6 +302,20 @@ def test_what_a_batch_system_is_told_has_no_variables(batch: Path, tmp_path: Pat
     assert str(own) in script.read_text() and "hf_abc" not in script.read_text()
     watched.stop()
     assert not own.exists(), "nor does it lie about when the job is over"
+
+
+def test_a_worker_that_gets_sigterm_together_with_its_script_has_a_status(batch: Path, tmp_path: Path) -> None:
+    """Bash loses it half of the time."""
+    watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path, patience=600)
+    jobs = watched.submit(sh("exec sleep 60"), 6)
+    for job in jobs:
+        watched.until(job, "running")
+    watched.remove(jobs)
+    for job in jobs:
+        watched.until(job, "ended")
+        told = Path(watched.output(job)).with_suffix(".events").read_text()
+        assert told.endswith("notice TERM\nended 143\n")
+    watched.stop()
 
 
 def test_of_jobs_that_ended_the_last_are_known_and_keep_their_files(

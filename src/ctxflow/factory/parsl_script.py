@@ -59,6 +59,8 @@ tell began "$(uname -n)"
 worker=$!
 [[ -z $caught ]] || kill -TERM "$worker"
 while caught=; wait "$worker"; status=$?; [[ -n $caught ]]; do :; done
+# Where both get a signal at once, bash may have lost the worker's status: then it is -1.
+(( status >= 0 )) || status=143
 tell ended "$status"
 exit "$status"
 """
