@@ -69,8 +69,8 @@ def to_give(
 ) -> dict[str, int]:
     """How many running workers each run must give up, so that others get their share.
 
-    None, where nobody lacks any: a maximum that was lowered costs no worker. None of a run that wants no more than its
-    share either: it releases what it does not need by itself.
+    None, where nobody lacks any: after the maximum was lowered, workers leave as `bounds` says, when they have done
+    what they run. None of a run that wants no more than its share either: it releases what it does not need by itself.
 
     :param running: how many of the jobs held run; the others are taken back without this.
 
