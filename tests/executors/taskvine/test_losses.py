@@ -5,14 +5,19 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.executors.taskvine.losses import Losses
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import JobState
+from ctxflow.sites import Site
+from ctxflow.sites.tier import Tier
 
 
 class Jobs:
@@ -90,3 +95,24 @@ def test_jobs_that_ended_without_their_workers_being_missed_are_not_kept_for_eve
     for number in range(100):
         losses.heard("any", JobChange(str(number), "ended"))
     assert len(losses._told) == 10 and ("any", "99") in losses._told
+
+
+def test_a_worker_joins_when_the_one_whose_place_it_takes_is_lost() -> None:
+    """The other way round a tier has one too many for a moment, and the new one is given back."""
+    given_up = Worker("w0", "here", "127.0.0.1:0", since=0.0, tier="gpu", job="0", joined=True)
+    given_up.reason = "its context host has not answered for 21 s"
+    news = [("gpu", JobChange("1", "ended", "given back")), ("gpu", JobChange("2", "running"))]
+    played: dict[str, Any] = {"joined": lambda tier, job: None, "look": lambda: None, "pin_of": lambda tier, job: None}
+    played["output"] = lambda tier, job: ""
+    acquirer: Any = SimpleNamespace(take=lambda: [news.pop(0) for _ in range(len(news))], **played)
+    engine: Any = TaskVineEngine.__new__(TaskVineEngine)
+    engine._acquirer, engine._losses, engine._events = acquirer, Losses(acquirer, lambda: 1.0), []
+    engine._stagings, engine._run = SimpleNamespace(joined=lambda worker: None), SimpleNamespace(clock=lambda: 1.0)
+    engine._site = Site(tiers=(Tier(name="gpu"),))
+    lost = Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="gpu", job="1", joined=True)
+    engine._losses.add(lost)
+    engine._losses.add(given_up)
+    assert engine._losses.explained() == [(given_up, False)], "nobody else is asked why, for its place is not kept"
+    hello = {"memory": 1, "gpus": 1, "gpu_model": None, "gpu_memory": None}
+    engine._join(Worker("w2", "here", "127.0.0.1:2", since=1.0, tier="gpu", job="2"), hello)
+    assert [type(event).__name__ for event in engine._events] == ["JobStarted", "WorkerLost", "WorkerJoined"]

@@ -237,18 +237,22 @@ class TaskVineEngine:
         elif (now := time.monotonic()) >= self._watch.look_at:
             self._look(now)
         self._stagings.serve()
-        for tier, change in self._acquirer.take():
-            self._losses.heard(tier, change)
-            pin = self._acquirer.pin_of(tier, change.job)
-            self._events += events_of_job(self._run.clock(), tier, change, pin)
+        self._hear_of_jobs()
         for tier, machines, reason in self._acquirer.surveyed():
             self._events.append(ev.MachinesFound(self._run.clock(), tier, machines, reason))
-        for worker, evicted in self._losses.explained():
-            self._lost_for_good(worker, evicted)
         if self._acquirer.failure is not None and not any(w.joined for w in self._workers.values()):
             self._failed = EngineFailed(self._acquirer.failure)
         if self._failed is not None:
             raise self._failed
+
+    def _hear_of_jobs(self) -> None:
+        """News of jobs, and the losses that they explain."""
+        for tier, change in self._acquirer.take():
+            self._losses.heard(tier, change)
+            pin = self._acquirer.pin_of(tier, change.job)
+            self._events += events_of_job(self._run.clock(), tier, change, pin)
+        for worker, evicted in self._losses.explained():
+            self._lost_for_good(worker, evicted)
 
     def _look(self, now: float) -> None:
         """What is to be seen to once a second."""
@@ -328,6 +332,7 @@ class TaskVineEngine:
         if worker.job is not None:
             self._acquirer.joined(worker.tier, worker.job)
         self._stagings.joined(worker)
+        self._hear_of_jobs()  # Before it joins, whose place it takes is lost: else there are too many, and it must go.
         spec = worker.spec(hello, self._site)
         self._events.append(ev.WorkerJoined(self._run.clock(), spec))
 

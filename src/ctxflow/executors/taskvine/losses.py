@@ -33,18 +33,17 @@ class Losses:
         self._told: dict[tuple[str, str], tuple[float, bool, bool]] = {}
 
     def add(self, worker: Worker) -> None:
-        """A worker is gone."""
+        """A worker is gone; what it is given up for is known, and is told at once: its place is asked for anew."""
+        told = self._told.pop((worker.tier, worker.job), None) if worker.job is not None else None
         if worker.leaving:
             self._explained.append((worker, True))
-        elif worker.job is None:
+        elif told is not None and told[0] > worker.since:
+            self._explained.append((worker, told[1]))
+        elif worker.job is None or worker.reason:
             self._explained.append((worker, False))
         else:
-            told = self._told.pop((worker.tier, worker.job), None)
-            if told is not None and told[0] > worker.since:
-                self._explained.append((worker, told[1]))
-            else:
-                self._waiting.append((self._clock() + self._patience, worker))
-                self._acquirer.look()
+            self._waiting.append((self._clock() + self._patience, worker))
+            self._acquirer.look()
 
     def heard(self, tier: str, change: JobChange) -> None:
         """News of a job."""
