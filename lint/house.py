@@ -95,7 +95,7 @@ def methods(path: Path) -> list[set[str]]:
 
 
 def implements(path: Path, required: set[str]) -> bool:
-    """Return whether a class of the module has these methods, or the module defines none (a face that collects them)."""
+    """Return whether a class of the module has these methods."""
     return any(required <= names for names in methods(path))
 
 
