@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python requirements/install.py
 
 # Tests run side by side (-n) and in random order: the seed that pytest prints repeats an order, with SEED=NUMBER.
 PYTEST := -m pytest --durations=10 $(if $(SEED),-p randomly --randomly-seed=$(SEED))
-LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests src/ctxflow \
+LOCAL_TESTS := $(PYTEST) -n auto --dist worksteal --doctest-modules tests papers src/ctxflow \
 	--ignore=tests/cluster --ignore=src/ctxflow/examples
 CLUSTER_TESTS := $(PYTEST) tests/cluster
 TESTBEDS ?= 4
@@ -42,7 +42,7 @@ $(STAMP)example-packages: $(BIN)/python setup.cfg pyproject.toml requirements/to
 	@$(INSTALL) example $(DEPS)
 	@touch $@
 
-$(STAMP)quick: $(STAMP)example-packages
+$(STAMP)quick: $(STAMP)example-packages papers/pyproject.toml
 	@$(INSTALL) tests $(DEPS)
 	@touch $@
 
@@ -68,6 +68,7 @@ lint: $(STAMP)quick ## Check style, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config papers/pyproject.toml
 
 # Lint and the tests that need the testbed, which mostly wait, run beside the others; these are nice, so that the tests
 # that wait for clusters need not wait for a core too. What they print follows, and what failed of all. A pipe forgets

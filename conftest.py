@@ -27,7 +27,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _HERE = Path(__file__).parent
-_OWN = [_HERE / folder for folder in ("tests", "src", "examples", "benchmarks")]
+_OWN = [_HERE / folder for folder in ("tests", "src", "papers", "examples", "benchmarks")]
 _TESTS = str(_HERE / "tests") + os.sep
 _WAITING = 1
 """How many more tests than cores run side by side: a third of a test's time is waiting. One more where they are alone,
@@ -47,7 +47,8 @@ _MODEL = re.compile(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up this process, and through its environment all that tests start."""
-    names = Counter(path.name for path in (_HERE / "tests").rglob("test_*.py") if "cluster" not in path.parts)
+    found = [path for folder in ("tests", "papers/tests") for path in (_HERE / folder).rglob("test_*.py")]
+    names = Counter(path.name for path in found if "cluster" not in path.parts)
     if twice := sorted(name for name, count in names.items() if count > 1):
         raise pytest.UsageError(
             f"Rename one of the test modules of one name, of which pytest imports one only: {twice}"

@@ -37,10 +37,9 @@ from common import Figure, figure, progress, report, versions
 from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
 from ctxflow.scheduler import Policies
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Outcome, Part, Simulation, TreeStaging, Workload, pools
-from ctxflow.simulator.pervasive_context import DIRECT, POOL_FLUID_SECONDS, Settings
-from ctxflow.simulator.pervasive_context import play as play_paper
-from ctxflow.simulator.pervasive_context.settings import pool_of_20
 from ctxflow.simulator.simulation import tiers_of
+from ctxflow_papers.pervasive_context.experiments import play as play_paper
+from ctxflow_papers.pervasive_context.settings import DIRECT, POOL_FLUID_SECONDS, Settings, pool_of_20
 
 SPOT = Path(__file__).resolve().parents[2] / "shared" / "data" / "spot"
 HELD_OUT = 1000

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ctxflow.simulator import figures as reproductions
-from ctxflow.simulator.figures import Figure, machine, median
+from ctxflow.simulator import experiments as reproductions
+from ctxflow.simulator.experiments import Figure, machine, median
 
 Measurement = Callable[[], float]
 

@@ -35,7 +35,7 @@ import common
 from ctxflow.cli.aside import native_output_aside
 from ctxflow.policies.placement import Allocation, Problem, Solution, solve
 from ctxflow.policies.placement.allocation import data_gb
-from ctxflow.policies.placement.instances import draw
+from ctxflow_papers.gh_agh.instances import draw
 
 SHAPES = ((3, 3, 3), (4, 4, 5), (6, 6, 10))
 LARGE = (20, 20, 20)

@@ -27,11 +27,11 @@ import common
 from ctxflow import ContextExecutor, context_app
 from ctxflow.policies.placement import solve
 from ctxflow.policies.placement.demand import Candidate, Wanted
-from ctxflow.policies.placement.instances import draw
 from ctxflow.policies.placement.machines import Bounds
 from ctxflow.policies.placement.making import Made, Moment
 from ctxflow.policies.placement.rolling import Switching
 from ctxflow.policies.placement.workers import Offer
+from ctxflow_papers.gh_agh.instances import draw
 
 CONTEXTS, TIERS = (2, 5, 10, 20), (3, 6, 10)
 SWITCHING = Switching(load_seconds_per_gb=1.0, hold_hours=1 / 6, least_gain=0.05)

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 import common
 
-from ctxflow.simulator.figures import quantile
-from ctxflow.simulator.flextopo.experiments import WAYS, Tallies, independent, timed
-from ctxflow.simulator.flextopo.workloads import B, saturated
+from ctxflow.simulator.experiments import quantile
+from ctxflow_papers.flextopo.experiments import WAYS, Tallies, independent, timed
+from ctxflow_papers.flextopo.workloads import B, saturated
 
 LAYOUT = "random"
 METHODS = {"imp": "imp", "exact": "exact", "exhaustive": "exhaustive", "standard": "standard"}

@@ -35,8 +35,8 @@ from ctxflow.policies.routing.matching import match
 from ctxflow.policies.routing.scores import fit
 from ctxflow.policies.routing.servers import Recent, Servers, Tasks
 from ctxflow.policies.routing.transport import capped, costs, whole
-from ctxflow.simulator.torta import experiments
-from ctxflow.simulator.torta.world import TOPOLOGIES
+from ctxflow_papers.torta import experiments
+from ctxflow_papers.torta.world import TOPOLOGIES
 
 REGIONS, SLOTS, AHEAD = 32, 5, 4
 TASKS, SERVERS, MODELS, KINDS = 10_000, 300, 20, 3

@@ -27,11 +27,11 @@ import common
 import sessions_live
 
 from ctxflow.policies.scaling.rebalancing import Costs, rebalance
-from ctxflow.simulator.figures import rounded
-from ctxflow.simulator.turboserve import printed
-from ctxflow.simulator.turboserve.experiments import CURVES, compared, mean
-from ctxflow.simulator.turboserve.reproduction import SMALL, headline
-from ctxflow.simulator.turboserve.traces import Statistics
+from ctxflow.simulator.experiments import rounded
+from ctxflow_papers.turboserve import printed
+from ctxflow_papers.turboserve.experiments import CURVES, compared, mean
+from ctxflow_papers.turboserve.reproduction import SMALL, headline
+from ctxflow_papers.turboserve.traces import Statistics
 
 SIZES = (64, 256)
 EACH = 6

@@ -40,7 +40,7 @@ from common import figure, progress, report, versions
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.simulator.changes import parse
-from ctxflow.simulator.figures import Figure, rounded
+from ctxflow.simulator.experiments import Figure, rounded
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.result import play
 from ctxflow.simulator.scenario import read_recorded, recorded_scenario

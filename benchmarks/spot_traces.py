@@ -16,7 +16,8 @@ from typing import Any
 from ctxflow.executors.simulated import Machine, SimulatedEngine
 from ctxflow.scheduler import Policies, commands, events
 from ctxflow.simulator import Outcome, Simulation, TreeStaging, Workload, pools
-from ctxflow.simulator.pervasive_context.settings import (
+from ctxflow.simulator.simulation import tiers_of
+from ctxflow_papers.pervasive_context.settings import (
     A10,
     FAN_OUT,
     ITEM_SECONDS,
@@ -26,7 +27,6 @@ from ctxflow.simulator.pervasive_context.settings import (
     Settings,
     fixed,
 )
-from ctxflow.simulator.simulation import tiers_of
 
 FIXED = {"fixed1000": fixed(1000), "fixed100": fixed(100)}
 AHEAD = 7200.0

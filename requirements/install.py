@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Install ctxflow and what it needs for the Python that runs this: the Makefile's rules.
+"""Install ctxflow, the papers' experiments and what they need for the Python that runs this: the Makefile's rules.
 
   install.py example|tests|torch locked|newest|lowest [INDEX]
 
-`locked` is what the files beside this one say; `newest` and `lowest` are what setup.cfg allows today. PyTorch comes
-by itself, as `torch`, from PyPI or from another index: all but the tests that load models does without it. `tests` is
-what they need besides the example.
+`locked` is what the files beside this one say; `newest` and `lowest` are what setup.cfg and papers/pyproject.toml
+allow today. PyTorch comes by itself, as `torch`, from PyPI or from another index: all but the tests that load models
+does without it. `tests` is what they need besides the example, and the papers' experiments (papers/), which ctxflow
+itself does without.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def main(what: str, deps: str, index: str = "") -> None:
         file.write(wanted)
         file.flush()
         pip("--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", file.name)
-    if what == "example":
-        pip("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT))
+    own = {"example": ROOT, "tests": ROOT / "papers"}[what]
+    pip("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(own))
 
 
 def locks(deps: str) -> Path:
@@ -54,7 +55,8 @@ def locks(deps: str) -> Path:
         if PYTHON not in PYTHONS:
             sys.exit(f"nothing is locked for Python {PYTHON}: give the command with DEPS=newest")
         if stale():
-            sys.exit("setup.cfg asks for other packages than requirements/ has: run make lock, or give DEPS=newest")
+            asking = "setup.cfg or papers/pyproject.toml asks for other packages than requirements/ has"
+            sys.exit(f"{asking}: run make lock, or give DEPS=newest")
         return HERE
     resolution = {"newest": "highest", "lowest": "lowest-direct"}[deps]
     folder = Path(sys.prefix) / f"requirements-{deps}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write what `make demo` and `make test` install, on each Python, to the byte: `make lock`. Needs the package uv.
 
-  lock.py                                      the newest versions that setup.cfg allows, for all Pythons
-  lock.py --check                              exit with 1 if setup.cfg has changed since
+  lock.py                                      the newest versions that setup.cfg and papers/ allow, for all Pythons
+  lock.py --check                              exit with 1 if what they ask for has changed since
   lock.py FOLDER PYTHON highest|lowest-direct  those that setup.cfg allows today, for one Python, elsewhere
 
 PyTorch is not among them, nor are CUDA's libraries: its builds differ, by machine and by index. torch.txt has its
@@ -21,8 +21,14 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10; pip has its own.
+    from pip._vendor import tomli as tomllib
+
 HERE = Path(__file__).resolve().parent
 SETUP = HERE.parent / "setup.cfg"
+PAPERS = HERE.parent / "papers" / "pyproject.toml"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 EXTRAS = ("example", "policies", "test")
@@ -68,9 +74,21 @@ def requirements(extras: Iterable[str]) -> list[str]:
     return sorted({line.strip() for line in lines} - {""})
 
 
+def for_papers() -> list[str]:
+    """What the papers' experiments ask for besides ctxflow, all extras with it."""
+    project = tomllib.loads(PAPERS.read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    return [line for line in lines if not line.startswith("parsl-ctxflow")]
+
+
+def all_requirements() -> list[str]:
+    """What is asked for by all that is tested."""
+    return sorted({*requirements(EXTRAS), *for_papers()})
+
+
 def digest() -> str:
     """What tells one state of what is asked for from another."""
-    asked = [*requirements(EXTRAS), (HERE / "torch.txt").read_text()]
+    asked = [*all_requirements(), (HERE / "torch.txt").read_text()]
     return hashlib.sha256("\0".join(asked).encode()).hexdigest()[:16]
 
 
@@ -87,9 +105,10 @@ def stale() -> list[str]:
 def write(folder: Path, python: str, options: list[str]) -> None:
     """Write one Python's file: what the example needs, and then what the tests need besides."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = [resolved(python, machine, EXTRAS, options) for machine in MACHINES]
+    found = [resolved(python, machine, all_requirements(), options) for machine in MACHINES]
     torch, _ = (each.pop("torch").split()[0] for each in found)
-    example = {package for machine in MACHINES for package in resolved(python, machine, ("example",), options)}
+    wanted = requirements(("example",))
+    example = {package for machine in MACHINES for package in resolved(python, machine, wanted, options)}
     entries = {
         package: different(package, found) for package in sorted({package for each in found for package in each})
     }
@@ -118,13 +137,13 @@ def marked(entry: str, machine: str) -> str:
     return f"{version} ; platform_machine == '{machine}' {rest}"
 
 
-def resolved(python: str, machine: str, extras: tuple[str, ...], options: list[str]) -> dict[str, str]:
+def resolved(python: str, machine: str, wanted: list[str], options: list[str]) -> dict[str, str]:
     """Package -> its line, with the digests of its files."""
     with tempfile.TemporaryDirectory() as scratch:
         configuration = Path(scratch) / "uv.toml"
         configuration.write_text(_CONFIGURATION)
         asked = Path(scratch) / "requirements.in"
-        asked.write_text("\n".join(requirements(extras)) + "\n")
+        asked.write_text("\n".join(wanted) + "\n")
         command = [
             sys.executable, "-m", "uv", "pip", "compile", str(asked), "--quiet",
             "--config-file", str(configuration), "--python-version", python,

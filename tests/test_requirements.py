@@ -39,6 +39,8 @@ def test_the_files_are_of_what_setup_cfg_asks_for_now():
 def changed(tmp_path):
     """The folder of a tree whose setup.cfg has got one more requirement."""
     shutil.copytree(FOLDER, tmp_path / "requirements")
+    (tmp_path / "papers").mkdir()
+    shutil.copy(ROOT / "papers" / "pyproject.toml", tmp_path / "papers")
     text = (ROOT / "setup.cfg").read_text()
     (tmp_path / "setup.cfg").write_text(text.replace("    pytest >=", "    lorem-ipsum >= 1\n    pytest >="))
     return tmp_path / "requirements"
@@ -61,7 +63,7 @@ def test_nothing_is_installed_from_files_of_another_setup_cfg(changed):
 def test_each_python_has_versions_that_setup_cfg_allows(python):
     versions = locked(python)
     environment = {"python_version": python, "sys_platform": "linux", "platform_machine": "x86_64"}
-    for line in lock.requirements(lock.EXTRAS):
+    for line in lock.all_requirements():
         asked = Requirement(line)
         name = canonicalize_name(asked.name)
         if name != "torch" and (asked.marker is None or asked.marker.evaluate(environment)):

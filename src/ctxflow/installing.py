@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 DISTRIBUTION = "parsl-ctxflow"
+PAPERS = "ctxflow-papers"
 _NAMESAKE = "ctxflow"
 COST_OF_TORCH = "PyTorch and what it needs take 2.2 GB, with CUDA's libraries 5.9 GB"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -71,6 +72,19 @@ def how_to_install_ctxflow(python: str) -> str:
     if source is None:
         return f"install {DISTRIBUTION} {_version()} with {python} -m pip, from where this copy of it came"
     return f"run {shlex.quote(python)} -m pip install {shlex.quote(str(source))}"
+
+
+def how_to_install_papers() -> str:
+    """Return what installs the papers' experiments, which are a distribution of their own, beside this copy of ctxflow.
+
+    >>> "pip" in how_to_install_papers()
+    True
+    """
+    clone = _clone()
+    if clone is None:
+        return f"install {PAPERS} with {shlex.quote(sys.executable)} -m pip, from the folder papers of ctxflow's tree"
+    editable = "-e " if _is_clone(_root()) else ""
+    return f"{_pip_install()} {editable}{shlex.quote(str(clone / 'papers'))}"
 
 
 def ctxflow_command() -> str:

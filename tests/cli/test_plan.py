@@ -8,7 +8,8 @@ import pytest
 from in_process import ctxflow
 
 from ctxflow.cli.app import main
-from ctxflow.policies.placement.instances import draw, paper_instance
+from ctxflow.policies.placement.instances import paper_instance
+from ctxflow_papers.gh_agh.instances import draw
 
 
 def plan(*arguments):

@@ -1,7 +1,7 @@
 """What a recorded run says of its sessions, and which levels of `closed-loop` would have suited them.
 
 The run's event log says when each session had something to do, and how long steps with so many of them took; windows of
-it are served in simulation with every candidate. What does not live here: the serving (turboserve/serving.py), and
+it are served in simulation with every candidate. What does not live here: the serving (session_serving.py), and
 profiles of calls (scaling_profile.py).
 """
 
@@ -19,8 +19,7 @@ from ctxflow.policies.scaling.latency import PowerCurve, most_sessions
 from ctxflow.policies.scaling.profiling import Profiled, Replayed, profile
 from ctxflow.policies.scaling.volatility import Epochs, constant
 from ctxflow.policies.sessions.turboserve import fitted
-from ctxflow.simulator.turboserve.serving import Cluster, Strategy, serve
-from ctxflow.simulator.turboserve.traces import Trace
+from ctxflow.simulator.session_serving import Cluster, Strategy, Trace, serve
 
 _ENDS = ("SessionSuspended", "SessionClosed")
 _BEGINS = ("SessionOpened", "SessionPrompted", "SessionResumed")

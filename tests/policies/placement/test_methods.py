@@ -15,7 +15,8 @@ from ctxflow.policies.placement.arrays import Arrays
 from ctxflow.policies.placement.draft import Choices
 from ctxflow.policies.placement.exact import _credible, exact
 from ctxflow.policies.placement.greedy import greedy
-from ctxflow.policies.placement.instances import azure_instance, draw, paper_instance
+from ctxflow.policies.placement.instances import azure_instance, paper_instance
+from ctxflow_papers.gh_agh.instances import draw
 
 SEEDS = st.integers(0, 10**6)
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))

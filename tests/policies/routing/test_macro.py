@@ -10,11 +10,11 @@ from scipy.optimize import linprog
 
 from ctxflow.policies.routing.allocation import by_lookahead
 from ctxflow.policies.routing.arrays import amounts
-from ctxflow.policies.routing.cyclic import even_shares
 from ctxflow.policies.routing.forecast import accuracy, forecast
 from ctxflow.policies.routing.lookahead import lookahead
 from ctxflow.policies.routing.skylb import forward
 from ctxflow.policies.routing.transport import balanced, capped, costs, whole
+from ctxflow_papers.torta.cyclic import even_shares
 
 SETTINGS = settings(max_examples=40, deadline=None)
 anything = st.one_of(

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.policies.routing.activation import for_buffer, switches, target
-from ctxflow.policies.routing.cyclic import in_turn
 from ctxflow.policies.routing.improving import improve, objective
 from ctxflow.policies.routing.matching import NOWHERE, by_urgency, match
 from ctxflow.policies.routing.scores import MISMATCH, Weights, fit, hardware, load, locality
 from ctxflow.policies.routing.sdib import spread
 from ctxflow.policies.routing.servers import Recent, Servers, Tasks
 from ctxflow.policies.routing.skylb import PrefixTree, replicas
+from ctxflow_papers.torta.cyclic import in_turn
 
 SETTINGS = settings(max_examples=60, deadline=None)
 

@@ -13,7 +13,7 @@ from ctxflow.policies.routing.arrays import amounts
 from ctxflow.policies.routing.forecast import accuracy, forecast
 from ctxflow.policies.routing.gating import FEATURES, Seen, allocate, allocated
 from ctxflow.policies.routing.networks import Layers, read, write
-from ctxflow.policies.routing.predictor import AHEAD, SLOTS, predict
+from ctxflow_papers.torta.predictor import AHEAD, SLOTS, predict
 
 SETTINGS = settings(max_examples=25, deadline=None)
 NUMBERS = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, float("nan"), float("inf"), -1.0]))

@@ -57,8 +57,8 @@ def exact(
     :param tightened: False for the paper's own formulation, with a weaker relaxation: see `program.build`.
     :raises ModuleNotFoundError: without SciPy, saying what to install.
 
-    >>> from ctxflow.policies.placement.instances import draw
-    >>> outcome = exact(Arrays.of(draw(0, (3, 3, 3))))
+    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> outcome = exact(Arrays.of(paper_instance()))
     >>> outcome.closed
     True
     """
