@@ -23,7 +23,8 @@ from ctxflow.app_options import Deadline, Options, check_context, constants_key
 from ctxflow.context import Context
 from ctxflow.digest import digest
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.declarations import App, Declaration, Pickled
+from ctxflow.executors.declarations import App, Declaration
+from ctxflow.executors.engine import Pickled
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
 from ctxflow.functions import check_function, header

@@ -236,7 +236,7 @@ def test_strangers_on_the_drivers_socket_do_no_harm(engine, said):
 def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     (worker,) = engine.start()
     here = engine.engine
-    here.execute([cmd.Load(worker, ev.PLAIN)])
+    engine.execute(cmd.Load(worker, ev.PLAIN))
     line = here._local.there[worker].lines[ev.PLAIN]
     failure = {"kind": "crash", "error": "LibraryDied", "message": "gone"}
     about = {"context": ev.PLAIN, "key": line.key}
@@ -251,7 +251,7 @@ def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     assert kinds == ([ev.ContextReady, ev.ContextUnloaded] if report == "died" else [ev.ContextFailed])
     assert stale == [], "what is said about an earlier load is of no account"
     assert not here._lines._expected
-    here.execute([cmd.Unload(worker, ev.PLAIN), cmd.Load(worker, ev.PLAIN)])
+    engine.execute(cmd.Unload(worker, ev.PLAIN), cmd.Load(worker, ev.PLAIN))
     engine.wait(ev.ContextReady)
 
 

@@ -84,10 +84,10 @@ def test_what_was_to_be_told_when_an_engine_fails_is_told(executor, monkeypatch)
     assert eventually(lambda: executor.connected_workers == 2)
     list(same.map(range(40)))  # So that no worker has still to be told something else.
 
-    def on_this_thread(commands):
+    def on_this_thread(*what):
         if threading.current_thread() is not threading.main_thread():
             raise OSError(24, "Too many open files")
-        execute(commands)
+        execute(*what)
 
     monkeypatch.setattr(executor.engine, "execute", on_this_thread)
     answers = list(same.map(range(12), on_error="return"))

@@ -14,23 +14,10 @@ from collections.abc import Collection, Iterable
 
 from ctxflow.context import Context
 from ctxflow.executors.call_files import CallFiles
-from ctxflow.executors.engine import ContextPayload
+from ctxflow.executors.engine import ContextPayload, Pickled
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused
 from ctxflow.wording import counted
-
-
-class Pickled:
-    """A function or constants, pickled, which a library process is sent once; who needs it holds it.
-
-    :ivar name: no other has it, or ever will: who was told to forget it is not asked for it again.
-    """
-
-    __slots__ = ("__weakref__", "body", "name")
-
-    def __init__(self, name: str, body: bytes) -> None:
-        self.name = name
-        self.body = body
 
 
 class PickledParts:
@@ -53,12 +40,6 @@ class PickledParts:
     def _drop(self, name: str, _: object) -> None:
         del self._held[name]
         self.gone.append(name)
-
-    def __getitem__(self, name: str) -> bytes:
-        part = self._held[name]()
-        if part is None:
-            raise KeyError(name)
-        return part.body
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.answers import answer_events
 from ctxflow.executors.call_files import current_directory
-from ctxflow.executors.engine import RunServices
+from ctxflow.executors.engine import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.host_messages import HostMessages
 from ctxflow.executors.lines import Line, Lines
@@ -138,7 +138,7 @@ class EmbeddedEngine:
 
     # --- commands
 
-    def execute(self, commands: Sequence[cmd.Command]) -> None:
+    def execute(self, commands: Sequence[cmd.Command], payloads: Payloads = NO_PAYLOADS) -> None:
         """Carry out commands."""
         with self._lock:
             if self._stopped:
@@ -150,7 +150,7 @@ class EmbeddedEngine:
                 worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
                     try:
-                        self._messages.tell(worker, command)
+                        self._messages.tell(worker, command, payloads)
                     except Exception as error:
                         self._do_without(worker, error)
 

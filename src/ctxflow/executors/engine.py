@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.call_files import CallFiles
-from ctxflow.scheduler.commands import Command, Run
+from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.events import PERVASIVE, Event
 
 
@@ -39,35 +39,62 @@ class ContextPayload:
     level: str = PERVASIVE
 
 
-@dataclasses.dataclass(frozen=True)
+class Pickled:
+    """A function or constants, pickled: a library process is sent each once.
+
+    :ivar name: no other has it, or ever will: who was told to forget it is not asked for it again.
+    """
+
+    __slots__ = ("__weakref__", "body", "name")
+
+    def __init__(self, name: str, body: bytes) -> None:
+        self.name = name
+        self.body = body
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CallPayload:
     """What an engine needs to run a batch.
 
     :ivar style: "batch" (the function gets lists, one result per item), "apply" (any arguments, one result) or "step"
         (the function makes chunks of sessions; the body is entries of host/sessions.py, and the library process has
         to be told the folder of the worker's cache where frozen states are, which `Carry` moves files between).
-    :ivar function: the name of the function, which `RunServices.function` gives; "" if it is in the body.
+    :ivar function: None if it is in the body.
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar body: the pickled inputs.
     :ivar files: those that are to be in the call's folder, and those that it makes there; only where workers have
         folders for calls.
-    :ivar constants: the name of the pickled named arguments that the function gets besides, which
-        `RunServices.function` gives as well; "" if there are none.
+    :ivar constants: the named arguments that the function gets besides, None if there are none.
     """
 
     style: str
-    function: str
+    function: Pickled | None
     insert: bool
     timeout: float | None
     body: bytes
     files: CallFiles | None = None
-    constants: str = ""
+    constants: Pickled | None = None
 
-    def new_parts(self, known: Collection[str]) -> Sequence[str]:
-        """The names of what a library process has to be sent before, of which it knows some."""
-        if not self.constants and (not self.function or self.function in known):
+    def new_parts(self, known: Collection[str]) -> Sequence[Pickled]:
+        """Return what a library process has to be sent before the call, of which it has `known`, by name."""
+        if self.constants is None and (self.function is None or self.function.name in known):
             return ()  # Nearly always.
-        return [name for name in (self.function, self.constants) if name and name not in known]
+        return [part for part in (self.function, self.constants) if part is not None and part.name not in known]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Payloads:
+    """What goes with the commands of one `Engine.execute`.
+
+    :ivar calls: of each `Run` and `Step`, by attempt.
+    :ivar contexts: of each `Stage`, `Load` and `Unload`, by the context's id.
+    """
+
+    calls: Mapping[int, CallPayload] = dataclasses.field(default_factory=dict)
+    contexts: Mapping[str, ContextPayload] = dataclasses.field(default_factory=dict)
+
+
+NO_PAYLOADS = Payloads()
 
 
 class RunServices(Protocol):
@@ -83,15 +110,6 @@ class RunServices(Protocol):
 
     def clock(self) -> float:
         """Seconds since the run began."""
-
-    def context_payload(self, context: str) -> ContextPayload:
-        """What to build."""
-
-    def call_payload(self, command: Run) -> CallPayload:
-        """What to run. Pickles the inputs: TypeError names the one that cannot be."""
-
-    def function(self, name: str) -> bytes:
-        """A pickled function, or constants, which an engine sends to a worker once."""
 
 
 class EngineFailed(CtxflowError):
@@ -120,8 +138,11 @@ class Engine(Protocol):
     def start(self, run: RunServices) -> None:
         """Get ready; workers come with `Acquire`."""
 
-    def execute(self, commands: Sequence[Command]) -> None:
-        """Carry out commands, in order, without waiting for them to take effect."""
+    def execute(self, commands: Sequence[Command], payloads: Payloads = NO_PAYLOADS) -> None:
+        """Carry out commands, in order, without waiting for them to take effect.
+
+        :param payloads: what those of them need that build contexts and run calls.
+        """
 
     def poll(self, timeout: float) -> list[Event]:
         """What happened; waits up to `timeout` seconds for something to.
@@ -130,7 +151,7 @@ class Engine(Protocol):
         """
 
     def forget(self, functions: Collection[str]) -> None:
-        """No call will name these functions and constants any more: workers need not keep them.
+        """Have workers keep these functions and constants no more, by name: no call will need them.
 
         Called as `execute` is. A call that was given before may still run, and be answered for nobody.
         """

@@ -11,7 +11,7 @@ import selectors
 import sys
 from collections.abc import Callable, Collection, Mapping
 
-from ctxflow.executors.engine import ContextPayload, RunServices
+from ctxflow.executors.engine import NO_PAYLOADS, CallPayload, ContextPayload, Payloads, RunServices
 from ctxflow.executors.lines import Line, Lines
 from ctxflow.executors.workers import Worker
 from ctxflow.host.sessions import state_path
@@ -51,16 +51,16 @@ class HostMessages:
         self._directory = directory
         self._happened = happened
 
-    def tell(self, worker: Worker, command: cmd.Command) -> None:
+    def tell(self, worker: Worker, command: cmd.Command, payloads: Payloads = NO_PAYLOADS) -> None:
         """Have a worker carry out a command that names it."""
         if isinstance(command, cmd.Run):
-            self._send_call(worker, command)
+            self._send_call(worker, command, payloads.calls[command.attempt])
         elif isinstance(command, cmd.Load):
-            self._send_load(worker, command)
+            self._send_load(worker, payloads.contexts[command.context])
         elif isinstance(command, cmd.Carry):
             self._carry(worker, command)
         elif isinstance(command, cmd.Stage):
-            context = self._run.context_payload(command.context)
+            context = payloads.contexts[command.context]
             head: Head = {"do": "stage", "context": context.id, "files": context.files}
             self._send(worker, {**head, "cache": self._cache_of(worker, context), "link": context.level != ev.NONE})
         elif isinstance(command, (cmd.Unload, cmd.Abandon)):
@@ -68,7 +68,7 @@ class HostMessages:
             self._lines.drop(worker, command.context)
             head = {"do": "unload", "context": command.context}
             if isinstance(command, cmd.Unload) and command.files:
-                head["files"] = self._cache_of(worker, self._run.context_payload(command.context))
+                head["files"] = self._cache_of(worker, payloads.contexts[command.context])
             self._send(worker, head)
         elif isinstance(command, cmd.Interrupt):
             self._send(worker, {"do": "interrupt", "context": command.context, "call": command.attempt})
@@ -108,30 +108,24 @@ class HostMessages:
         """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
         return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
 
-    def _send_call(self, worker: Worker, command: cmd.Run) -> None:
-        try:
-            payload = self._run.call_payload(command)
-        except Exception as error:
-            failure = ev.Failure("input", type(error).__name__, str(error))
-            self._happened(ev.BatchFailed(self._run.clock(), worker.name, command.attempt, failure, exception=error))
-            return
+    def _send_call(self, worker: Worker, command: cmd.Run, payload: CallPayload) -> None:
         line = worker.lines.get(command.context)
         if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
             self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
             return
-        for name in payload.new_parts(line.functions):
-            line.functions.add(name)
-            self._lines.send(line, {"do": "function", "function": name}, self._run.function(name))
+        for part in payload.new_parts(line.functions):
+            line.functions.add(part.name)
+            self._lines.send(line, {"do": "function", "function": part.name}, part.body)
         head: Head = {
             "do": "call",
             "call": command.attempt,
             "context": command.context,
-            "function": payload.function,
+            "function": payload.function.name if payload.function is not None else "",
             "style": payload.style,
             "insert": payload.insert,
         }
-        if payload.constants:
-            head["constants"] = payload.constants
+        if payload.constants is not None:
+            head["constants"] = payload.constants.name
         if payload.timeout is not None:
             head["timeout"] = payload.timeout
         if payload.style == "step":
@@ -161,9 +155,8 @@ class HostMessages:
         else:
             self._happened(ev.StateArrived(now, *places))
 
-    def _send_load(self, worker: Worker, command: cmd.Load) -> None:
-        context = self._run.context_payload(command.context)
-        line, cache = self._lines.expect(worker, command.context), self._cache_of(worker, context)
+    def _send_load(self, worker: Worker, context: ContextPayload) -> None:
+        line, cache = self._lines.expect(worker, context.id), self._cache_of(worker, context)
         head = {
             "do": "load",
             "line": self._lines.address,

@@ -8,60 +8,50 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ctxflow.executors.engine import CallPayload, Engine
+from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, Payloads
 from ctxflow.scheduler import commands as cmd
 
-Making = tuple[int, CallPayload | Callable[[], CallPayload]]
-"""An attempt, and its payload, or what makes that."""
+Making = tuple[cmd.Run, CallPayload | Callable[[], CallPayload]]
+"""A call, and its payload, or what makes that."""
+_Batch = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayload]]
 
 
 class Outbox:
     """Commands that the engine has not got yet.
 
     :param engine: gets them, from one thread at a time.
-    :ivar waiting: what it is to get, the first first.
+    :param failed: called with each call whose payload cannot be made, which the engine does not get, and the error.
+    :ivar waiting: what the engine is to get, in this order.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, failed: Callable[[cmd.Run, Exception], None]) -> None:
         self._engine = engine
-        self.waiting: collections.deque[tuple[Sequence[cmd.Command], Sequence[Making]]] = collections.deque()
+        self._failed = failed
+        self.waiting: collections.deque[_Batch] = collections.deque()
         self._sending = threading.Lock()
-        self._payloads: dict[int, CallPayload | Exception] = {}  # Of those that it gets now.
 
-    def put(self, commands: Sequence[cmd.Command], calls: Sequence[Making]) -> None:
+    def put(
+        self, commands: Sequence[cmd.Command], calls: Sequence[Making], contexts: Mapping[str, ContextPayload]
+    ) -> None:
         """Have the engine get commands after those that wait; to be called under the run's lock."""
-        self.waiting.append((commands, calls))
-
-    @property
-    def empty(self) -> bool:
-        """Whether the engine has all that it was to get."""
-        return not self.waiting and not self._sending.locked()
+        self.waiting.append((commands, calls, contexts))
 
     def send(self) -> None:
         """Have the engine get what waits; what another thread is at, that one goes on with."""
         while self.waiting and self._sending.acquire(blocking=False):
             try:
                 while self.waiting:
-                    commands, calls = self.waiting[0]
-                    for attempt, make in calls:
-                        if isinstance(make, CallPayload):
-                            self._payloads[attempt] = make
-                            continue
+                    commands, calls, contexts = self.waiting[0]
+                    made: dict[int, CallPayload] = {}
+                    for command, make in calls:
                         try:
-                            self._payloads[attempt] = make()
+                            made[command.attempt] = make if isinstance(make, CallPayload) else make()
                         except Exception as error:
-                            self._payloads[attempt] = error
+                            commands = [each for each in commands if each is not command]
+                            self._failed(command, error)
                     self.waiting.popleft()
-                    self._engine.execute(commands)
+                    self._engine.execute(commands, Payloads(made, contexts))
             finally:
-                self._payloads.clear()  # Also of those to workers that are gone.
                 self._sending.release()
-
-    def payload(self, attempt: int) -> CallPayload:
-        """What an attempt that the engine gets now is called with; raises what making it raised."""
-        made = self._payloads.pop(attempt)
-        if isinstance(made, Exception):
-            raise made
-        return made

@@ -31,7 +31,6 @@ from ctxflow.executors.declarations import (
     Declaration,
     Declared,
     DeclaredContext,
-    Pickled,
     check,
     context_id,
     payload_of,
@@ -39,7 +38,16 @@ from ctxflow.executors.declarations import (
 )
 from ctxflow.executors.disk import DiskThread
 from ctxflow.executors.drain_requests import DrainRequests
-from ctxflow.executors.engine import Bounded, CallPayload, ContextPayload, Engine, EngineFailed, Explains, LimitReached
+from ctxflow.executors.engine import (
+    Bounded,
+    CallPayload,
+    ContextPayload,
+    Engine,
+    EngineFailed,
+    Explains,
+    LimitReached,
+    Pickled,
+)
 from ctxflow.executors.event_log import EventLog
 from ctxflow.executors.futures import CallFuture, Delivery, Sink
 from ctxflow.executors.interrupts import uninterrupted
@@ -101,7 +109,7 @@ class Run:
         self.id = uuid.uuid4().hex[:12]
         self.directory = os.path.abspath(directory)
         self.engine = engine
-        self._outbox = Outbox(engine)
+        self._outbox = Outbox(engine, self._not_sent)
         self._tiers = list(tiers)
         self._regions = list(regions)
         self._scheduler = Scheduler(policies, limits, start_when=start_when)
@@ -145,28 +153,15 @@ class Run:
         """Seconds since the run began."""
         return time.monotonic() - self._origin
 
-    def context_payload(self, context: str) -> ContextPayload:
-        """What to build."""
-        return self._declared.contexts[context]
-
-    def function(self, name: str) -> bytes:
-        """A pickled function, or constants."""
-        return self._declared.parts[name]
-
-    def call_payload(self, command: cmd.Run) -> CallPayload:
-        """What to run."""
-        return self._outbox.payload(command.attempt)
-
     def _making(self, command: cmd.Run) -> CallPayload | Callable[[], CallPayload]:
         """A call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then."""
         app = self._declared.apps[command.app]
         if isinstance(command, cmd.Step):
-            return self.sessions.payload(command, self._scheduler.state.sessions, _name(app.function), app.timeout)
+            return self.sessions.payload(command, self._scheduler.state.sessions, app.function, app.timeout)
         inputs = self._waiting.inputs(command.items)
         if app.style == "apply":
             call: ApplyCall = inputs[0]
-            name = "" if call.function is None else call.function.name
-            return CallPayload("apply", name, app.insert, app.timeout, call.body, call.files)
+            return CallPayload("apply", call.function, app.insert, app.timeout, call.body, call.files)
         searched = (app.spec.alternative_of or app.spec.id) in self._with_files
         return functools.partial(_batch_payload, app, inputs, searched)
 
@@ -313,8 +308,6 @@ class Run:
 
     def _retire(self) -> None:
         """Forget what nobody has used for a while."""
-        if not self._outbox.empty:  # The engine may yet ask for it.
-            return
         event = self._retirement.retired(self._scheduler.state, self.clock())
         if event is not None:
             self._handle(event)
@@ -537,6 +530,7 @@ class Run:
                 raise EngineFailed(text) from error
             commanded: list[cmd.Command] = []
             calls: list[Making] = []
+            contexts: dict[str, ContextPayload] = {}
             for command in commands:
                 if isinstance(command, Telling):
                     deliveries.append(self._waiting.told(command, event, context))
@@ -545,9 +539,11 @@ class Run:
                 else:
                     commanded.append(command)
                     if isinstance(command, cmd.Run):
-                        calls.append((command.attempt, self._making(command)))
+                        calls.append((command, self._making(command)))
+                    elif isinstance(command, (cmd.Stage, cmd.Load, cmd.Unload)):
+                        contexts[command.context] = self._declared.contexts[command.context]
             if commanded:
-                self._outbox.put(commanded, calls)
+                self._outbox.put(commanded, calls, contexts)
             if self._log is not None:
                 self._log.add(event, commands)
         except Exception as error:
@@ -566,6 +562,11 @@ class Run:
             with self._lock:
                 failed = self._broken_by(error, "when the engine was told what to do", deliveries)
             raise failed from error
+
+    def _not_sent(self, call: cmd.Run, error: Exception) -> None:
+        """Have the scheduler hear that a call's inputs cannot be sent."""
+        failure = ev.Failure("input", type(error).__name__, str(error))
+        self.soon(lambda: self._feed(ev.BatchFailed(self.clock(), call.worker, call.attempt, failure, exception=error)))
 
     def _broken_by(self, error: Exception, where: str, deliveries: Iterable[Delivery | News]) -> EngineFailed:
         if self._failed is None:
@@ -684,12 +685,7 @@ def _batch_payload(app: App, inputs: Sequence[Any], searched: bool) -> CallPaylo
     taken = inputs_of(itertools.chain(*columns)) if searched else ()
     files = CallFiles(taken) if taken else None
     body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
-    function, constants = _name(app.function), _name(app.constants)
-    return CallPayload("batch", function, False, app.timeout, body, files, constants)
-
-
-def _name(part: Pickled | None) -> str:
-    return "" if part is None else part.name
+    return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants)
 
 
 def _broken(error: Exception, where: str) -> EngineFailed:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ctxflow.executors.engine import CallPayload
+from ctxflow.executors.engine import CallPayload, Pickled
 from ctxflow.host.sessions import Entry, digest_of
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -89,7 +89,7 @@ class SessionStore:
         return held is not None
 
     def payload(
-        self, step: cmd.Step, states: Mapping[int, Session], function: str, timeout: float | None
+        self, step: cmd.Step, states: Mapping[int, Session], function: Pickled | None, timeout: float | None
     ) -> Callable[[], CallPayload]:
         """What makes what a step is called with, outside the run's lock: it reads kept states."""
         entries = [(self._entry(order, states), self._held.get(order.session)) for order in step.orders]

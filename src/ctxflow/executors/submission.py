@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 from ctxflow.context import Context
 from ctxflow.executors.call_files import absolute_redirects, call_files
-from ctxflow.executors.declarations import App, ApplyCall, Declaration, Pickled
+from ctxflow.executors.declarations import App, ApplyCall, Declaration
+from ctxflow.executors.engine import Pickled
 from ctxflow.executors.run import Run
 from ctxflow.functions import name_of, refuse_async
 from ctxflow.option_values import choice, closest, number, refuse, whole

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ctxflow.context import Context
-from ctxflow.executors.engine import CallPayload, ContextPayload, Engine
+from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, Payloads, Pickled
 from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -37,7 +37,7 @@ class ContractRun:
         self._tier = tier
         self._origin = time.monotonic()
         self._contexts: dict[str, ContextPayload] = {ev.PLAIN: ContextPayload(ev.PLAIN, "", b"", {}, {}, None, None)}
-        self._functions: dict[str, bytes] = {}
+        self._functions: dict[str, Pickled] = {}
         self._calls: dict[int, Callable[[], CallPayload]] = {}
         self._numbers = itertools.count(1)
 
@@ -45,17 +45,17 @@ class ContractRun:
         """Seconds since the run began."""
         return time.monotonic() - self._origin
 
-    def context_payload(self, context: str) -> ContextPayload:
-        """What to build."""
-        return self._contexts[context]
-
-    def call_payload(self, command: cmd.Run) -> CallPayload:
-        """What to run."""
-        return self._calls[command.attempt]()
-
-    def function(self, name: str) -> bytes:
-        """A pickled function."""
-        return self._functions[name]
+    def execute(self, *commands: cmd.Command) -> None:
+        """Have the engine carry out commands, with what they need; a call whose inputs cannot be sent fails."""
+        calls, sent = {}, list(commands)
+        for call in [command for command in commands if isinstance(command, cmd.Run)]:
+            try:
+                calls[call.attempt] = self._calls[call.attempt]()
+            except Exception as error:
+                sent.remove(call)
+                failure = ev.Failure("input", type(error).__name__, str(error))
+                self.events.append(ev.BatchFailed(self.clock(), call.worker, call.attempt, failure, exception=error))
+        self.engine.execute(sent, Payloads(calls, self._contexts))
 
     def declare(self, function: Callable[..., Any], *args: Any, **options: Any) -> str:
         """Make a context known; gives its id."""
@@ -78,7 +78,7 @@ class ContractRun:
     def start(self, workers: int = 1) -> list[str]:
         """Start the engine, and give the workers that joined."""
         self.engine.start(self)
-        self.engine.execute([cmd.Acquire(self._tier, workers)])
+        self.execute(cmd.Acquire(self._tier, workers))
         self.until(lambda: len(self.all(ev.WorkerJoined)) >= workers)
         return [event.worker.id for event in self.all(ev.WorkerJoined)]
 
@@ -90,12 +90,12 @@ class ContractRun:
 
     def stage(self, worker: str, context: str) -> ev.ContextStaged:
         """Bring a context's files to a worker."""
-        self.engine.execute([cmd.Stage(worker, context)])
+        self.execute(cmd.Stage(worker, context))
         return self.wait(ev.ContextStaged)
 
     def load(self, worker: str, context: str) -> ev.ContextReady:
         """Build a context on a worker."""
-        self.engine.execute([cmd.Load(worker, context)])
+        self.execute(cmd.Load(worker, context))
         return self.wait(ev.ContextReady)
 
     def run(
@@ -108,28 +108,31 @@ class ContractRun:
         constants: Mapping[str, Any] | None = None,
     ) -> int:
         """Have a batch run, without waiting for it; gives the attempt."""
-        self._functions.setdefault(function.__name__, dumps(function, "the function"))
-        given = ""
+        part, given = self._pickled(function), None
         if constants is not None:
-            given = "-".join(map(str, (function.__name__, *constants.values())))
-            self._functions[given] = dumps(dict(constants), "the constants")
+            name = "-".join(map(str, (function.__name__, *constants.values())))
+            given = self._functions.setdefault(name, Pickled(name, dumps(dict(constants), "the constants")))
         attempt = next(self._numbers)
 
         def payload() -> CallPayload:
             body = dumps([tuple(column) for column in columns], "the input")
-            return CallPayload("batch", function.__name__, False, timeout, body, constants=given)
+            return CallPayload("batch", part, False, timeout, body, constants=given)
 
         self._calls[attempt] = payload
         items = range(len(columns[0]))
-        self.engine.execute([cmd.Run(worker, attempt, "app", context, items)])
+        self.execute(cmd.Run(worker, attempt, "app", context, items))
         return attempt
+
+    def _pickled(self, function: Callable[..., Any]) -> Pickled:
+        name = function.__name__
+        return self._functions.setdefault(name, Pickled(name, dumps(function, "the function")))
 
     def apply(self, worker: str, function: Callable[..., Any], *args: Any) -> int:
         """Have a single call run without a context; gives the attempt."""
         attempt = next(self._numbers)
         body = dumps((function, args, {}), "the call")
-        self._calls[attempt] = lambda: CallPayload("apply", "", False, None, body)
-        self.engine.execute([cmd.Run(worker, attempt, "app", ev.PLAIN, range(1))])
+        self._calls[attempt] = lambda: CallPayload("apply", None, False, None, body)
+        self.execute(cmd.Run(worker, attempt, "app", ev.PLAIN, range(1)))
         return attempt
 
     def all(self, kind: type[E]) -> list[E]:

@@ -52,7 +52,7 @@ class EngineContract(DirectoriesContract):
 
     def test_a_released_worker_is_lost_and_nobody_is_to_blame(self, run: ContractRun) -> None:
         (worker,) = run.start()
-        run.engine.execute([cmd.Acquire(self.tier, 0), cmd.Release(worker)])
+        run.execute(cmd.Acquire(self.tier, 0), cmd.Release(worker))
         lost = run.wait(ev.WorkerLost)
         assert (lost.worker, lost.evicted) == (worker, True)
 
@@ -98,7 +98,7 @@ class EngineContract(DirectoriesContract):
             run.load(worker, context)
             run.run(worker, context, work.with_context, [1])
             self._answers(run.wait(ev.BatchFinished), [("42", 1)])
-            run.engine.execute([cmd.Unload(worker, context)])
+            run.execute(cmd.Unload(worker, context))
             run.wait(ev.ContextUnloaded)
 
     def test_files_go_with_a_context_of_which_nothing_is_kept(self, run: ContractRun, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ class EngineContract(DirectoriesContract):
             run.load(worker, context)
             run.run(worker, context, work.there, [1])
             finished = run.wait(ev.BatchFinished)
-            run.engine.execute([cmd.Unload(worker, context, files=True)])
+            run.execute(cmd.Unload(worker, context, files=True))
             run.wait(ev.ContextUnloaded)
             if self.executes:
                 [(place, content, links)] = pickle.loads(finished.results)
@@ -137,19 +137,17 @@ class EngineContract(DirectoriesContract):
         run.stage(worker, context)
         run.load(worker, context)
         attempt = run.run(worker, context, work.sleep_with_context, [60])
-        run.engine.execute(
-            [
-                cmd.Abandon(worker, attempt, context),
-                cmd.Unload(worker, context, files=True),
-                cmd.Stage(worker, context),
-            ]
+        run.execute(
+            cmd.Abandon(worker, attempt, context),
+            cmd.Unload(worker, context, files=True),
+            cmd.Stage(worker, context),
         )
         run.wait(ev.ContextStaged)
         run.load(worker, context)
         run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [("42", 1)])
         # What was not loaded is removed all the same.
-        run.engine.execute([cmd.Unload(worker, context), cmd.Unload(worker, context, files=True)])
+        run.execute(cmd.Unload(worker, context), cmd.Unload(worker, context, files=True))
         run.wait(ev.ContextUnloaded)
         run.stage(worker, context)
 
@@ -157,7 +155,7 @@ class EngineContract(DirectoriesContract):
         self._needs_code()
         (worker,) = run.start()
         context = run.declare(work.read, files={"weights": (str(tmp_path / "missing"), "digest")})
-        run.engine.execute([cmd.Stage(worker, context)])
+        run.execute(cmd.Stage(worker, context))
         assert "missing" in run.wait(ev.ContextFailed).failure.message
 
     def test_a_context_that_raises_fails_with_its_traceback_and_may_be_tried_again(self, run: ContractRun) -> None:
@@ -165,7 +163,7 @@ class EngineContract(DirectoriesContract):
         (worker,) = run.start()
         for _ in range(2):
             context = run.declare(work.broken)
-            run.engine.execute([cmd.Load(worker, context)])
+            run.execute(cmd.Load(worker, context))
             failure = run.wait(ev.ContextFailed).failure
             assert (failure.kind, failure.error, failure.machine) == ("exception", "ZeroDivisionError", False)
             assert "in broken" in failure.traceback
@@ -179,19 +177,19 @@ class EngineContract(DirectoriesContract):
         assert run.wait(ev.BatchFailed).failure.machine
         run.run(worker, ev.PLAIN, work.complain, ["x"])
         assert not run.wait(ev.BatchFailed).failure.machine
-        run.engine.execute([cmd.Load(worker, run.declare(work.lose_device))])
+        run.execute(cmd.Load(worker, run.declare(work.lose_device)))
         assert run.wait(ev.ContextFailed).failure.machine
 
     def test_a_context_that_takes_too_long_fails(self, run: ContractRun) -> None:
         self._needs_code()
         (worker,) = run.start()
-        run.engine.execute([cmd.Load(worker, run.declare(work.slow, 60, timeout=0.5))])
+        run.execute(cmd.Load(worker, run.declare(work.slow, 60, timeout=0.5)))
         assert run.wait(ev.ContextFailed).failure.kind == "timeout"
 
     def test_unloading_ends_the_context_and_it_can_be_loaded_again_at_once(self, run: ContractRun) -> None:
         context = run.declare(work.slow, 0)
         worker = run.ready(context)
-        run.engine.execute([cmd.Unload(worker, context), cmd.Load(worker, context)])
+        run.execute(cmd.Unload(worker, context), cmd.Load(worker, context))
         assert run.wait(ev.ContextUnloaded).context == context
         run.wait(ev.ContextReady)
         run.run(worker, context, work.with_context, [1])
@@ -290,7 +288,7 @@ class EngineContract(DirectoriesContract):
         context = run.declare(work.slow, 0)
         worker = run.ready(context)
         attempt = run.run(worker, context, work.sleep_with_context, [60])
-        run.engine.execute([cmd.Abandon(worker, attempt, context), cmd.Load(worker, context)])
+        run.execute(cmd.Abandon(worker, attempt, context), cmd.Load(worker, context))
         run.wait(ev.ContextReady)
         run.run(worker, context, work.with_context, [1])
         self._answers(run.wait(ev.BatchFinished), [(0, 1)])
@@ -303,7 +301,7 @@ class EngineContract(DirectoriesContract):
         for _ in range(3):
             attempt = run.run(worker, context, work.sleep_with_context, [60])
             self._begun(run)
-            run.engine.execute([cmd.Interrupt(worker, attempt, context)])
+            run.execute(cmd.Interrupt(worker, attempt, context))
             failed = run.wait(ev.BatchFailed)
             assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", False)
             run.run(worker, context, work.with_context, [1])
@@ -316,7 +314,7 @@ class EngineContract(DirectoriesContract):
         run.wait(ev.BatchFinished)
         running = run.run(worker, context, work.sleep_with_context, [2])
         waiting = run.run(worker, context, work.sleep_with_context, [60])
-        run.engine.execute([cmd.Interrupt(worker, over, context), cmd.Interrupt(worker, waiting, context)])
+        run.execute(cmd.Interrupt(worker, over, context), cmd.Interrupt(worker, waiting, context))
         run.until(lambda: bool(run.all(ev.BatchFinished)) and bool(run.all(ev.BatchFailed)))
         assert [event.attempt for event in run.all(ev.BatchFinished)] == [running]
         (failed,) = run.all(ev.BatchFailed)
@@ -328,7 +326,7 @@ class EngineContract(DirectoriesContract):
         worker = run.ready(context)
         attempt = run.run(worker, context, work.ignore, [60])
         self._begun(run)
-        run.engine.execute([cmd.Interrupt(worker, attempt, context)])
+        run.execute(cmd.Interrupt(worker, attempt, context))
         failed = run.wait(ev.BatchFailed)
         assert (failed.attempt, failed.failure.kind, failed.lost_context) == (attempt, "cancelled", True)
         run.load(worker, context)
@@ -344,7 +342,7 @@ class EngineContract(DirectoriesContract):
         log = tmp_path / "log"
         attempt = run.run(worker, context, work.count_slowly, range(30), [str(log)] * 30)
         run.until(lambda: bool(run.all(ev.ItemsFinished)))
-        run.engine.execute([cmd.Interrupt(worker, attempt, context)])
+        run.execute(cmd.Interrupt(worker, attempt, context))
         run.until(lambda: bool(run.all(ev.BatchFailed)))
         (failed,) = run.all(ev.BatchFailed)
         assert (failed.failure.kind, failed.lost_context) == ("cancelled", False)
@@ -490,7 +488,7 @@ class EngineContract(DirectoriesContract):
         workers = run.start(2)
         run.load(workers[0], ev.PLAIN)
         run.run(workers[0], ev.PLAIN, work.sleep, [60])
-        run.engine.execute([cmd.Load(workers[1], run.declare(work.slow, 60))])
+        run.execute(cmd.Load(workers[1], run.declare(work.slow, 60)))
         before = self.processes(run.engine)
         assert before
         run.engine.stop()
@@ -503,13 +501,13 @@ class EngineContract(DirectoriesContract):
         (worker,) = run.start()
         run.engine.stop()
         run.engine.stop()
-        run.engine.execute([cmd.Acquire(self.tier, 2), cmd.Load(worker, ev.PLAIN)])
+        run.execute(cmd.Acquire(self.tier, 2), cmd.Load(worker, ev.PLAIN))
         run.engine.wake()
         assert run.engine.poll(0.0) == []
 
     def test_it_can_be_stopped_while_workers_start(self, run: ContractRun) -> None:
         run.engine.start(run)
-        run.engine.execute([cmd.Acquire(self.tier, 2)])
+        run.execute(cmd.Acquire(self.tier, 2))
 
     # --- helpers
 

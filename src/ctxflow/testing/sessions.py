@@ -14,7 +14,6 @@ from typing import Any
 
 from ctxflow.executors.engine import CallPayload
 from ctxflow.host.sessions import Entry, digest_of
-from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing.contract import Contract
@@ -30,14 +29,14 @@ class SessionRun(ContractRun):
     ) -> int:
         """Have a worker make a step, without waiting for it; gives the attempt."""
         attempt = next(self._numbers)
-        self._functions.setdefault(function.__name__, dumps(function, "the function"))
+        part = self._pickled(function)
         body = pickle.dumps([tuple(entry) for entry in entries])
-        self._calls[attempt] = lambda: CallPayload("step", function.__name__, False, timeout, body)
+        self._calls[attempt] = lambda: CallPayload("step", part, False, timeout, body)
         orders = [
             cmd.Order(each.session, each.thaw, each.made, each.made if each.makes_chunk else None, each.then)
             for each in entries
         ]
-        self.engine.execute([cmd.Step(worker, attempt, "app", context, (), orders)])
+        self.execute(cmd.Step(worker, attempt, "app", context, (), orders))
         return attempt
 
     def stepped(
@@ -77,7 +76,7 @@ class SessionContract(Contract):
         first, second, context = self._ready_twice(run)
         outcomes, _, _ = run.stepped(first, context, _add, _first(1, 10, "freeze"))
         digest, size = outcomes[0]["frozen"]
-        run.engine.execute([cmd.Carry(second, first, 1, 1, digest, size)])
+        run.execute(cmd.Carry(second, first, 1, 1, digest, size))
         arrived = run.wait(ev.StateArrived)
         assert (arrived.worker, arrived.session, arrived.made) == (second, 1, 1)
         outcomes, chunks, _ = run.stepped(second, context, _add, Entry(1, "frozen", 1, True, "", (), b"", digest))
@@ -115,7 +114,7 @@ class SessionContract(Contract):
     def test_a_state_that_is_nowhere_does_not_arrive(self, run: SessionRun) -> None:
         self._needs_code()
         first, second, _ = self._ready_twice(run)
-        run.engine.execute([cmd.Carry(second, first, 7, 3, "", 1)])
+        run.execute(cmd.Carry(second, first, 7, 3, "", 1))
         lost = run.wait(ev.StateLost)
         assert (lost.worker, lost.session, lost.made) == (second, 7, 3) and "cannot be brought" in lost.message
 

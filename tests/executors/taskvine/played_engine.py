@@ -107,12 +107,12 @@ class PlayedEngine:
                 self.rests.tell(**head["rest"])
             self.events += events_of(self.run.clock(), worker, head, body)
 
-    def execute(self, commands):
+    def execute(self, commands, payloads=None):
         with self._lock:
             before = []
             for command in commands:
                 if not isinstance(command, cmd.Acquire):
-                    self.messages.tell(self.worker, command, before)
+                    self.messages.tell(self.worker, command, payloads, before)
             self.messages.send(self.worker, before)
 
     def forget(self, functions):

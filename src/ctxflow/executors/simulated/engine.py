@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.executors.engine import RunServices
+from ctxflow.executors.engine import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.simulated.faults import POISON, Fault, Faults
 from ctxflow.executors.simulated.machines import Machine
 from ctxflow.executors.simulated.market import Market, Place
@@ -146,7 +146,7 @@ class SimulatedEngine:
     def forget(self, functions: Collection[str]) -> None:
         """Nothing is kept."""
 
-    def execute(self, commands: Sequence[cmd.Command]) -> None:
+    def execute(self, commands: Sequence[cmd.Command], payloads: Payloads = NO_PAYLOADS) -> None:
         """Carry out commands, in order, at the present virtual time."""
         with self._lock:
             if self._stopped:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ctxflow.executors.engine import EngineFailed, RunServices
+from ctxflow.executors.engine import NO_PAYLOADS, EngineFailed, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.taskvine.attachments import Rests
 from ctxflow.executors.taskvine.calls import Calls, Reports
@@ -115,7 +115,7 @@ class TaskVineEngine:
 
     # --- commands
 
-    def execute(self, commands: Sequence[cmd.Command]) -> None:
+    def execute(self, commands: Sequence[cmd.Command], payloads: Payloads = NO_PAYLOADS) -> None:
         """Carry out commands."""
         with self._lock:
             if self._stopped or not self._started:
@@ -132,7 +132,7 @@ class TaskVineEngine:
                     if isinstance(command, cmd.Release):
                         self._release(worker)
                     else:
-                        self._messages.tell(worker, command, before.setdefault(worker.name, []))
+                        self._messages.tell(worker, command, payloads, before.setdefault(worker.name, []))
                 except Exception as error:
                     self._do_without(worker, error)
             for name, messages in before.items():

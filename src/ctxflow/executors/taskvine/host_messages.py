@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ctxflow.executors.engine import RunServices
+from ctxflow.executors.engine import CallPayload, ContextPayload, Payloads, Pickled, RunServices
 from ctxflow.executors.taskvine.attachments import Attached, Attachments
 from ctxflow.executors.taskvine.calls import Calls, Reports, Then
 from ctxflow.executors.taskvine.stagings import Stagings
@@ -53,22 +53,22 @@ class HostMessages:
         self._heard = heard
         self._happened = happened
 
-    def tell(self, worker: Worker, command: cmd.Command, before: list[bytes]) -> None:
+    def tell(self, worker: Worker, command: cmd.Command, payloads: Payloads, before: list[bytes]) -> None:
         """Have a worker carry out a command that names it.
 
         :param before: messages that go along with the next call to the worker; what ends at once is added to them.
         """
         if isinstance(command, cmd.Run):
-            self._send_call(worker, command, before)
+            self._send_call(worker, command, payloads.calls[command.attempt], before)
         elif isinstance(command, cmd.Load):
-            before.append(self._load(worker, command))
+            before.append(self._load(worker, payloads.contexts[command.context]))
             self.send(worker, before)
         elif isinstance(command, cmd.Stage):
-            self._stagings.stage(worker, self._run.context_payload(command.context))
+            self._stagings.stage(worker, payloads.contexts[command.context])
         elif isinstance(command, cmd.Unload):
             before.append(frame({"do": "unload", "context": command.context}))
             if command.files:
-                before += self._stagings.forget(worker, self._run.context_payload(command.context))
+                before += self._stagings.forget(worker, payloads.contexts[command.context])
         elif isinstance(command, cmd.Abandon):
             before.append(frame({"do": "unload", "context": command.context}))
         elif isinstance(command, cmd.Interrupt):
@@ -84,9 +84,8 @@ class HostMessages:
             self._calls.make(worker, b"".join(before), self._heard)
             before.clear()
 
-    def _send_call(self, worker: Worker, command: cmd.Run, before: list[bytes]) -> None:
+    def _send_call(self, worker: Worker, command: cmd.Run, payload: CallPayload, before: list[bytes]) -> None:
         try:
-            payload = self._run.call_payload(command)
             attached = None if payload.files is None else self._attachments.attach(worker.name, payload.files)
         except Exception as error:
             failure = ev.Failure("input", type(error).__name__, str(error))
@@ -98,19 +97,19 @@ class HostMessages:
         new = payload.new_parts(worker.functions)
         if new:
             # They go with every call until one is answered: TaskVine may let calls overtake each other.
-            before += [frame({"do": "function", "function": name}, self._run.function(name)) for name in new]
-            then = self._with_functions(new)
+            before += [frame({"do": "function", "function": part.name}, part.body) for part in new]
+            then = self._with_functions(worker, new)
         head: Head = {
             "do": "call",
             "call": command.attempt,
             "context": command.context,
             "key": worker.keys.get(command.context, ""),
-            "function": payload.function,
+            "function": payload.function.name if payload.function is not None else "",
             "style": payload.style,
             "insert": payload.insert,
         }
-        if payload.constants:
-            head["constants"] = payload.constants
+        if payload.constants is not None:
+            head["constants"] = payload.constants.name
         if payload.style == "batch":
             head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
         if payload.timeout is not None:
@@ -141,34 +140,30 @@ class HostMessages:
         """Have a worker keep functions no more that no call will need: with the next call, if there soon is one."""
         known = worker.functions.intersection(functions)
         worker.functions -= known
+        for coming in worker.coming:
+            coming.difference_update(functions)
         worker.unneeded += known
         if len(worker.unneeded) > _MOST_UNNEEDED:
             self.send(worker, [_forget(worker)])
 
-    def _with_functions(self, names: Sequence[str]) -> Then:
+    def _with_functions(self, worker: Worker, parts: Sequence[Pickled]) -> Then:
+        names = {part.name for part in parts}
+        needed = set(names)
+        worker.coming.append(needed)
+
         def answered(worker: Worker, reports: Reports) -> None:
-            for name in names:
-                if self._is_needed(name):
-                    worker.functions.add(name)
-                else:
-                    worker.unneeded.append(name)
+            worker.coming = [each for each in worker.coming if each is not needed]
+            worker.functions |= needed
+            worker.unneeded += names - needed
             self._call_answered(worker, reports)
 
         return answered
-
-    def _is_needed(self, name: str) -> bool:
-        try:
-            self._run.function(name)
-        except KeyError:  # It was forgotten while the call was on its way.
-            return False
-        return True
 
     def _call_answered(self, worker: Worker, reports: Reports) -> None:
         worker.running -= 1
         self._heard(worker, reports)
 
-    def _load(self, worker: Worker, command: cmd.Load) -> bytes:
-        context = self._run.context_payload(command.context)
+    def _load(self, worker: Worker, context: ContextPayload) -> bytes:
         worker.keys[context.id] = key = self._calls.key()
         head = {
             "do": "load",

@@ -28,6 +28,7 @@ class Worker:
     :ivar due: number of an open call -> when it times out, on this machine's monotonic clock.
     :ivar reason: why it was given up, if it was.
     :ivar functions: those that its host was given.
+    :ivar coming: of each call that brings it some, those that calls still need.
     :ivar unneeded: those that it was given and has not been told yet to forget.
     :ivar forgotten: context -> how often its files were removed.
     """
@@ -52,6 +53,7 @@ class Worker:
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     functions: set[str] = dataclasses.field(default_factory=set)
     unneeded: list[str] = dataclasses.field(default_factory=list)
+    coming: list[set[str]] = dataclasses.field(default_factory=list)
     forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def learn(self, hello: Head, tiers: Sequence[Tier]) -> None:
