@@ -221,7 +221,7 @@ PRELOADED = (
     "ctxflow.cli.top",
     "ctxflow.decorators",
     "ctxflow.executors.executor",
-    "ctxflow.mapped",
+    "ctxflow.map_results",
     "ctxflow.policies.placement",
     "ctxflow.policies.preemption",
     "ctxflow.policies.scaling",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ctxflow import Alternative, ContextExecutor, batch_app, context, context_app
-from ctxflow.alternatives import read_errors
+from ctxflow.app_options import read_errors
 from ctxflow.batch.driver import run_job
 from ctxflow.batch.job import Job
 from ctxflow.policies.protocols import Plan

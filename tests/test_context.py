@@ -9,7 +9,7 @@ import pytest
 
 import ctxflow
 from ctxflow import Context, ContextExecutor, context, context_app
-from ctxflow.context_options import parse_size
+from ctxflow.context import parse_size
 
 
 @context(gpus=2, memory="8 GB", gpu_memory="6GiB", load_timeout=60, environment={"MODE": 1})

@@ -132,7 +132,7 @@ def test_one_recipe_at_several_levels_in_one_run(recipe, builds, tmp_path):
 @pytest.mark.parametrize("said", ["executor", "specification"])
 def test_a_level_for_a_whole_executor_or_for_a_call(said, recipe, builds, tmp_path):
     def value(offset):
-        from ctxflow.context import load_variable_from_context
+        from ctxflow.on_worker import load_variable_from_context
 
         return load_variable_from_context("value") + offset
 

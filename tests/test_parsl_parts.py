@@ -15,7 +15,7 @@ from parsl.launchers import SimpleLauncher
 from parsl.providers import GridEngineProvider, KubernetesProvider, LocalProvider, PBSProProvider, SlurmProvider
 
 from ctxflow.executors.bare import parsl_kernel
-from ctxflow.parsl_apps import ReturnsErrors, without_parsl
+from ctxflow.pickling import ReturnsErrors, without_parsl
 
 CLUSTERS = [SlurmProvider, PBSProProvider, GridEngineProvider]
 

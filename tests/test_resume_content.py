@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.identity import identity_of, reading
-from ctxflow.resume_content import ResultsByContent
+from ctxflow.resume import ResultsByContent
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.observe.style import STYLE
-from ctxflow.whole_files import written_whole
+from ctxflow.safe_files import written_whole
 
 
 def write_pictures(folder: Path, paper: str, pictures: Mapping[str, Callable[[Any], Any]]) -> None:

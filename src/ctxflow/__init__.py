@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
-    from ctxflow.alternatives import Alternative
-    from ctxflow.context import Context, context, load_variable_from_context, load_variable_in_serverless
+    from ctxflow.app_options import Alternative
+    from ctxflow.context import context
     from ctxflow.decorators import batch_app, context_app
     from ctxflow.errors import (
         BatchContractError,
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from ctxflow.executors import ContextExecutor
+    from ctxflow.on_worker import idle, last, load_variable_from_context, load_variable_in_serverless
+    from ctxflow.recipe import Context
     from ctxflow.sessions import session_app
-    from ctxflow.turns import idle, last
 
 _PLACES = {
-    "Alternative": "alternatives",
+    "Alternative": "app_options",
     "BatchContractError": "errors",
     "batch_app": "decorators",
-    "Context": "context",
+    "Context": "recipe",
     "context": "context",
     "context_app": "decorators",
     "CallCrashed": "errors",
@@ -52,10 +53,10 @@ _PLACES = {
     "WorkersLost": "errors",
     "ContextExecutor": "executors",
     "session_app": "sessions",
-    "idle": "turns",
-    "last": "turns",
-    "load_variable_from_context": "context",
-    "load_variable_in_serverless": "context",
+    "idle": "on_worker",
+    "last": "on_worker",
+    "load_variable_from_context": "on_worker",
+    "load_variable_in_serverless": "on_worker",
 }
 
 __all__ = [

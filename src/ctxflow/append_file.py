@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ctxflow.errors import BusyError
-from ctxflow.forks import belongs_here, lead_nowhere
-from ctxflow.own_files import OTHERS_WRITE
+from ctxflow.process_identity import belongs_here, lead_nowhere
+from ctxflow.safe_files import OTHERS_WRITE
 
 
 @contextlib.contextmanager

@@ -11,39 +11,24 @@ import dataclasses
 import functools
 import inspect
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
-from ctxflow.alternatives import Alternative, check_alternatives
-from ctxflow.alternatives import names as names_of
-from ctxflow.app_calls import ContextCall, ItemCall, MapCall
-from ctxflow.app_options import Deadline, Options, check_context, constants_key
-from ctxflow.context import Context
-from ctxflow.digest import digest
+from ctxflow.app_calls import ContextCall, ItemCall, MapCall, Variants
+from ctxflow.app_options import Alternative, Deadline, Options, Result, check_alternatives, check_context
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.declarations import App, Declaration
-from ctxflow.executors.engine import Pickled
+from ctxflow.executors.declarations import Declaration
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
-from ctxflow.functions import check_function, header
-from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing
-from ctxflow.pickling import dumps
-from ctxflow.referents import Referents
-from ctxflow.scheduler import events as ev
-from ctxflow.wording import article, counted
+from ctxflow.option_values import UNCHANGED, Unchanged, check_function, given, refusing
+from ctxflow.recipe import Context
+from ctxflow.wording import counted, header
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar as DefaultTypeVar
+    from ctxflow.map_results import MapResult
 
-    from ctxflow.mapped import Mapped
-
-    Result = DefaultTypeVar("Result", default=Any)
-else:
-    Result = TypeVar("Result")
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-_SHOWN = 400  # Characters of a constant in a report.
 _Kind = TypeVar("_Kind", bound="_App")
 
 
@@ -185,11 +170,7 @@ class BatchApp(_App, Generic[Result]):
         self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         if not self.parameters and self.rest is None:
             self._refuse_parameters([p.name for p in positional])
-        # By what tells them apart; held by the run, until it forgets them, and by maps.
-        self._variants: weakref.WeakValueDictionary[Any, Declaration] = weakref.WeakValueDictionary()
-        self._referents: Referents | None = None  # Once it was declared.
-        self._code: _Code | None = None
-        self._common: tuple[str, list[str], float | None, str] = ("", [], None, "")  # Of its variants, and its digest.
+        self.variants = Variants()
 
     def _check_function(self, function: Any) -> None:
         super()._check_function(function)
@@ -234,7 +215,7 @@ class BatchApp(_App, Generic[Result]):
         window: int | None = ...,
         progress: bool | None = ...,
         **constants: Any,
-    ) -> Mapped[Result]: ...
+    ) -> MapResult[Result]: ...
     @overload
     def map(
         self,
@@ -247,7 +228,7 @@ class BatchApp(_App, Generic[Result]):
         window: int | None = ...,
         progress: bool | None = ...,
         **constants: Any,
-    ) -> Mapped[Any]: ...
+    ) -> MapResult[Any]: ...
 
     def map(
         self,
@@ -260,7 +241,7 @@ class BatchApp(_App, Generic[Result]):
         window: int | None = None,
         progress: bool | None = None,
         **constants: Any,
-    ) -> Mapped[Any]:
+    ) -> MapResult[Any]:
         """The results of many items, as they come, in bounded memory.
 
         Work begins at once; inputs are taken from the iterables only as slots free up.
@@ -290,14 +271,14 @@ class BatchApp(_App, Generic[Result]):
         [0, 2, 4, 6, 8]
         """
         from ctxflow.map_inputs import inputs_of, unknown_option
-        from ctxflow.mapped import Mapped
+        from ctxflow.map_results import MapResult
 
         if unknown := sorted(set(constants) - self.constants):
             raise unknown_option(self, unknown[0])
         through = inputs_of(self, inputs, columns, by_index=resume is not None and resume_by != "content")
         executor, kernel = active_executor(self.options.executor)
         app = self if kernel is None else self._retried(kernel.config.retries)
-        mapped = Mapped(app, through, constants, executor, resume, on_error, order, window, progress, resume_by)
+        mapped = MapResult(app, through, constants, executor, resume, on_error, order, window, progress, resume_by)
         if kernel is not None:
             # One Parsl task stands for the whole map: it ends when the stream does.
             specification = {KEY: MapCall(mapped.finished)}
@@ -357,100 +338,8 @@ class BatchApp(_App, Generic[Result]):
         return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
     def declare(self, run: Run, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
-        """Make this app with these constants known to a run, as its code and its contexts are now.
-
-        A name that means another object than at the last call is noticed.
+        """Declare this app with these constants to a run, as its code and its contexts are now.
 
         :param look_inside: notice what has changed inside of objects, too: takes a millisecond or more.
         """
-        recipes = [each for each in (self.context, *(other.context for other in self.options.alternatives)) if each]
-        if self._referents is None or self._referents.changed():
-            self._variants.clear()
-            self._code, self._referents = None, Referents(self.function)
-        if look_inside:
-            for recipe in recipes:
-                recipe.look_again()
-        key = (run.id, constants_key(constants), *(recipe.id for recipe in recipes))
-        known = self._variants.get(key)
-        if known is None or look_inside:
-            known = self._variants[key] = run.declare(self._declaration(run, constants, look_inside, known))
-        return known
-
-    def _pickled(self, run: Run, look_inside: bool) -> _Code:
-        """Its function, pickled without constants, as long as it is what it was."""
-        code = self._code
-        if code is not None and code.run == run.id and not look_inside:
-            return code
-        told = digest(self.function)
-        if code is None or (code.run, code.digest) != (run.id, told):
-            body = dumps(self.function, f"the app {self.__name__}")
-            code = self._code = _Code(run.id, told, run.pickled(body))
-        return code
-
-    def _declaration(
-        self, run: Run, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
-    ) -> Declaration:
-        """It with its own context, and then with each alternative.
-
-        :param known: what it was when it was declared last; given back if it is that still.
-        """
-        run.prepare_pickling()
-        code = self._pickled(run, look_inside)
-        options = self.options
-        contexts = [(self.context, options.error), *((each.context, each.error) for each in options.alternatives)]
-        declared = [run.declare_context(context, options.level) for context, _ in contexts]
-        names = [context.spec.id for context in declared]
-        if len(set(names)) < len(names):
-            raise ValueError(f"the context of {self.__name__} and its alternatives differ: name each recipe once")
-        deadline = self.deadline_on(run)
-        errors = [error for _, error in contexts]
-        if self._common[:-1] != (code.digest, names, deadline):
-            identity = (code.digest, names, errors, options.identity, self.priority, deadline)
-            self._common = code.digest, names, deadline, digest(identity)
-        name = f"{self.__name__}-{digest((self._common[-1], dict(constants)))[:12]}"
-        if known is not None and known.id == name:
-            return known
-        spec = ev.AppSpec(
-            name,
-            self.__name__,
-            context=names[0],
-            batch_size=options.batch_size,
-            priority=self.priority,
-            deadline=deadline,
-            retries=options.retries,
-            max_delay=options.max_delay,
-            max_error=options.max_error,
-            error=options.error,
-            constants=", ".join(f"{name}={_in_words(value)}" for name, value in constants.items()),
-        )
-        specs = [spec] + [
-            dataclasses.replace(spec, id=f"{spec.id}-{n}", context=names[n], error=errors[n], alternative_of=spec.id)
-            for n in range(1, len(names))
-        ]
-        given = run.pickled(dumps(constants, f"a constant of the app {self.__name__}")) if constants else None
-        labels = names_of(self.context, options.alternatives) if self.context is not None else [""]
-        apps = (
-            App(each, "batch", code.function, timeout=options.timeout, label=label, constants=given)
-            for each, label in zip(specs, labels, strict=True)
-        )
-        return Declaration(tuple(apps), tuple(declared))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Code:
-    """An app's function as it was pickled for a run."""
-
-    run: str
-    digest: str
-    function: Pickled
-
-
-def _in_words(constant: Any) -> str:
-    """A constant as a report shows it: what is large or not plain by its type alone.
-
-    >>> _in_words("Is it true?"), _in_words(range(3))
-    ("'Is it true?'", 'a range')
-    """
-    if isinstance(constant, str):
-        return repr(constant if len(constant) <= _SHOWN else f"{constant[: _SHOWN - 3]}...")
-    return repr(constant) if isinstance(constant, (int, float, type(None))) else article(type(constant).__name__)
+        return self.variants.declare(self, run, constants, look_inside)

@@ -1,230 +1,31 @@
-"""Context: the recipe of reusable state, its identity, and the `@context` decorator.
+"""`@context`: what makes a function a recipe of reusable state, and every option of it.
 
-What lives here: what a worker needs to know to build a context, and nothing that it does not (a worker imports
-this module). What does not: when and where a context is built (scheduler/), or how (host/), and pickling (pickling.py).
+A worker imports this module: it needs the standard library and cloudpickle alone. What the recipe is and how it is
+built stands in recipe.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, overload
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, overload
 
-from ctxflow.context_options import AFFINITIES, NO_OPTIONS, checked
-from ctxflow.functions import refuse_async
-from ctxflow.option_values import UNCHANGED, Unchanged, given, refusing, short
-from ctxflow.pickling import dumps
-from ctxflow.wording import article
-
-if TYPE_CHECKING:
-    from ctxflow.referents import Referents
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Context:
-    """A recipe of reusable state: a function, its inputs, and what it needs to run.
-
-    Nothing is built by making one. Two recipes with the same code, inputs, files and environment have the same
-    `id`, compare equal and share one library process on each worker.
-
-    :ivar name: what people see, the function's name.
-    :ivar function: builds the state; runs once per worker, in the library process.
-    :ivar files: parameter name -> path; staged to the worker, where the function gets the local path.
-    :ivar environment: environment variables of the library process.
-    :ivar gpus: GPUs that the state occupies.
-    :ivar memory: host memory in bytes, None if unknown until it is measured.
-    :ivar gpu_memory: memory in bytes on each GPU, None if unknown.
-    :ivar load_timeout: seconds that building may take, None for no limit.
-    :ivar affinity: how close together its GPUs have to be, one of `AFFINITIES`; None if that does not matter.
-    :ivar priority: that of its apps, where they do not say: higher goes first.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    gpus: int = 0
-    memory: int | None = None
-    gpu_memory: int | None = None
-    load_timeout: float | None = None
-    affinity: str | None = None
-    priority: int = 0
-
-    @property
-    def id(self) -> str:
-        """The digest of the code, inputs, files and environment: 32 hex digits.
-
-        It is computed anew where a name in the code means another object than before.
-
-        :raises TypeError: if a captured object has no content to compare, naming it.
-        :raises FileNotFoundError: if one of the files is not there.
-        """
-        known: tuple[str, Referents] | None = self.__dict__.get("_known")
-        if known is None or known[1].changed():
-            from ctxflow.digest import digest
-            from ctxflow.referents import Referents
-
-            known = digest(self), Referents(self.function, *(each.function for each in inner_recipes(self)))
-            self.__dict__["_known"] = known
-        return known[0]
-
-    def look_again(self) -> None:
-        """Have the `id` computed anew when it is wanted next: what the code refers to may have changed inside."""
-        self.__dict__.pop("_known", None)
-
-    def __ctxflow_digest__(self) -> object:
-        """What makes it the recipe that it is."""
-        from ctxflow.contents import digest_path
-
-        files = {name: digest_path(path) for name, path in self.files.items()}
-        return "context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but what is known of it in this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_known"}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Context) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def build(self, paths: Mapping[str, str] | None = None) -> Any:
-        """Build the state in this process and return what the function returns.
-
-        Recipes among the inputs, also in plain lists, tuples and dicts, are built first and take their places, so
-        contexts compose.
-
-        :param paths: parameter name -> local path of each of `files`; by default the files where they are.
-
-        >>> @context
-        ... def table(base):
-        ...     return {"value": base + 1}
-        >>> table(41).build()
-        {'value': 42}
-        """
-        given = self.files if paths is None else paths
-        own = {name: path for name, path in given.items() if _INNER not in name}
-        numbers = itertools.count()
-
-        def built(recipe: Context) -> Any:
-            prefix = f"{next(numbers)}{_INNER}"
-            theirs = {name[len(prefix) :]: path for name, path in given.items() if name.startswith(prefix)}
-            return recipe.build({**recipe.files, **theirs})
-
-        args = [_replaced(value, built) for value in self.args]
-        kwargs = {name: _replaced(value, built) for name, value in self.kwargs.items()}
-        return self.function(*args, **kwargs, **own)
-
-    def dumps(self) -> bytes:
-        """The recipe as bytes, which `loads` reads back on a worker.
-
-        :raises TypeError: if something in it cannot be pickled, saying which object is to blame.
-        """
-        return dumps((self.function, self.args, dict(self.kwargs)), f"context {self.name}")
-
-    def __repr__(self) -> str:
-        shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
-        return f"<context {self.name}({', '.join(shown)})>"
-
-
-# In the names of files: "1:weights" is the file `weights` of the second recipe among the inputs.
-_INNER = ":"
-
-
-def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
-    """The recipes in an input, in order.
-
-    :raises ValueError: for one where it could not be replaced by what it builds.
-    """
-    if isinstance(value, Context):
-        yield value
-    elif isinstance(value, (list, tuple, dict, set, frozenset)) and id(value) not in inside:
-        plain = type(value) in (list, tuple, dict)
-        parts = value.values() if type(value) is dict else value
-        if not plain or type(value) is dict:
-            _check_no_recipe(value)
-        for part in parts if plain else ():
-            if isinstance(part, (Context, list, tuple, dict, set, frozenset)):
-                yield from _recipes(part, (*inside, id(value)))
-
-
-def inner_recipes(recipe: Context) -> Iterator[Context]:
-    """The recipes among a recipe's inputs, those among theirs, and so on.
-
-    >>> @context
-    ... def part(inner=None):
-    ...     return inner
-    >>> [each.args for each in inner_recipes(part(part([part()])))]
-    [([<context part()>],), ()]
-    """
-    for value in (*recipe.args, *recipe.kwargs.values()):
-        for found in _recipes(value):
-            yield found
-            yield from inner_recipes(found)
-
-
-def _check_no_recipe(container: Iterable[Any]) -> None:
-    values = container.values() if isinstance(container, dict) and type(container) is not dict else ()
-    for part in (*container, *values):
-        if isinstance(part, Context):
-            kind = "the keys of a dict" if type(container) is dict else article(type(container).__name__)
-            raise ValueError(f"{part!r} is in {kind}: put recipes in plain lists, tuples, or the values of dicts")
-
-
-def _replaced(value: Any, built: Callable[[Context], Any]) -> Any:
-    """An input with its recipes replaced by what they build; one without any is left as it is."""
-    if isinstance(value, Context):
-        return built(value)
-    if next(_recipes(value), None) is None:
-        return value
-    if type(value) is dict:
-        return {key: _replaced(part, built) for key, part in value.items()}
-    return type(value)(_replaced(part, built) for part in value)
-
-
-def _composed(recipe: Context) -> Context:
-    """A recipe that needs, beside its own, what the recipes among its inputs need.
-
-    They live in one process. It takes the sum of their `memory` and `gpu_memory` (of those that are known), since
-    each recipe begins at the first of the GPUs that the process sees; hence it needs the largest of their numbers
-    of `gpus`, not the sum, and the strictest of their affinities. Environments and files are united.
-
-    :raises ValueError: if two want different values of one environment variable.
-    """
-    inner = [found for value in (*recipe.args, *recipe.kwargs.values()) for found in _recipes(value)]
-    if not inner:
-        return recipe
-    files, environment = dict(recipe.files), dict(recipe.environment)
-    for number, one in enumerate(inner):
-        files.update({f"{number}{_INNER}{name}": path for name, path in one.files.items()})
-        for name, value in one.environment.items():
-            if environment.setdefault(name, value) != value:
-                raise ValueError(
-                    f"{one!r} inside {recipe.name} wants {name}={value!r} in the environment, where another recipe "
-                    f"wants {environment[name]!r}: they share one process, so give both the same value"
-                )
-    every = [recipe, *inner]
-    return dataclasses.replace(
-        recipe,
-        files=files,
-        environment=environment,
-        gpus=max(one.gpus for one in every),
-        memory=_sum_of_known(one.memory for one in every),
-        gpu_memory=_sum_of_known(one.gpu_memory for one in every),
-        affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
-    )
-
-
-def _sum_of_known(sizes: Iterable[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known else None
+from ctxflow.option_values import (
+    UNCHANGED,
+    Unchanged,
+    choice,
+    given,
+    number,
+    refuse,
+    refuse_async,
+    refusing,
+    whole,
+)
+from ctxflow.recipe import AFFINITIES, Context, composed
+from ctxflow.wording import short
 
 
 def _bound(
@@ -280,6 +81,82 @@ def _by_place(
     return tuple(args), kwargs
 
 
+NO_OPTIONS: Mapping[str, Any] = {}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def parse_size(size: int | str | None) -> int | None:
+    """Bytes from a number or from text such as "10 GB" or "512MiB".
+
+    :raises ValueError: for text that is no size, or a negative one.
+
+    >>> parse_size("10 GB"), parse_size("2KiB"), parse_size(7), parse_size(None)
+    (10000000000, 2048, 7, None)
+    """
+    if size is None or (isinstance(size, int) and size >= 0):
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(size), re.IGNORECASE)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError(f"{size!r} is no size: write a number of bytes, or text such as '10 GB'")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a recipe keeps them.
+
+    :raises TypeError, ValueError: for one that cannot be what it is, saying what to write.
+    """
+    return {name: _OPTIONS[name](value) for name, value in options.items()}
+
+
+def _size(name: str) -> Callable[[Any], int | None]:
+    def check(value: Any) -> int | None:
+        if value is not None and not isinstance(value, str):
+            wanted = "a number of bytes, or text such as '10 GB'"
+            return whole(name, value, wanted, 0)
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    return check
+
+
+def _files(value: Any) -> dict[str, str]:
+    wanted = 'a dict of paths by parameter name, such as files={"weights": "model/"}'
+    if not isinstance(value, Mapping) or not all(isinstance(path, (str, os.PathLike)) for path in value.values()):
+        raise refuse("files", value, wanted, TypeError)
+    if not all(isinstance(name, str) for name in value):
+        raise refuse("files", value, wanted, TypeError)
+    return {name: os.path.abspath(os.path.expanduser(path)) for name, path in value.items()}
+
+
+def _environment(value: Any) -> dict[str, str]:
+    wanted = 'a dict of text by name, such as environment={"OMP_NUM_THREADS": "4"}'
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise refuse("environment", value, wanted, TypeError)
+    if not all(isinstance(each, (str, int, float, os.PathLike)) for each in value.values()):
+        raise refuse("environment", value, wanted, TypeError)
+    return {name: str(each) for name, each in value.items()}
+
+
+def _load_timeout(value: Any) -> Any:
+    wanted = "seconds that building may take, more than 0, or None for no limit"
+    return None if value is None else number("load_timeout", value, wanted, above=True)
+
+
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "files": _files,
+    "environment": _environment,
+    "gpus": lambda value: whole("gpus", value, "the number of GPUs that a context occupies, 0 or more", 0),
+    "memory": _size("memory"),
+    "gpu_memory": _size("gpu_memory"),
+    "load_timeout": _load_timeout,
+    "affinity": lambda value: None if value is None else choice("affinity", value, AFFINITIES),
+    "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
+}
+
+
 class ContextFunction:
     """What `@context` makes of a function: call it for a recipe, `options` for a variant of it."""
 
@@ -299,7 +176,7 @@ class ContextFunction:
             different values of one environment variable.
         """
         args, kwargs = _bound(self.function, args, kwargs, self._options.get("files", ()))
-        return _composed(Context(self.function.__name__, self.function, args, kwargs, **self._options))
+        return composed(Context(self.function.__name__, self.function, args, kwargs, **self._options))
 
     @refusing("@context")
     def options(
@@ -402,30 +279,3 @@ def _made(function: Any, options: Mapping[str, Any]) -> ContextFunction:
         raise TypeError(f"@context is put above a function that builds something, not on {short(function)}")
     refuse_async(function)
     return ContextFunction(function, options)
-
-
-_loaded: Any = None
-
-
-def _set_loaded(value: Any) -> None:
-    """Remember what this library process built; host/library.py calls it."""
-    global _loaded  # noqa: PLW0603 - one library process holds one built context: it is the process's state
-    _loaded = value
-
-
-def load_variable_from_context(name: str) -> Any:
-    """A variable that the context function returned in its dict, read inside a call (the paper's Figure 3).
-
-    :raises LookupError: outside a call with a context, or if the context has no such variable.
-    """
-    if not isinstance(_loaded, Mapping):
-        raise LookupError(
-            f"there is no variable {name!r} here: call this inside an app whose context function returns a dict"
-        )
-    if name not in _loaded:
-        raise LookupError(f"the context has no variable {name!r}: it holds {', '.join(map(repr, _loaded)) or 'none'}")
-    return _loaded[name]
-
-
-load_variable_in_serverless = load_variable_from_context
-"""The same, under the name that Parsl's proposal #3724 gives it."""

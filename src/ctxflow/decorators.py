@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
-from ctxflow.alternatives import Alternative
-from ctxflow.app_options import Deadline, Options, check_context
-from ctxflow.apps import BatchApp, ContextApp, Result
-from ctxflow.context import Context, ContextFunction
+from ctxflow.app_options import Alternative, Deadline, Options, Result, check_context
+from ctxflow.apps import BatchApp, ContextApp
+from ctxflow.context import ContextFunction
 from ctxflow.option_values import refusing
+from ctxflow.recipe import Context
 
 
 def _decorated(kind: type[BatchApp] | type[ContextApp], context: Any, chosen: Options) -> Any:

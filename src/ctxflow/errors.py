@@ -103,10 +103,10 @@ def add_note(error: BaseException, text: str) -> None:
         cause = error.__cause__
         error.__cause__ = RemoteTraceback(f"{cause.text.rstrip()}\n{text}", cause.worker, cause.host)
     elif error.__cause__ is None:
-        error.__cause__ = Note(text)
-    elif isinstance(error.__cause__, Note):
-        error.__cause__ = Note(f"{error.__cause__}\n{text}")
+        error.__cause__ = ErrorNote(text)
+    elif isinstance(error.__cause__, ErrorNote):
+        error.__cause__ = ErrorNote(f"{error.__cause__}\n{text}")
 
 
-class Note(Exception):
+class ErrorNote(Exception):
     """The cause of an exception that says more about it, for Pythons without notes."""

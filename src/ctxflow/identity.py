@@ -17,14 +17,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ctxflow.app_calls import ItemApp
 from ctxflow.contents import Tell, digest_files
-from ctxflow.context import Context, inner_recipes
 from ctxflow.digest import digest, is_library_module
-
-if TYPE_CHECKING:
-    from ctxflow.apps import BatchApp
+from ctxflow.recipe import Context, inner_recipes
 
 _LOG = logging.getLogger("ctxflow")
 _NAMED = 3  # Files that a person is told of by name.
@@ -66,7 +64,7 @@ class Identity:
         return dataclasses.replace(self, contents=known)
 
 
-def identity_of(app: BatchApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
+def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
     """What an app's results depend on beside the items.
 
     :param tell: told how far large models are read; see `ctxflow.contents`.

@@ -1,8 +1,4 @@
-"""The work of a map: it feeds a run from iterables or a table and gives results, in bounded memory.
-
-What does not live here: what people hold of a map (mapped.py), what the items are (map_inputs.py), and the file that
-keeps results (resume.py).
-"""
+"""The work of a map: it feeds a run from its inputs and gives results, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.errors import CtxflowError, RunEnded, add_note
 from ctxflow.executors.awaiting import arrival
 from ctxflow.executors.futures import Failed, Stream
-from ctxflow.forks import foreign_text
-from ctxflow.map_futures import Aside, may_hold_futures
-from ctxflow.map_pulling import Ahead, Here, Inputs
-from ctxflow.map_spans import Spans
-from ctxflow.option_values import short
+from ctxflow.map_inputs import Ahead, Here, Inputs
+from ctxflow.map_items import Aside, Spans, may_hold_futures
+from ctxflow.process_identity import foreign_text
 from ctxflow.resume import ResultsFile
-from ctxflow.wording import counted
+from ctxflow.wording import counted, short
 
 if TYPE_CHECKING:
     from ctxflow.executors.declarations import Declaration
@@ -47,7 +41,7 @@ def _shown(item: tuple[Any, ...]) -> str:
 
 
 class MapWork:
-    """The work of a map. Nothing in it refers to the `Mapped` that people hold, so that dropping that ends it."""
+    """The work of a map. Nothing in it refers to the `MapResult` that people hold, so that dropping that ends it."""
 
     def __init__(
         self,

@@ -1,36 +1,22 @@
-"""What options may be: each is checked where it is written, and named if it cannot be what it is. Pure.
+"""Checks of options and functions where they are written, which name what cannot be what it is. Pure.
 
-A wrong type is a `TypeError`, a value out of bounds a `ValueError`; both say what to write. What does not live here:
-which options there are (app_options.py, context.py, sessions.py, executors/).
+A wrong type is a `TypeError`, a value out of bounds a `ValueError`; both say what to write.
 """
 
 from __future__ import annotations
 
-import difflib
 import enum
 import functools
 import inspect
 import math
 import numbers
 import operator
-import reprlib
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
+from ctxflow.wording import article, closest, header, name_of, short
+
 _Called = TypeVar("_Called", bound=Callable[..., Any])
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
-
-
-def short(value: Any) -> str:
-    """A value for a message: its beginning and its end, if it is long.
-
-    >>> short("x" * 1000) == repr("x" * 1000)[:28] + "..." + "x" * 28 + "'"
-    True
-    >>> short([1, 2])
-    '[1, 2]'
-    """
-    return _SHORT.repr(value)
 
 
 def refuse(name: str, value: Any, wanted: str, error: type[Exception]) -> Exception:
@@ -123,15 +109,6 @@ def choice(name: str, value: Any, among: Collection[str]) -> str:
     return value
 
 
-def closest(name: str, known: Collection[str]) -> str:
-    """What somebody may have meant, "" if it is like nothing that is known.
-
-    >>> closest("priorty", ["priority", "timeout"]), closest("colour", ["priority", "timeout"])
-    ('priority', '')
-    """
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.8)), "")
-
-
 def refusing(what: str) -> Callable[[_Called], _Called]:
     """Make a function that takes options by name refuse others in a sentence that says which there are.
 
@@ -179,3 +156,37 @@ UNCHANGED = Unchanged.UNCHANGED
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given: those that are not `UNCHANGED`."""
     return {name: value for name, value in options.items() if value is not UNCHANGED}
+
+
+def check_function(what: str, function: Any) -> None:
+    """See that something can be called, and gives what it gives when it is.
+
+    :param what: what is to be made of it, such as "an app".
+    :raises TypeError: if it cannot be called, or is async.
+
+    >>> check_function("an app", None)
+    Traceback (most recent call last):
+    TypeError: an app is made of a function, not of None
+    """
+    if not callable(function):
+        kind = "None" if function is None else article(type(function).__name__)
+        raise TypeError(f"{what} is made of a function, not of {kind}")
+    refuse_async(function)
+
+
+def refuse_async(function: Any) -> None:
+    """See that a call of a function gives its result, not a coroutine.
+
+    :raises TypeError: if it is async.
+
+    >>> async def fetch(urls): ...
+    >>> refuse_async(fetch)
+    Traceback (most recent call last):
+    TypeError: fetch is async, which workers do not await: write def fetch(...), with asyncio.run(...) in it
+    """
+    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - of an object that is called
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            name = name_of(function)
+            raise TypeError(
+                f"{name} is async, which workers do not await: write {header(name)}, with asyncio.run(...) in it"
+            )

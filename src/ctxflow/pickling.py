@@ -1,14 +1,15 @@
-"""Pickling for another process, and who is to blame where that cannot be done.
+"""Pickling for another process, and which part of a value is to blame where that cannot be done.
 
-What does not live here: what is pickled, and reading it back, which is plain `pickle.loads`.
+Functions that Parsl has wrapped are unwrapped first, so that workers need not import Parsl, which takes half a second.
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -101,3 +102,28 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if hasattr(value, "__dict__"):
         return [(f".{name}", item) for name, item in vars(value).items()] + [(" class", type(value))]
     return []
+
+
+class ReturnsErrors:
+    """A function that gives what it raises, wrapped as Parsl wants it: `parsl.app.errors.wrap_error`.
+
+    Parsl is imported by a call that raises, as it would be by any.
+    """
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        try:
+            return self.func(*args, **kwargs)
+        except Exception:
+            from parsl.app.errors import RemoteExceptionWrapper
+
+            return RemoteExceptionWrapper(*sys.exc_info())
+
+
+def without_parsl(function: Any) -> Any:
+    """The same function; where Parsl has wrapped it for its errors, wrapped by us."""
+    wrapped = getattr(function, "__globals__", {}).get("__name__") == "parsl.app.errors"
+    return ReturnsErrors(function.__wrapped__) if wrapped and hasattr(function, "__wrapped__") else function

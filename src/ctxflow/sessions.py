@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 from ctxflow.app_options import check_context
-from ctxflow.context import Context, ContextFunction
+from ctxflow.context import ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.bare import active_executor
@@ -26,12 +26,12 @@ from ctxflow.executors.declarations import App, Declaration
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
-from ctxflow.functions import check_function
-from ctxflow.option_values import number, refusing, text, whole
+from ctxflow.on_worker import idle, last
+from ctxflow.option_values import check_function, number, refusing, text, whole
 from ctxflow.pickling import dumps
+from ctxflow.recipe import Context
 from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
-from ctxflow.turns import idle, last
 
 _numbers = itertools.count(1)
 

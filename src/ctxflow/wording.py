@@ -1,9 +1,14 @@
-"""How messages count and name things. Pure.
-
-What does not live here: figures and tables (observe/words.py), durations and rates (batch/words.py).
-"""
+"""How messages count things, and name values, functions and what was probably meant. Pure."""
 
 from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Collection
+from typing import Any
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
@@ -25,3 +30,37 @@ def article(noun: str) -> str:
     """
     spelled = noun[:2].isupper()  # An acronym, which is read letter by letter.
     return f"{'an' if noun[:1] in ('AEFHILMNORSX' if spelled else 'aeiouAEIO') else 'a'} {noun}"
+
+
+def header(name: str, parameters: str = "...") -> str:
+    """Return how the definition of a function begins.
+
+    >>> header("upper", "texts"), header("<lambda>")
+    ('def upper(texts)', 'def f(...)')
+    """
+    return f"def {name if name.isidentifier() else 'f'}({parameters})"
+
+
+def name_of(function: Any) -> str:
+    """Return what its user calls a function."""
+    return str(getattr(getattr(function, "func", function), "__name__", type(function).__name__))
+
+
+def short(value: Any) -> str:
+    """A value for a message: its beginning and its end, if it is long.
+
+    >>> short("x" * 1000) == repr("x" * 1000)[:28] + "..." + "x" * 28 + "'"
+    True
+    >>> short([1, 2])
+    '[1, 2]'
+    """
+    return _SHORT.repr(value)
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """What somebody may have meant, "" if it is like nothing that is known.
+
+    >>> closest("priorty", ["priority", "timeout"]), closest("colour", ["priority", "timeout"])
+    ('priority', '')
+    """
+    return next(iter(difflib.get_close_matches(name, known, 1, 0.8)), "")

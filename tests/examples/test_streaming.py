@@ -15,7 +15,7 @@ import streaming
 from happenings import Happenings, Speech
 from typer.testing import CliRunner
 
-from ctxflow.turns import Turn
+from ctxflow.on_worker import Turn
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from ctxflow.cli.app import app
 from ctxflow.executors.drain_requests import NAME, DrainRequests, ask, drained
 from ctxflow.executors.tier_bounds import TierBounds
 from ctxflow.executors.worker_table import read_workers
-from ctxflow.own_files import NotOwnError
 from ctxflow.policies.registry import make
+from ctxflow.safe_files import NotOwnError
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ctxflow.factory.connection import Connection, Run, is_over, live_runs
-from ctxflow.liveness import birth_of
+from ctxflow.process_identity import birth_of
 
 
 @pytest.fixture(autouse=True)

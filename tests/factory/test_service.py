@@ -27,7 +27,7 @@ from ctxflow.factory.connection import Connection, Run, live_runs, write_private
 from ctxflow.factory.exchange import FactoryClient, RunFiles, news_file, wanted_file
 from ctxflow.factory.served_run import ServedRun
 from ctxflow.factory.service import check_site, only_factory
-from ctxflow.liveness import birth_of
+from ctxflow.process_identity import birth_of
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 

@@ -13,10 +13,10 @@ import time
 import cloudpickle
 import pytest
 
-from ctxflow.context import Context
 from ctxflow.host.host import Host
 from ctxflow.host.process import LibraryProcess
 from ctxflow.host.wire import Channel, frame
+from ctxflow.recipe import Context
 
 
 class Driven:

@@ -148,7 +148,7 @@ def test_it_is_asked_for_once(worker):
 
 
 def test_nothing_is_asked_for_models_and_what_else_workers_have(worker):
-    names = ["ctxflow.models.answering", "ctxflow.models.contexts", "ctxflow.parsl_apps", "ctxflow.turns"]
+    names = ["ctxflow.models.answering", "ctxflow.models.contexts", "ctxflow.pickling", "ctxflow.on_worker"]
 
     def look():
         import importlib

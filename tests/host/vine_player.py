@@ -11,10 +11,10 @@ import time
 
 import cloudpickle
 
-from ctxflow.context import Context
 from ctxflow.host.process import python_path
 from ctxflow.host.seal import SIZE, key_of, open_answer, seal_call
 from ctxflow.host.wire import frame, unframe
+from ctxflow.recipe import Context
 
 LIBRARY = [sys.executable, "-m", "ctxflow.host.vine_library"]
 

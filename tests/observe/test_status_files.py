@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ctxflow.liveness import birth_of
 from ctxflow.observe.status_file import VERSION, StatusReader, condition, load_status, owner, write_status
+from ctxflow.process_identity import birth_of
 
 
 def running(**changes):

@@ -34,7 +34,7 @@ from ctxflow.batch.templates import template_text
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory import condor_driver
 from ctxflow.factory.condor_description import BATCH_VARIABLE
-from ctxflow.own_files import make_own_folder, own_folder, read_own, write_private
+from ctxflow.safe_files import make_own_folder, own_folder, read_own, write_private
 from ctxflow.sites import Site, load_site
 
 # What belongs to the terminal, to another job of HTCondor's, or, like the directory that is removed when its user has

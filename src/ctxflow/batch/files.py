@@ -15,7 +15,7 @@ from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.status_file import status_path
 from ctxflow.errors import UsageError
 from ctxflow.rows.source import Source
-from ctxflow.whole_files import part_of
+from ctxflow.safe_files import part_of
 
 
 @dataclasses.dataclass(frozen=True)

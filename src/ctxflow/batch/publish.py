@@ -18,7 +18,7 @@ from ctxflow.append_file import naming
 from ctxflow.batch.records import whole_text
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
-from ctxflow.whole_files import written_whole
+from ctxflow.safe_files import written_whole
 
 PUBLISHED = ("parquet", "csv")
 """The forms that are made at the end."""

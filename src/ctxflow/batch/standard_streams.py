@@ -21,7 +21,7 @@ from ctxflow.append_file import AppendFile
 from ctxflow.batch.files import Files, files_of, keeps
 from ctxflow.batch.job import Job
 from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.whole_files import sync_folder, written_whole
+from ctxflow.safe_files import sync_folder, written_whole
 
 STANDARD = Path("-")
 """What stands for the standard input or output."""

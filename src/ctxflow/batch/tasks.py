@@ -14,10 +14,11 @@ from typing import Any
 
 from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.batch.job import Job
-from ctxflow.context import Context, ContextFunction
+from ctxflow.context import ContextFunction
 from ctxflow.decorators import batch_app
 from ctxflow.models import encoder, generator, vllm_generator
 from ctxflow.models.answering import classify, embed, generate, label_chooser
+from ctxflow.recipe import Context
 from ctxflow.rows.columns import closest
 from ctxflow.sessions import SessionApp
 from ctxflow.wording import article

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
-from ctxflow.alternatives import read_errors
+from ctxflow.app_options import read_errors
 from ctxflow.models.shape import BYTES
 from ctxflow.sites.explain import advice
 from ctxflow.sites.loader import located, read_toml

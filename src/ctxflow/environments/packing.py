@@ -29,8 +29,8 @@ from ctxflow.environments.collecting import Collection, Entry, inspect, is_conda
 from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
+from ctxflow.safe_files import sync_folder
 from ctxflow.version import __version__
-from ctxflow.whole_files import sync_folder
 
 Report = Callable[[str, int, int], None]
 _BLOCK = 4 << 20

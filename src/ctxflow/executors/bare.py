@@ -25,8 +25,8 @@ from ctxflow.executors.pool import Pool
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
 from ctxflow.executors.submission import Calls
-from ctxflow.forks import belongs_here, foreign_text
 from ctxflow.policies.registry import FAMILIES
+from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.region import region_specs

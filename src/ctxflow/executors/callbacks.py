@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
-from ctxflow.forks import belongs_here
+from ctxflow.process_identity import belongs_here
 
 logger = logging.getLogger("ctxflow")
 _PATIENCE = 0.05  # How long a callback may take before another thread goes on with the loop.

@@ -12,9 +12,9 @@ import itertools
 import weakref
 from collections.abc import Collection, Iterable
 
-from ctxflow.context import Context
 from ctxflow.executors.call_files import CallFiles
 from ctxflow.executors.engine import ContextPayload, Pickled
+from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused
 from ctxflow.wording import counted

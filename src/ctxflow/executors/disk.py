@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ctxflow.forks import belongs_here
+from ctxflow.process_identity import belongs_here
 
 logger = logging.getLogger("ctxflow")
 _END_SECONDS = 30.0

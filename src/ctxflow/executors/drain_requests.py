@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ctxflow.own_files import NotOwnError, read_own, tell_once, write_private
+from ctxflow.safe_files import NotOwnError, read_own, tell_once, write_private
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.run_state import RunState
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.executors.disk import DiskThread
-from ctxflow.forks import belongs_here, lead_nowhere
+from ctxflow.process_identity import belongs_here, lead_nowhere
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.log import line

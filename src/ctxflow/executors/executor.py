@@ -23,7 +23,6 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
-from ctxflow.context import Context
 from ctxflow.executors.arguments import items_of
 from ctxflow.executors.bare import BareExecutor, parsl_kernel
 from ctxflow.executors.call_files import current_directory
@@ -32,9 +31,11 @@ from ctxflow.executors.files import SharedDiskStaging, WorkerStaging
 from ctxflow.executors.parsl_wait import ParslWait
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import Memoized
-from ctxflow.option_values import closest, refuse
+from ctxflow.option_values import refuse
+from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits
 from ctxflow.sites import Site
+from ctxflow.wording import closest
 
 
 class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type: ignore[misc]

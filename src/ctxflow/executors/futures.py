@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ctxflow import errors
 from ctxflow.executors.callbacks import Callback, Callbacks
-from ctxflow.forks import Process, foreign_text
+from ctxflow.process_identity import Process, foreign_text
 from ctxflow.scheduler.events import Failure
 
 _KINDS: dict[str, type[errors.CallError]] = {

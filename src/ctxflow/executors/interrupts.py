@@ -13,7 +13,7 @@ from collections.abc import Callable
 from signal import SIGINT
 from typing import Any, ParamSpec, TypeVar
 
-from ctxflow.forks import Process
+from ctxflow.process_identity import Process
 
 P = ParamSpec("P")
 R = TypeVar("R")

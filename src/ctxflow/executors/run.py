@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.context import Context
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
 from ctxflow.executors.call_files import CallFiles, inputs_of, placed
@@ -61,9 +60,10 @@ from ctxflow.executors.user_modules import carry_user_modules
 from ctxflow.executors.waiting import Telling, Waiting
 from ctxflow.executors.worker_table import NOTED, WorkerTable
 from ctxflow.factory.spending import reached
-from ctxflow.forks import belongs_here, foreign_text
 from ctxflow.host.descriptors import advice, none_left
 from ctxflow.pickling import dumps
+from ctxflow.process_identity import belongs_here, foreign_text
+from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -19,10 +19,10 @@ from typing import Protocol
 
 from ctxflow.executors.engine import CallPayload, Pickled
 from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.state import Session
-from ctxflow.whole_files import written_whole
 
 logger = logging.getLogger("ctxflow")
 

@@ -18,17 +18,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from ctxflow.context import Context
 from ctxflow.executors.call_files import absolute_redirects, call_files
 from ctxflow.executors.declarations import App, ApplyCall, Declaration
 from ctxflow.executors.engine import Pickled
 from ctxflow.executors.run import Run
-from ctxflow.functions import name_of, refuse_async
-from ctxflow.option_values import choice, closest, number, refuse, whole
-from ctxflow.parsl_apps import without_parsl
-from ctxflow.pickling import dumps
+from ctxflow.option_values import choice, number, refuse, refuse_async, whole
+from ctxflow.pickling import dumps, without_parsl
+from ctxflow.recipe import Context
 from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
+from ctxflow.wording import closest, name_of
 
 logger = logging.getLogger("ctxflow")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.executors.engine import Engine, KnowsJobs
+from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.leaving import goes
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.state import Worker
-from ctxflow.whole_files import written_whole
 
 NAME = "workers.json"
 NOTED = frozenset((ev.BatchFailed, ev.ContextFailed, ev.WorkerLost))

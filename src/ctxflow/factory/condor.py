@@ -32,7 +32,7 @@ from ctxflow.factory.condor_events import change_of
 from ctxflow.factory.condor_limits import none_left, room_left
 from ctxflow.factory.condor_process import CondorError, CondorProcess, NotFound, condor_process
 from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
-from ctxflow.own_files import write_private
+from ctxflow.safe_files import write_private
 from ctxflow.topology import Topology
 from ctxflow.wording import counted
 

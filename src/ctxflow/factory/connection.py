@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from socket import gethostname
 
 from ctxflow.factory.worker_job import Lead
-from ctxflow.liveness import lives
-from ctxflow.own_files import NotOwnError, make_own_folder, own_folder, read_own, tell_once, write_private
+from ctxflow.process_identity import lives
+from ctxflow.safe_files import NotOwnError, make_own_folder, own_folder, read_own, tell_once, write_private
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,8 @@ from ctxflow.errors import CtxflowError
 from ctxflow.factory.connection import runs_directory
 from ctxflow.factory.provider import JobChange, Provider
 from ctxflow.factory.spending import SpendingMeter, Spent, total
-from ctxflow.liveness import birth_of, lives
-from ctxflow.own_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.process_identity import birth_of, lives
+from ctxflow.safe_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
 from ctxflow.sites.tier import Tier
 
 logger = logging.getLogger("ctxflow")

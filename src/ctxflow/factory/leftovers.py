@@ -19,7 +19,7 @@ from ctxflow.factory.connection import all_directories, live_runs
 from ctxflow.factory.provider import FoundJob, ProviderError
 from ctxflow.factory.providers import provider_of, queue_of
 from ctxflow.host.scratch import abandoned, remove_abandoned
-from ctxflow.own_files import own_folder, read_own
+from ctxflow.safe_files import own_folder, read_own
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 

@@ -30,7 +30,7 @@ from ctxflow.factory.parsl_exclusion import EXCLUDES, kept_from
 from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
 from ctxflow.factory.parsl_story import Story, Word
 from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
-from ctxflow.whole_files import written_whole
+from ctxflow.safe_files import written_whole
 from ctxflow.wording import counted
 
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5

@@ -26,7 +26,7 @@ from ctxflow.factory.provider import JobChange, Provider, ProviderError
 from ctxflow.factory.providers import provider_of
 from ctxflow.factory.worker_job import job_of, python_of
 from ctxflow.host import probe
-from ctxflow.own_files import write_private
+from ctxflow.safe_files import write_private
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 

@@ -18,7 +18,7 @@ from ctxflow.factory.providers import provider_of
 from ctxflow.factory.service import maximum_of
 from ctxflow.factory.shares import shares
 from ctxflow.factory.worker_job import Lead, python_of, worker_job
-from ctxflow.own_files import write_private
+from ctxflow.safe_files import write_private
 from ctxflow.sites import Site
 from ctxflow.sites.secret_names import is_secret
 from ctxflow.sites.tier import Tier

@@ -25,7 +25,7 @@ from ctxflow.factory.served_run import Say, ServedRun
 from ctxflow.factory.shares import bounds, grants, shares, to_give
 from ctxflow.factory.spending import Spent, limits_of, standing, total
 from ctxflow.factory.spending_limits import FactoryLimits
-from ctxflow.own_files import make_own_folder, open_own
+from ctxflow.safe_files import make_own_folder, open_own
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 from ctxflow.wording import counted

@@ -14,7 +14,7 @@ import urllib.parse
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.spending import Spent, total
-from ctxflow.own_files import make_own_folder, read_own, write_private
+from ctxflow.safe_files import make_own_folder, read_own, write_private
 
 
 def spending_file(site: str, host: str | None = None) -> str:

@@ -27,9 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from ctxflow.context import Context, _set_loaded
 from ctxflow.errors import BatchContractError
-from ctxflow.functions import name_of
 from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
 from ctxflow.host.interrupting import SIGNAL, CallInterrupted, Interrupts
@@ -41,6 +39,9 @@ from ctxflow.host.processes import die_with_parent, resident_bytes
 from ctxflow.host.sessions import Entry, States
 from ctxflow.host.wire import BlockingChannel, Head, connect
 from ctxflow.host.yielding import EVERY_SECONDS, Yielding, dump_results
+from ctxflow.on_worker import set_loaded
+from ctxflow.recipe import Context
+from ctxflow.wording import name_of
 
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.
 _MOST_NAMES = 20  # Of files that a call left.
@@ -177,7 +178,7 @@ class _Library:
                     function, args, kwargs = pickle.loads(body)
                     recipe = Context(head["name"], function, args, kwargs, files=head["files"])
                     self._value = recipe.build()
-                _set_loaded(self._value)
+                set_loaded(self._value)
         except BaseException as error:
             self._end_fork()
             kind = "memory" if _is_out_of_memory(error) else "exception"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from ctxflow.errors import BatchContractError
-from ctxflow.functions import name_of
+from ctxflow.wording import name_of
 
 _LONGEST = 60  # Characters that are shown of what came in place of results.
 

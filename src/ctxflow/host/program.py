@@ -43,20 +43,20 @@ _COMPILED = (
     "ctxflow/environments/__init__.py",
     "ctxflow/environments/opening.py",
     "ctxflow/errors.py",
-    "ctxflow/functions.py",
     "ctxflow/host/",
     "ctxflow/installing.py",
+    "ctxflow/on_worker.py",
     "ctxflow/option_values.py",
     "ctxflow/pickling.py",
+    "ctxflow/recipe.py",
     "ctxflow/topology/",
-    "ctxflow/turns.py",
     "ctxflow/version.py",
     "ctxflow/wording.py",
 )
 
 
 # And what users' functions import there.
-_NEEDED = (*_COMPILED, "ctxflow/models/", "ctxflow/parsl_apps.py")
+_NEEDED = (*_COMPILED, "ctxflow/models/", "ctxflow/pickling.py")
 _DIGEST_BYTES = 16  # As contents.py has it.
 
 

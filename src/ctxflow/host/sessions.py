@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ctxflow.host.wire import Head
+from ctxflow.on_worker import Turn
 from ctxflow.pickling import dumps
-from ctxflow.turns import Turn
 
 
 class Entry(NamedTuple):

@@ -21,8 +21,8 @@ from ctxflow.observe.report import EVENTS, Report
 from ctxflow.observe.text import counts_text, overview, tables
 from ctxflow.observe.tree_page import tree_sections
 from ctxflow.observe.words import even, figure, seconds
+from ctxflow.safe_files import written_whole
 from ctxflow.version import __version__
-from ctxflow.whole_files import written_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -21,7 +21,7 @@ from ctxflow.observe.tier_plots import lifetimes, workers_and_items
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.observe.tree import FileTree, file_name, megabytes
 from ctxflow.observe.words import seconds, shortened
-from ctxflow.whole_files import written_whole
+from ctxflow.safe_files import written_whole
 from ctxflow.wording import counted
 
 _LABELLED = 48  # More rows than this are labelled by host only.

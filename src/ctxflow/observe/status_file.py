@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.liveness import birth_of, lives
-from ctxflow.whole_files import written_whole
+from ctxflow.process_identity import birth_of, lives
+from ctxflow.safe_files import written_whole
 
 VERSION = 1
 SILENT_SECONDS = 30.0

@@ -15,7 +15,7 @@ from ctxflow.observe.accounts import PARTS, Accounts, Group
 from ctxflow.observe.history import History
 from ctxflow.observe.words import even, table
 from ctxflow.observe.words import seconds as duration
-from ctxflow.whole_files import written_whole
+from ctxflow.safe_files import written_whole
 
 SUMMARY = "summary.json"
 PART_NAMES = {

@@ -218,7 +218,7 @@ class PlaceRequest:
     """A context that needs more GPUs than a worker has, or GPUs that are close together, and has no worker.
 
     :ivar app: the most urgent app that waits for it.
-    :ivar affinity: one of `ctxflow.context.AFFINITIES`, or None.
+    :ivar affinity: one of `ctxflow.recipe.AFFINITIES`, or None.
     """
 
     app: str

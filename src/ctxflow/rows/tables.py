@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.option_values import short
 from ctxflow.rows.columns import IN_MAP
 from ctxflow.rows.readers import Reading, open_source
 from ctxflow.rows.source import CHUNK_ROWS, Row, Table, left_out
-from ctxflow.wording import article
+from ctxflow.wording import article, short
 
 
 def open_table(given: Any) -> Table | None:

@@ -35,7 +35,7 @@ class ContextSpec:
 
     :ivar files: whether it has files that must be staged.
     :ivar level: how much of it a worker keeps from one call to the next, one of `LEVELS`.
-    :ivar affinity: how close together its GPUs have to be, one of `ctxflow.context.AFFINITIES`, or None.
+    :ivar affinity: how close together its GPUs have to be, one of `ctxflow.recipe.AFFINITIES`, or None.
     """
 
     id: str

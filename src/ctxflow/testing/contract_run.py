@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ctxflow.context import Context
 from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, Payloads, Pickled
 from ctxflow.pickling import dumps
+from ctxflow.recipe import Context
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

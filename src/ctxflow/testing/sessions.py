@@ -14,11 +14,11 @@ from typing import Any
 
 from ctxflow.executors.engine import CallPayload
 from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.on_worker import idle, last
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing.contract import Contract
 from ctxflow.testing.contract_run import ContractRun
-from ctxflow.turns import idle, last
 
 
 class SessionRun(ContractRun):

@@ -24,7 +24,7 @@ from typing import Any
 from ctxflow.executors.call_files import CallFiles, Output
 from ctxflow.executors.taskvine.calls import Reports
 from ctxflow.host.wire import Head
-from ctxflow.whole_files import written_whole
+from ctxflow.safe_files import written_whole
 
 logger = logging.getLogger("ctxflow")
 _KEPT = 100  # Inputs that workers keep for calls to come.

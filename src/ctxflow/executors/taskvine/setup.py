@@ -31,8 +31,8 @@ from ctxflow.host.program import build_program
 from ctxflow.host.scratch import Guard, Scratch, sweep
 from ctxflow.host.seal import key_of
 from ctxflow.host.wire import Head
-from ctxflow.liveness import birth_of
-from ctxflow.own_files import make_own_folder, write_private
+from ctxflow.process_identity import birth_of
+from ctxflow.safe_files import make_own_folder, write_private
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
 

@@ -1,0 +1,65 @@
+"""What a user's function calls where it runs, on a worker: variables of its context, and the ends of a session's turns.
+
+Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+_loaded: Any = None
+
+
+def set_loaded(value: Any) -> None:
+    """Remember what this library process built; host/library.py calls it."""
+    global _loaded  # noqa: PLW0603 - one library process holds one built context: it is the process's state
+    _loaded = value
+
+
+def load_variable_from_context(name: str) -> Any:
+    """A variable that the context function returned in its dict, read inside a call (the paper's Figure 3).
+
+    :raises LookupError: outside a call with a context, or if the context has no such variable.
+    """
+    if not isinstance(_loaded, Mapping):
+        raise LookupError(
+            f"there is no variable {name!r} here: call this inside an app whose context function returns a dict"
+        )
+    if name not in _loaded:
+        raise LookupError(f"the context has no variable {name!r}: it holds {', '.join(map(repr, _loaded)) or 'none'}")
+    return _loaded[name]
+
+
+load_variable_in_serverless = load_variable_from_context
+"""The same, under the name that Parsl's proposal #3724 gives it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """A chunk with which a turn ends.
+
+    :ivar over: whether the session ends with it.
+    """
+
+    chunk: Any
+    over: bool = False
+
+
+def idle(chunk: Any) -> Turn:
+    """The chunk after which a session makes none before it gets a prompt.
+
+    >>> idle("that is all").over
+    False
+    """
+    return Turn(chunk)
+
+
+def last(chunk: Any) -> Turn:
+    """The chunk with which a session ends.
+
+    >>> last("good bye").over
+    True
+    """
+    return Turn(chunk, over=True)

@@ -1,0 +1,226 @@
+"""The recipe of reusable state: its identity, what recipes among its inputs add to it, and building it.
+
+A worker imports this module: it needs the standard library and cloudpickle alone. When and where a context is built
+is decided in scheduler/, and how it is done on a worker stands in host/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ctxflow.pickling import dumps
+from ctxflow.wording import article
+
+if TYPE_CHECKING:
+    from ctxflow.referents import Referents
+
+AFFINITIES = ("guaranteed", "best-effort")
+"""How close together a context's GPUs have to be: as close as a machine allows, or the closer the better."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """A recipe of reusable state: a function, its inputs, and what it needs to run.
+
+    Nothing is built by making one. Two recipes with the same code, inputs, files and environment have the same
+    `id`, compare equal and share one library process on each worker.
+
+    :ivar name: what people see, the function's name.
+    :ivar function: builds the state; runs once per worker, in the library process.
+    :ivar files: parameter name -> path; staged to the worker, where the function gets the local path.
+    :ivar environment: environment variables of the library process.
+    :ivar gpus: GPUs that the state occupies.
+    :ivar memory: host memory in bytes, None if unknown until it is measured.
+    :ivar gpu_memory: memory in bytes on each GPU, None if unknown.
+    :ivar load_timeout: seconds that building may take, None for no limit.
+    :ivar affinity: how close together its GPUs have to be, one of `AFFINITIES`; None if that does not matter.
+    :ivar priority: that of its apps, where they do not say: higher goes first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpus: int = 0
+    memory: int | None = None
+    gpu_memory: int | None = None
+    load_timeout: float | None = None
+    affinity: str | None = None
+    priority: int = 0
+
+    @property
+    def id(self) -> str:
+        """The digest of the code, inputs, files and environment: 32 hex digits.
+
+        It is computed anew where a name in the code means another object than before.
+
+        :raises TypeError: if a captured object has no content to compare, naming it.
+        :raises FileNotFoundError: if one of the files is not there.
+        """
+        known: tuple[str, Referents] | None = self.__dict__.get("_known")
+        if known is None or known[1].changed():
+            from ctxflow.digest import digest
+            from ctxflow.referents import Referents
+
+            known = digest(self), Referents(self.function, *(each.function for each in inner_recipes(self)))
+            self.__dict__["_known"] = known
+        return known[0]
+
+    def look_again(self) -> None:
+        """Have the `id` computed anew when it is wanted next: what the code refers to may have changed inside."""
+        self.__dict__.pop("_known", None)
+
+    def __ctxflow_digest__(self) -> object:
+        """What makes it the recipe that it is."""
+        from ctxflow.contents import digest_path
+
+        files = {name: digest_path(path) for name, path in self.files.items()}
+        return "context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is known of it in this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def build(self, paths: Mapping[str, str] | None = None) -> Any:
+        """Build the state in this process and return what the function returns.
+
+            Recipes among the inputs, also in plain lists, tuples and dicts, are built first and take their places, so
+            contexts compose.
+
+        :param paths: parameter name -> local path of each of `files`; by default the files where they are.
+
+        >>> from ctxflow import context
+        >>> @context
+        ... def table(base):
+        ...     return {"value": base + 1}
+        >>> table(41).build()
+        {'value': 42}
+        """
+        given = self.files if paths is None else paths
+        own = {name: path for name, path in given.items() if _INNER not in name}
+        numbers = itertools.count()
+
+        def built(recipe: Context) -> Any:
+            prefix = f"{next(numbers)}{_INNER}"
+            theirs = {name[len(prefix) :]: path for name, path in given.items() if name.startswith(prefix)}
+            return recipe.build({**recipe.files, **theirs})
+
+        args = [_replaced(value, built) for value in self.args]
+        kwargs = {name: _replaced(value, built) for name, value in self.kwargs.items()}
+        return self.function(*args, **kwargs, **own)
+
+    def dumps(self) -> bytes:
+        """The recipe as bytes, which `loads` reads back on a worker.
+
+        :raises TypeError: if something in it cannot be pickled, saying which object is to blame.
+        """
+        return dumps((self.function, self.args, dict(self.kwargs)), f"context {self.name}")
+
+    def __repr__(self) -> str:
+        shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
+        return f"<context {self.name}({', '.join(shown)})>"
+
+
+# In the names of files: "1:weights" is the file `weights` of the second recipe among the inputs.
+_INNER = ":"
+
+
+def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
+    """The recipes in an input, in order.
+
+    :raises ValueError: for one where it could not be replaced by what it builds.
+    """
+    if isinstance(value, Context):
+        yield value
+    elif isinstance(value, (list, tuple, dict, set, frozenset)) and id(value) not in inside:
+        plain = type(value) in (list, tuple, dict)
+        parts = value.values() if type(value) is dict else value
+        if not plain or type(value) is dict:
+            _check_no_recipe(value)
+        for part in parts if plain else ():
+            if isinstance(part, (Context, list, tuple, dict, set, frozenset)):
+                yield from _recipes(part, (*inside, id(value)))
+
+
+def inner_recipes(recipe: Context) -> Iterator[Context]:
+    """The recipes among a recipe's inputs, those among theirs, and so on.
+
+    >>> from ctxflow import context
+    >>> @context
+    ... def part(inner=None):
+    ...     return inner
+    >>> [each.args for each in inner_recipes(part(part([part()])))]
+    [([<context part()>],), ()]
+    """
+    for value in (*recipe.args, *recipe.kwargs.values()):
+        for found in _recipes(value):
+            yield found
+            yield from inner_recipes(found)
+
+
+def _check_no_recipe(container: Iterable[Any]) -> None:
+    values = container.values() if isinstance(container, dict) and type(container) is not dict else ()
+    for part in (*container, *values):
+        if isinstance(part, Context):
+            kind = "the keys of a dict" if type(container) is dict else article(type(container).__name__)
+            raise ValueError(f"{part!r} is in {kind}: put recipes in plain lists, tuples, or the values of dicts")
+
+
+def _replaced(value: Any, built: Callable[[Context], Any]) -> Any:
+    """An input with its recipes replaced by what they build; one without any is left as it is."""
+    if isinstance(value, Context):
+        return built(value)
+    if next(_recipes(value), None) is None:
+        return value
+    if type(value) is dict:
+        return {key: _replaced(part, built) for key, part in value.items()}
+    return type(value)(_replaced(part, built) for part in value)
+
+
+def composed(recipe: Context) -> Context:
+    """A recipe that needs, beside its own, what the recipes among its inputs need.
+
+    They live in one process. It takes the sum of their `memory` and `gpu_memory` (of those that are known), since
+    each recipe begins at the first of the GPUs that the process sees; hence it needs the largest of their numbers
+    of `gpus`, not the sum, and the strictest of their affinities. Environments and files are united.
+
+    :raises ValueError: if two want different values of one environment variable.
+    """
+    inner = [found for value in (*recipe.args, *recipe.kwargs.values()) for found in _recipes(value)]
+    if not inner:
+        return recipe
+    files, environment = dict(recipe.files), dict(recipe.environment)
+    for number, one in enumerate(inner):
+        files.update({f"{number}{_INNER}{name}": path for name, path in one.files.items()})
+        for name, value in one.environment.items():
+            if environment.setdefault(name, value) != value:
+                raise ValueError(
+                    f"{one!r} inside {recipe.name} wants {name}={value!r} in the environment, where another recipe "
+                    f"wants {environment[name]!r}: they share one process, so give both the same value"
+                )
+    every = [recipe, *inner]
+    return dataclasses.replace(
+        recipe,
+        files=files,
+        environment=environment,
+        gpus=max(one.gpus for one in every),
+        memory=_sum_of_known(one.memory for one in every),
+        gpu_memory=_sum_of_known(one.gpu_memory for one in every),
+        affinity=next((each for each in AFFINITIES if any(one.affinity == each for one in every)), None),
+    )
+
+
+def _sum_of_known(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
