@@ -28,13 +28,11 @@ import common
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ctxflow.policies.routing.forecast import forecast
-from ctxflow.policies.routing.improving import improve
-from ctxflow.policies.routing.lookahead import lookahead
-from ctxflow.policies.routing.matching import match
-from ctxflow.policies.routing.scores import fit
-from ctxflow.policies.routing.servers import Recent, Servers, Tasks
-from ctxflow.policies.routing.transport import capped, costs, whole
+from ctxflow.policies.torta.forecast import forecast
+from ctxflow.policies.torta.inputs import Recent, Servers, Tasks
+from ctxflow.policies.torta.micro import improve, match
+from ctxflow.policies.torta.scores import fit
+from ctxflow.policies.torta.transport import capped, costs, lookahead, whole
 from ctxflow_papers.torta import experiments
 from ctxflow_papers.torta.world import TOPOLOGIES
 

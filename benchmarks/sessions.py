@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import common
 import sessions_live
 
-from ctxflow.policies.scaling.rebalancing import Costs, rebalance
+from ctxflow.policies.turboserve.rebalancing import Costs, rebalance
 from ctxflow.simulator.experiments import rounded
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import CURVES, compared, mean

@@ -222,10 +222,10 @@ PRELOADED = (
     "ctxflow.decorators",
     "ctxflow.executors.executor",
     "ctxflow.map_results",
-    "ctxflow.policies.placement",
-    "ctxflow.policies.preemption",
-    "ctxflow.policies.scaling",
-    "ctxflow.policies.sessions.turboserve",
+    "ctxflow.policies.placement.live",
+    "ctxflow.policies.flextopo.preemption",
+    "ctxflow.policies.turboserve.scaling",
+    "ctxflow.policies.turboserve.session_placement",
     "ctxflow.sessions",
 )
 """What programs import, also while they run; what is missing here costs each of them its time."""

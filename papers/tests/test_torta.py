@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from ctxflow.cli.app import main
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.routing.activation import switches
-from ctxflow.policies.routing.matching import match
-from ctxflow.policies.routing.networks import read
-from ctxflow.policies.routing.scores import Weights, fit
-from ctxflow.policies.routing.sdib import spread
-from ctxflow.policies.routing.servers import Recent, Servers, Tasks
-from ctxflow.policies.routing.skylb import PrefixTree, replicas
+from ctxflow.policies.baselines import PrefixTree, replicas, spread
+from ctxflow.policies.torta.inputs import Recent, Servers, Tasks
+from ctxflow.policies.torta.micro import match
+from ctxflow.policies.torta.networks import read
+from ctxflow.policies.torta.scaling import switches
+from ctxflow.policies.torta.scores import Weights, fit
 from ctxflow.simulator.experiments import ExperimentRequest
 from ctxflow_papers.torta import experiments, reproduction
 from ctxflow_papers.torta.cyclic import in_turn
@@ -345,7 +344,7 @@ def test_the_environment_is_gymnasium_s():
 def test_training_writes_networks_that_numpy_computes_alike(tmp_path, capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
-    from ctxflow.policies.routing.gating import allocated, outputs
+    from ctxflow.policies.torta.networks import allocated, outputs
     from ctxflow_papers.torta import training
     from ctxflow_papers.torta.environment import Allocations
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from ctxflow.cli.app import main
-from ctxflow.policies.scaling.autoscaling import Parameters
-from ctxflow.policies.scaling.volatility import constant
+from ctxflow.policies.turboserve.autoscaling import Parameters, constant
 from ctxflow.simulator.session_serving import Cluster, Strategy, Trace, serve
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import bound, fewest_together, placement_gaps

@@ -7,7 +7,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors.engine import EngineFailed
-from ctxflow.policies.routing import ContextAffinity
+from ctxflow.policies.simple.routing import ContextAffinity
 
 
 def power(base, exponent):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS, fit
+from ctxflow.policies.opportunistic import PRIOR_EVICTIONS, PRIOR_SECONDS, fit
 
 SECONDS = st.lists(st.floats(0.0, 1e6), max_size=30)
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.policies.batching import Opportunistic
-from ctxflow.policies.batching.hazard import PRIOR_EVICTIONS, PRIOR_SECONDS
-from ctxflow.policies.batching.opportunistic import SWING, _long_turn, best_seconds
+from ctxflow.policies.opportunistic import (
+    PRIOR_EVICTIONS,
+    PRIOR_SECONDS,
+    SWING,
+    Opportunistic,
+    _long_turn,
+    best_seconds,
+)
 
 
 def useful(seconds, cost, rate):

@@ -5,12 +5,12 @@ import sys
 import pytest
 
 from ctxflow import ContextExecutor, batch_app
-from ctxflow.policies.batching import Fixed
 from ctxflow.policies.registry import FAMILIES, make, names
-from ctxflow.policies.routing import ContextAffinity
+from ctxflow.policies.simple.batching import Fixed
+from ctxflow.policies.simple.routing import ContextAffinity
 
 MODULE = """
-from ctxflow.policies.routing import ContextAffinity
+from ctxflow.policies.simple.routing import ContextAffinity
 
 class Tracing(ContextAffinity):
     asked = 0

@@ -5,11 +5,10 @@ import types
 
 import pytest
 
-from ctxflow.policies.batching import Fixed
-from ctxflow.policies.placement import Everywhere
-from ctxflow.policies.preemption import NoPreemption
-from ctxflow.policies.routing import ContextAffinity, LeastLoaded, RoundRobin
-from ctxflow.policies.scaling import FixedWorkers
+from ctxflow.policies.simple.batching import Fixed
+from ctxflow.policies.simple.placement import Everywhere, NoPreemption
+from ctxflow.policies.simple.routing import ContextAffinity, LeastLoaded, RoundRobin
+from ctxflow.policies.simple.scaling import FixedWorkers
 
 
 @dataclasses.dataclass

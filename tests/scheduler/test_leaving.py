@@ -5,7 +5,7 @@ from pool_of_machines import GPUS, answer, device, full, graph, tier
 from scheduler_bench import Bench, only
 from test_steps import SessionBench, step_of
 
-from ctxflow.policies.preemption import ExactPreemption
+from ctxflow.policies.flextopo.preemption import ExactPreemption
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

@@ -6,7 +6,7 @@ import pytest
 from pool_of_machines import GPUS, answer, device, full, graph, place, tier
 from scheduler_bench import Bench, only, run_of
 
-from ctxflow.policies.preemption import ExactPreemption, StandardPreemption
+from ctxflow.policies.flextopo.preemption import ExactPreemption, StandardPreemption
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.refusal import refused

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pool_of_machines import GPUS, device, graph
 
-from ctxflow.policies.batching import Fixed
 from ctxflow.policies.registry import make
+from ctxflow.policies.simple.batching import Fixed
 from ctxflow.scheduler import Limits, Policies, Scheduler, ready
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from test_stateful import CONTEXTS, Pool
 
-from ctxflow.policies.routing.torta import Torta
+from ctxflow.policies.torta.routing import Torta
 from ctxflow.scheduler import events as ev
 
 

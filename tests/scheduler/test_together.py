@@ -6,10 +6,10 @@ from scheduler_bench import Bench, only, run_of
 from test_reservations import asked, join, saturated
 from test_steps import SessionBench, of_tier, step_of
 
-from ctxflow.policies.preemption import ExactPreemption
+from ctxflow.policies.flextopo.preemption import ExactPreemption
 from ctxflow.policies.protocols import Assignment, Plan
 from ctxflow.policies.registry import make
-from ctxflow.policies.routing.outlook import Outlook
+from ctxflow.policies.torta.outlook import Outlook
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import sessions

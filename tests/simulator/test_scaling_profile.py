@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.policies.scaling.autoscaling import Parameters
+from ctxflow.policies.turboserve.autoscaling import Parameters
 from ctxflow.simulator.scaling_profile import profiled, replayed, windows_of
 from ctxflow.simulator.scenario import Scenario
 from ctxflow.simulator.workload_file import WorkloadFile

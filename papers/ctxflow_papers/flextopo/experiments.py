@@ -11,8 +11,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ctxflow.policies.preemption.cluster import Affinity, Level, Node
-from ctxflow.policies.preemption.selection import Decision, decide
+from ctxflow.policies.flextopo.cluster import Affinity, Level, Node
+from ctxflow.policies.flextopo.preemption import Decision, decide
 from ctxflow_papers.flextopo.workloads import WORKLOADS, B, C, D, Workload, beside, saturated, without
 
 Step = Callable[[float], None]

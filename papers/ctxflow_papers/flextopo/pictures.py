@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, WIDTH
-from ctxflow.policies.preemption.cluster import Node
+from ctxflow.policies.flextopo.cluster import Node
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.flextopo.experiments import Tallies, crossing
 from ctxflow_papers.flextopo.workloads import WORKLOADS

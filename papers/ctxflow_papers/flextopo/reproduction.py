@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ctxflow.policies.preemption.cluster import Node
+from ctxflow.policies.flextopo.cluster import Node
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, Tell, median, quantile, rounded
 from ctxflow_papers.flextopo.experiments import (
     WAYS,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from ctxflow.policies.preemption.cluster import Affinity, Hardware, Instance, Node, Preemptor
-from ctxflow.policies.preemption.fitting import Fit, allocate
+from ctxflow.policies.flextopo.alignment import Fit, allocate
+from ctxflow.policies.flextopo.cluster import Affinity, Hardware, Instance, Node, Preemptor
 
 NODE = Hardware.regular(sockets=2, numa_nodes=8, gpus=8, cores=64)
 """A server with RTX 4090s: 2 sockets, 8 NUMA nodes with 8 cores and a GPU each."""

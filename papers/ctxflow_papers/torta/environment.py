@@ -1,7 +1,7 @@
 """The macro layer as a gymnasium environment, on the simulation: an allocation for each slot, and Eq. 3's reward.
 
 It holds several environments side by side (gymnasium's `VectorEnv`): one for each run and type of task, since types are
-routed by themselves. What does not live here: who decides (training.py, `policies.routing.gating`).
+routed by themselves. What does not live here: who decides (training.py, `torta.networks`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ctxflow.policies.routing.arrays import Floats
-from ctxflow.policies.routing.gating import FEATURES, Seen, features, on_simplex
+from ctxflow.policies.torta.inputs import Floats
+from ctxflow.policies.torta.networks import FEATURES, Seen, features, on_simplex
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.methods import Torta, planned
 from ctxflow_papers.torta.serving import Simulation

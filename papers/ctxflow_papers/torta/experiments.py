@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.routing.arrays import Bools, Floats
-from ctxflow.policies.routing.networks import Networks, read
+from ctxflow.policies.torta.inputs import Bools, Floats
+from ctxflow.policies.torta.networks import Networks, read
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.forecasting import Imperfect, Trained
 from ctxflow_papers.torta.methods import (

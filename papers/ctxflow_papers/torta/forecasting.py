@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.routing.arrays import Floats
-from ctxflow.policies.routing.networks import Networks
+from ctxflow.policies.torta.inputs import Floats
+from ctxflow.policies.torta.networks import Networks
 from ctxflow_papers.torta.methods import State, plain
 from ctxflow_papers.torta.predictor import AHEAD, SLOTS, combined, features
 

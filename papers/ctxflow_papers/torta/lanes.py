@@ -1,10 +1,10 @@
 """The servers of many runs at once, and how they serve a slot's tasks: the micro layer, vectorised over regions.
 
 A *lane* is one region of one run. Within a slot lanes do not touch each other, so the n-th task of every lane is placed
-in one step of numpy, in the order of arrival, on arrival: what `policies.routing` decides for one task and one region
-(a test holds the two beside each other). A server does one task after the other; a task whose model it lacks waits for
-the switch, and the models unused for longest leave.
-What does not live here: which lane a task goes to (serving.py), and which server (rules.py).
+in one step of numpy, in the order of arrival, on arrival: what `ctxflow.policies.torta` decides for one task and one
+region (a test holds the two beside each other). A server does one task after the other; a task whose model it lacks
+waits for the switch, and the models unused for longest leave. What does not live here: which lane a task goes to
+(serving.py), and which server (rules.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ctxflow.policies.routing.arrays import Bools, Floats, Ints
+from ctxflow.policies.torta.inputs import Bools, Floats, Ints
 from ctxflow_papers.torta.settings import FOOTPRINT, GPUS, KINDS, POPULARITY, UNSUITED
 from ctxflow_papers.torta.world import (
     FOOTPRINTS,

@@ -1,8 +1,8 @@
 """The methods that are compared: what each plans for a slot, from what it may know.
 
 The baselines react: they route what has come, by the servers that are active, and activate by the last slot's inflow.
-The others plan by a forecast. All use the functions of `policies.routing`, for each type of task by itself.
-What does not live here: the trained policy's numbers (`policies.routing.gating`).
+The others plan by a forecast. All use the functions of `ctxflow.policies.torta`, for each type of task by itself.
+What does not live here: the trained policy's numbers (`torta.networks`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from ctxflow.policies.routing import lookahead as looking
-from ctxflow.policies.routing.arrays import Floats, Ints
-from ctxflow.policies.routing.forecast import forecast
-from ctxflow.policies.routing.gating import Seen, allocate
-from ctxflow.policies.routing.networks import Networks
-from ctxflow.policies.routing.skylb import forward
-from ctxflow.policies.routing.transport import capped, costs, whole
+from ctxflow.policies.baselines import forward
+from ctxflow.policies.torta import transport as looking
+from ctxflow.policies.torta.forecast import forecast
+from ctxflow.policies.torta.inputs import Floats, Ints
+from ctxflow.policies.torta.networks import Networks, Seen, allocate
+from ctxflow.policies.torta.transport import capped, costs, whole
 from ctxflow_papers.torta.lanes import Rule
 from ctxflow_papers.torta.rules import Even, InTurn, KnownPrefix, Scored
 from ctxflow_papers.torta.settings import MOST_OF_REGION, NETWORK_WEIGHT, POWER_WEIGHT

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.routing.arrays import Floats, amounts
-from ctxflow.policies.routing.forecast import forecast
-from ctxflow.policies.routing.networks import Layers
+from ctxflow.policies.torta.forecast import forecast
+from ctxflow.policies.torta.inputs import Floats, amounts
+from ctxflow.policies.torta.networks import Layers
 
 SLOTS = 8
 """Slots it looks back. The paper's K is 5, fewer than it takes to tell a burst from noise."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ctxflow.policies.routing.activation import target
-from ctxflow.policies.routing.arrays import Bools, Floats, Ints
+from ctxflow.policies.torta.inputs import Bools, Floats, Ints
+from ctxflow.policies.torta.scaling import target
 from ctxflow_papers.torta.demand import Tasks
 from ctxflow_papers.torta.lanes import POPULAR, START, WATTS, Arrivals, Lanes
 from ctxflow_papers.torta.methods import Method, Plan, State

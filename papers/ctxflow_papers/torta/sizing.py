@@ -2,7 +2,7 @@
 
 Where a plan can move tasks between regions, what a region is asked for follows from who is active there; so the number
 is one for each type of task, and follows demand slowly: starts cost minutes. What does not live here: Eq. 6
-(`policies.routing.activation`), and who starts and stops (serving.py).
+(`torta.scaling`), and who starts and stops (serving.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.routing.arrays import Bools, Floats, Ints
+from ctxflow.policies.torta.inputs import Bools, Floats, Ints
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The loss is Eq. 5: PPO's, and two constraints on the policy's mean, where they have a gradient: the distance from
 transport (L_eps) and how much smaller than a reactive method's the switching cost is (L_s), with weights that grow
 while they are violated. The paper leaves its hyper-parameters open: ours are the constants below.
-What does not live here: the environment, and what the networks compute (`policies.routing.gating`).
+What does not live here: the environment, and what the networks compute (`torta.networks`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxflow.policies.routing.gating import FEATURES, LEAST, MOST_PULL
-from ctxflow.policies.routing.networks import Layers, Networks, write
-from ctxflow.policies.routing.transport import capped, costs
+from ctxflow.policies.torta.networks import FEATURES, LEAST, MOST_PULL, Layers, Networks, write
+from ctxflow.policies.torta.transport import capped, costs
 from ctxflow.simulator.experiments import TrainingRequest
 from ctxflow_papers.torta import prediction
 from ctxflow_papers.torta.demand import tasks_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.routing.arrays import Bools, Floats, Ints
+from ctxflow.policies.torta.inputs import Bools, Floats, Ints
 from ctxflow_papers.torta.settings import (
     BANDWIDTH,
     FOOTPRINT,

@@ -1,7 +1,4 @@
-"""What no schedule and no placement can beat: the dynamic program over GPU budgets, and the exhaustive placement.
-
-What does not live here: anything that decides without knowing the future.
-"""
+"""What no schedule and no placement can beat: the dynamic program over GPU budgets, and the exhaustive placement."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.scaling.assignment import Gpu, Residents, Session
-from ctxflow.policies.scaling.latency import Curve
+from ctxflow.policies.turboserve.assignment import Curve, Gpu, Residents, Session
 from ctxflow.wording import counted
 
 
@@ -84,7 +80,7 @@ def best_placement(
 
     :raises ValueError: if the sessions do not fit.
 
-    >>> from ctxflow.policies.scaling.latency import PowerCurve
+    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
     >>> best_placement("abc", [0, 1], PowerCurve(0, 1))[0]
     2.0
     """

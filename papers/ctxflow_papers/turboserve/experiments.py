@@ -17,11 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.scaling.autoscaling import Parameters
-from ctxflow.policies.scaling.latency import PowerCurve
-from ctxflow.policies.scaling.profiling import Profiled, Replayed, cheapest, levels, profile, tuned
-from ctxflow.policies.scaling.rebalancing import Rule, rebalance
-from ctxflow.policies.scaling.volatility import Levels, constant
+from ctxflow.policies.turboserve.assignment import PowerCurve
+from ctxflow.policies.turboserve.autoscaling import Levels, Parameters, constant
+from ctxflow.policies.turboserve.profiling import Profiled, Replayed, cheapest, levels, profile, tuned
+from ctxflow.policies.turboserve.rebalancing import Rule, rebalance
 from ctxflow.simulator.session_serving import Cluster, Placing, Served, Strategy, Trace, serve
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule
 from ctxflow_papers.turboserve.matching import MATCH, TOLERANCE, Runs

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ctxflow.policies.scaling.autoscaling import Parameters
-from ctxflow.policies.scaling.volatility import constant
+from ctxflow.policies.turboserve.autoscaling import Parameters, constant
 from ctxflow.simulator.session_serving import Cluster, Served, Strategy, Trace, serve
 
 TOLERANCE = 0.05

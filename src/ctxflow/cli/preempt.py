@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxflow.policies.preemption.cluster import Preemptor
-from ctxflow.policies.preemption.cluster_json import cluster_from_json
-from ctxflow.policies.preemption.scoring import Scoring
-from ctxflow.policies.preemption.selection import Decision, decide
+from ctxflow.policies.flextopo.candidates import Scoring
+from ctxflow.policies.flextopo.cluster import Preemptor
+from ctxflow.policies.flextopo.cluster_json import cluster_from_json
+from ctxflow.policies.flextopo.preemption import Decision, decide
 from ctxflow.wording import counted
 
 

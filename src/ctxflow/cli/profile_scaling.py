@@ -15,7 +15,7 @@ from ctxflow.cli.simulate import progress, recorded_of
 from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.report import EVENTS, find_run
 from ctxflow.policies.registry import described
-from ctxflow.policies.scaling.profiling import Profiled, levels
+from ctxflow.policies.turboserve.profiling import Profiled, levels
 from ctxflow.simulator.changes import parse
 from ctxflow.simulator.scaling_profile import SHARES, closed_loop_of, profiled, windows_of
 from ctxflow.simulator.scenario import Scenario, load_scenario, recorded_scenario

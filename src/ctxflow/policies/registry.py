@@ -17,41 +17,41 @@ from typing import Any
 GROUP = "ctxflow.policies"
 _OWN = {
     "routing": {
-        "context-affinity": "ctxflow.policies.routing:ContextAffinity",
-        "least-loaded": "ctxflow.policies.routing:LeastLoaded",
-        "round-robin": "ctxflow.policies.routing:RoundRobin",
-        "sdib": "ctxflow.policies.routing.reactive:Sdib",
-        "skylb": "ctxflow.policies.routing.reactive:SkyLB",
-        "torta": "ctxflow.policies.routing.torta:Torta",
+        "context-affinity": "ctxflow.policies.simple.routing:ContextAffinity",
+        "least-loaded": "ctxflow.policies.simple.routing:LeastLoaded",
+        "round-robin": "ctxflow.policies.simple.routing:RoundRobin",
+        "sdib": "ctxflow.policies.baselines:Sdib",
+        "skylb": "ctxflow.policies.baselines:SkyLB",
+        "torta": "ctxflow.policies.torta.routing:Torta",
     },
     "batching": {
-        "coalescing": "ctxflow.policies.batching:Coalescing",
-        "fixed": "ctxflow.policies.batching:Fixed",
-        "opportunistic": "ctxflow.policies.batching:Opportunistic",
+        "coalescing": "ctxflow.policies.simple.batching:Coalescing",
+        "fixed": "ctxflow.policies.simple.batching:Fixed",
+        "opportunistic": "ctxflow.policies.opportunistic:Opportunistic",
     },
     "placement": {
         "agh": "ctxflow.policies.placement.live:AdaptivePlacement",
-        "everywhere": "ctxflow.policies.placement:Everywhere",
+        "everywhere": "ctxflow.policies.simple.placement:Everywhere",
     },
     "preemption": {
-        "exact": "ctxflow.policies.preemption:ExactPreemption",
-        "imp": "ctxflow.policies.preemption:IncrementalMinimalPreemption",
-        "none": "ctxflow.policies.preemption:NoPreemption",
-        "standard": "ctxflow.policies.preemption:StandardPreemption",
+        "exact": "ctxflow.policies.flextopo.preemption:ExactPreemption",
+        "imp": "ctxflow.policies.flextopo.preemption:IncrementalMinimalPreemption",
+        "none": "ctxflow.policies.simple.placement:NoPreemption",
+        "standard": "ctxflow.policies.flextopo.preemption:StandardPreemption",
     },
     "scaling": {
-        "activation": "ctxflow.policies.scaling.activation:Activation",
-        "closed-loop": "ctxflow.policies.scaling:ClosedLoop",
-        "fixed": "ctxflow.policies.scaling:FixedWorkers",
-        "queue-proportional": "ctxflow.policies.scaling:QueueProportional",
+        "activation": "ctxflow.policies.torta.scaling:Activation",
+        "closed-loop": "ctxflow.policies.turboserve.scaling:ClosedLoop",
+        "fixed": "ctxflow.policies.simple.scaling:FixedWorkers",
+        "queue-proportional": "ctxflow.policies.simple.scaling:QueueProportional",
     },
     "health": {
-        "none": "ctxflow.policies.health:NoQuarantine",
-        "sequential": "ctxflow.policies.health:SequentialTest",
+        "none": "ctxflow.policies.simple.placement:NoQuarantine",
+        "sequential": "ctxflow.policies.health.sequential:SequentialTest",
     },
     "sessions": {
-        "least-loaded": "ctxflow.policies.sessions:LeastLoadedSessions",
-        "turboserve": "ctxflow.policies.sessions:TurboServe",
+        "least-loaded": "ctxflow.policies.simple.placement:LeastLoadedSessions",
+        "turboserve": "ctxflow.policies.turboserve.session_placement:TurboServe",
     },
 }
 _METHODS = {
@@ -134,7 +134,7 @@ def described(family: str, choice: Any) -> dict[str, Any]:
     >>> described("batching", {"policy": "fixed", "size": 10})
     {'policy': 'fixed', 'size': 10, 'linger': 0.0, 'share': True}
     >>> described("batching", make("batching", "fixed"))
-    {'object': 'ctxflow.policies.batching.fixed:Fixed'}
+    {'object': 'ctxflow.policies.simple.batching:Fixed'}
     """
     if isinstance(choice, str):
         choice = {"policy": choice}

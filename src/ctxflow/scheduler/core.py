@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ctxflow.policies.routing.simple import urgency
+from ctxflow.policies.helpers import urgency
 from ctxflow.scheduler import (
     breaking,
     dispatch,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import heapq
 
-from ctxflow.policies.routing.simple import urgency
+from ctxflow.policies.helpers import urgency
 from ctxflow.scheduler.state import App
 
 MANY = 64

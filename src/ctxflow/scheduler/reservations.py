@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import PlaceRequest, Room
-from ctxflow.policies.routing.simple import urgency
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler import leaving
 from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.policies.batching.coalescing import Coalescing
+from ctxflow.policies.simple.batching import Coalescing
 from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.scheduler import evidence, leaving, residency
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.policies.registry import described
-from ctxflow.policies.scaling.autoscaling import Parameters
-from ctxflow.policies.scaling.profiling import Profiled, Replayed, profile
-from ctxflow.policies.scaling.volatility import Epochs
+from ctxflow.policies.turboserve.autoscaling import Epochs, Parameters
+from ctxflow.policies.turboserve.profiling import Profiled, Replayed, profile
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator.building import arrivals_of, build

@@ -14,11 +14,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ctxflow.policies.scaling.autoscaling import Parameters
-from ctxflow.policies.scaling.latency import PowerCurve, most_sessions
-from ctxflow.policies.scaling.profiling import Profiled, Replayed, profile
-from ctxflow.policies.scaling.volatility import Epochs, constant
-from ctxflow.policies.sessions.turboserve import fitted
+from ctxflow.policies.turboserve.assignment import PowerCurve, most_sessions
+from ctxflow.policies.turboserve.autoscaling import Epochs, Parameters, constant
+from ctxflow.policies.turboserve.profiling import Profiled, Replayed, profile
+from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.simulator.session_serving import Cluster, Strategy, Trace, serve
 
 _ENDS = ("SessionSuspended", "SessionClosed")

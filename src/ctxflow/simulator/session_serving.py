@@ -1,9 +1,9 @@
 """A trace served by a strategy: who is where, how long chunks take, and which GPUs are billed when.
 
-The placement and the number of GPUs come from `ctxflow.policies.scaling`. A chunk takes what the latency curve says for
-the sessions on its GPU, and a migrated session's next one the migration longer. Every active session is on a GPU: where
-all are over the capacity, their chunks take longer, and the worst-case latency says so. A GPU is billed from when it is
-asked for. What does not live here: traces, and what is compared with what (experiments.py).
+The placement and the number of GPUs come from `ctxflow.policies.turboserve`. A chunk takes what the latency curve says
+for the sessions on its GPU, and a migrated session's next one the migration longer. Every active session is on a GPU:
+where all are over the capacity, their chunks take longer, and the worst-case latency says so. A GPU is billed from when
+it is asked for. What does not live here: traces, and what is compared with what (experiments.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,31 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.scaling.anticipation import SPARE, Ahead, Turnover
-from ctxflow.policies.scaling.assignment import Gpu, Session, load_aware, memory_aware, round_robin
-from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead, load, settled
-from ctxflow.policies.scaling.consolidation import consolidate
-from ctxflow.policies.scaling.latency import Curve, MigrationCost, PowerCurve
-from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance
-from ctxflow.policies.scaling.volatility import EPOCH, EPOCHS, Levels, volatility
+from ctxflow.policies.turboserve.assignment import (
+    Curve,
+    Gpu,
+    MigrationCost,
+    PowerCurve,
+    Session,
+    load_aware,
+    memory_aware,
+    round_robin,
+)
+from ctxflow.policies.turboserve.autoscaling import (
+    EPOCH,
+    EPOCHS,
+    SPARE,
+    Ahead,
+    Levels,
+    Parameters,
+    Turnover,
+    decide,
+    decide_ahead,
+    load,
+    settled,
+    volatility,
+)
+from ctxflow.policies.turboserve.rebalancing import Costs, Move, consolidate, rebalance
 
 Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)

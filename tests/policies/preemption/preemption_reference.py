@@ -7,7 +7,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from ctxflow.policies.preemption.cluster import Hardware, Instance, Node, Place, Preemptor
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Place, Preemptor
 
 NUMA, SOCKET, MACHINE, NOWHERE = 3, 2, 1, 0
 SCORE = {NUMA: 15, SOCKET: 12, MACHINE: 7, NOWHERE: 0}

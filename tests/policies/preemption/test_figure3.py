@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.policies.preemption.cluster import Preemptor
-from ctxflow.policies.preemption.cluster_json import cluster_from_json
-from ctxflow.policies.preemption.fitting import Fits
-from ctxflow.policies.preemption.imp import minimal_sets
-from ctxflow.policies.preemption.selection import decide
+from ctxflow.policies.flextopo.alignment import Fits
+from ctxflow.policies.flextopo.candidates import minimal_sets
+from ctxflow.policies.flextopo.cluster import Preemptor
+from ctxflow.policies.flextopo.cluster_json import cluster_from_json
+from ctxflow.policies.flextopo.preemption import decide
 
 DATA = json.loads((Path(__file__).parent / "data" / "figure3.json").read_text())
 NODES, A = cluster_from_json(DATA)

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.preemption.cluster import Hardware, Instance, Node, Preemptor
-from ctxflow.policies.preemption.exact import best_candidate
-from ctxflow.policies.preemption.fitting import Fits, allocate
-from ctxflow.policies.preemption.imp import feasible_sets, minimal_sets
-from ctxflow.policies.preemption.scoring import Scorer, Scoring
-from ctxflow.policies.preemption.selection import METHODS, decide
-from ctxflow.policies.preemption.standard import reprieve
+from ctxflow.policies.flextopo.alignment import Fits, allocate
+from ctxflow.policies.flextopo.candidates import Scorer, Scoring, feasible_sets, minimal_sets, reprieve
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Preemptor
+from ctxflow.policies.flextopo.covering import best_candidate
+from ctxflow.policies.flextopo.preemption import METHODS, decide
 
 sys.path.insert(0, str(Path(__file__).parent))
 import preemption_reference as reference

@@ -5,7 +5,7 @@ import math
 import pytest
 from simulated_runs import REGIONS, Run, machine
 
-from ctxflow.policies.scaling.activation import Activation
+from ctxflow.policies.torta.scaling import Activation
 from ctxflow.scheduler import events as ev
 
 STREAM = [(1.0 * n, "a0", 2) for n in range(300)]  # Two workers' work, until 300 s.

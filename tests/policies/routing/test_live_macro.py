@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.routing.allocation import by_lookahead, by_transport
-from ctxflow.policies.routing.macro import Macro, region_costs
-from ctxflow.policies.routing.outlook import Outlook
-from ctxflow.policies.routing.transport import capped
+from ctxflow.policies.torta.macro import Macro, by_lookahead, by_transport, region_costs
+from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.transport import capped
 from ctxflow.scheduler.events import RegionSpec
 
 SETTINGS = settings(max_examples=60, deadline=None)

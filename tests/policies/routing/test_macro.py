@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from ctxflow.policies.routing.allocation import by_lookahead
-from ctxflow.policies.routing.arrays import amounts
-from ctxflow.policies.routing.forecast import accuracy, forecast
-from ctxflow.policies.routing.lookahead import lookahead
-from ctxflow.policies.routing.skylb import forward
-from ctxflow.policies.routing.transport import balanced, capped, costs, whole
+from ctxflow.policies.baselines import forward
+from ctxflow.policies.torta.forecast import accuracy, forecast
+from ctxflow.policies.torta.inputs import amounts
+from ctxflow.policies.torta.macro import by_lookahead
+from ctxflow.policies.torta.transport import balanced, capped, costs, lookahead, whole
 from ctxflow_papers.torta.cyclic import even_shares
 
 SETTINGS = settings(max_examples=40, deadline=None)

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.routing.activation import for_buffer, switches, target
-from ctxflow.policies.routing.improving import improve, objective
-from ctxflow.policies.routing.matching import NOWHERE, by_urgency, match
-from ctxflow.policies.routing.scores import MISMATCH, Weights, fit, hardware, load, locality
-from ctxflow.policies.routing.sdib import spread
-from ctxflow.policies.routing.servers import Recent, Servers, Tasks
-from ctxflow.policies.routing.skylb import PrefixTree, replicas
+from ctxflow.policies.baselines import PrefixTree, replicas, spread
+from ctxflow.policies.torta.inputs import Recent, Servers, Tasks
+from ctxflow.policies.torta.micro import NOWHERE, by_urgency, improve, match, objective
+from ctxflow.policies.torta.scaling import for_buffer, switches, target
+from ctxflow.policies.torta.scores import MISMATCH, Weights, fit, hardware, load, locality
 from ctxflow_papers.torta.cyclic import in_turn
 
 SETTINGS = settings(max_examples=60, deadline=None)

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.routing.allocation import form
-from ctxflow.policies.routing.arrays import amounts
-from ctxflow.policies.routing.forecast import accuracy, forecast
-from ctxflow.policies.routing.gating import FEATURES, Seen, allocate, allocated
-from ctxflow.policies.routing.networks import Layers, read, write
+from ctxflow.policies.torta.forecast import accuracy, forecast
+from ctxflow.policies.torta.inputs import amounts
+from ctxflow.policies.torta.macro import form
+from ctxflow.policies.torta.networks import FEATURES, Layers, Seen, allocate, allocated, read, write
 from ctxflow_papers.torta.predictor import AHEAD, SLOTS, predict
 
 SETTINGS = settings(max_examples=25, deadline=None)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import Run, machine
 
-from ctxflow.policies.routing.torta import Torta
+from ctxflow.policies.torta.routing import Torta
 
 MACHINES = st.lists(
     st.tuples(

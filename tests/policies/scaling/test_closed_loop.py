@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.policies.registry import described, make
-from ctxflow.policies.scaling import ClosedLoop
-from ctxflow.policies.scaling.anticipation import WINDOW
+from ctxflow.policies.turboserve.autoscaling import WINDOW
+from ctxflow.policies.turboserve.scaling import ClosedLoop
 from ctxflow.scheduler import commands as cmd
 from ctxflow.simulator.building import build
 from ctxflow.simulator.result import run

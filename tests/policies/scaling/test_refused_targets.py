@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ctxflow.policies.scaling.autoscaling import load, target_gpus
+from ctxflow.policies.turboserve.autoscaling import load, target_gpus
 
 
 @pytest.mark.parametrize(("sessions", "capacity", "utilization"), [(3, 0, 0.8), (3, 5, 0.0), (math.nan, 5, 0.8)])

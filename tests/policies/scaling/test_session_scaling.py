@@ -6,14 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.scaling.anticipation import WINDOW, Ahead, Turnover, anticipated
-from ctxflow.policies.scaling.assignment import assign, unplaced
-from ctxflow.policies.scaling.autoscaling import Parameters, decide, decide_ahead, load, settled, target_gpus
-from ctxflow.policies.scaling.consolidation import consolidate, spread
-from ctxflow.policies.scaling.latency import MigrationCost, PowerCurve, most_sessions
-from ctxflow.policies.scaling.profiling import Replayed, cheapest, levels, profile, tuned
-from ctxflow.policies.scaling.rebalancing import Costs, Move, rebalance, rebalance_groups
-from ctxflow.policies.scaling.volatility import PAPER, Levels
+from ctxflow.policies.turboserve.assignment import MigrationCost, PowerCurve, assign, most_sessions, unplaced
+from ctxflow.policies.turboserve.autoscaling import (
+    PAPER,
+    WINDOW,
+    Ahead,
+    Levels,
+    Parameters,
+    Turnover,
+    anticipated,
+    decide,
+    decide_ahead,
+    load,
+    settled,
+    target_gpus,
+)
+from ctxflow.policies.turboserve.profiling import Replayed, cheapest, levels, profile, tuned
+from ctxflow.policies.turboserve.rebalancing import Costs, Move, consolidate, rebalance, rebalance_groups, spread
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule
 
 LINEAR = PowerCurve(0.0, 1.0)

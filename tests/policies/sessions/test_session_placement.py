@@ -2,9 +2,9 @@
 
 import pytest
 
-from ctxflow.policies.batching.coalescing import measured
 from ctxflow.policies.registry import make
-from ctxflow.policies.sessions.turboserve import fitted
+from ctxflow.policies.simple.batching import measured
+from ctxflow.policies.turboserve.session_placement import fitted
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -1,13 +1,12 @@
 """Which contexts go on which tiers.
 
-The policy `Everywhere`, and the planner of the paper on GH and AGH (docs/placement.md): a `Problem`, `solve` with one
+The planner of the paper on GH and AGH (docs/placement.md): a `Problem`, `solve` with one
 of `METHODS`, and the independent `check` of an `Allocation`.
 """
 
 from ctxflow.policies.placement.allocation import Allocation, Costs, Deployment, Route
 from ctxflow.policies.placement.check import Violation, check
 from ctxflow.policies.placement.draft import Mechanisms
-from ctxflow.policies.placement.everywhere import Everywhere
 from ctxflow.policies.placement.problem import Model, Problem, QueryType, Tier
 from ctxflow.policies.placement.reasons import Reason, reasons
 from ctxflow.policies.placement.solution import METHODS, Solution, solve
@@ -17,7 +16,6 @@ __all__ = [
     "Allocation",
     "Costs",
     "Deployment",
-    "Everywhere",
     "Mechanisms",
     "Model",
     "Problem",

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ctxflow.policies.forgetting import forget
+from ctxflow.policies.helpers import SESSIONS, active, forget
 from ctxflow.policies.protocols import View
-from ctxflow.policies.scaling.outstanding import SESSIONS, active
 from ctxflow.policies.views import AppView
 
 _LOOKS = 16  # In a period.

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from ctxflow.policies.helpers import active
 from ctxflow.policies.placement.asked import ROOM_GB
 from ctxflow.policies.placement.demand import Demand
 from ctxflow.policies.placement.machines import Bounds
@@ -22,7 +23,6 @@ from ctxflow.policies.placement.making import Made, Moment
 from ctxflow.policies.placement.rolling import Switching
 from ctxflow.policies.placement.workers import Offer
 from ctxflow.policies.protocols import Plan, View
-from ctxflow.policies.scaling.outstanding import active
 from ctxflow.policies.views import TierView
 
 

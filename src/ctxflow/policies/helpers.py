@@ -1,0 +1,221 @@
+"""What several policies need, and those of others may use: urgency, outstanding work, workers divided among tiers.
+
+Functions on the view of a run (`View`), and small tables that a policy keeps.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ctxflow.policies.protocols import View
+from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
+
+
+def urgency(app: AppView) -> tuple[float, float, int]:
+    """The order in which apps are served: priority, then deadline, then age."""
+    return (-app.priority, math.inf if app.deadline is None else app.deadline, app.order)
+
+
+SESSIONS = 4
+"""Sessions of a worker, as long as nothing was measured."""
+
+
+def outstanding(view: View, batch_size: int) -> dict[str, int]:
+    """Calls of each app: its running batches, and its queue in batches of the size that it would get now.
+
+    :param batch_size: items of a call of an app that states none, while no worker is there to size one for.
+    """
+    calls = {
+        app.id: math.ceil(app.backlog / _items_of_call(view, app, batch_size)) if app.backlog else 0
+        for app in view.apps.values()
+    }
+    for attempt in view.attempts.values():
+        calls[attempt.app] += bool(attempt.items)  # The steps of sessions have none.
+    return calls
+
+
+def active(view: View) -> dict[str, list[SessionView]]:
+    """The sessions of each app that have something to do, wherever they are."""
+    found: dict[str, list[SessionView]] = {}
+    for session in view.sessions.values():
+        if not session.idle and not session.by_user:
+            found.setdefault(session.app, []).append(session)
+    return found
+
+
+def idle(view: View) -> dict[str, int]:
+    """The number of sessions of each app that have nothing to do, and may at any time."""
+    waiting = (session for session in view.sessions.values() if session.idle and not session.by_user)
+    return collections.Counter(session.app for session in waiting)
+
+
+def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:
+    """K as it was measured: the most sessions of an app that any worker serves within the app's chunk target.
+
+    :param unmeasured: what it is as long as nothing was measured.
+    """
+    known = [view.capacity(app, worker) for worker in view.workers.values() if worker.step_seconds(app.id)]
+    return max(known, default=unmeasured)
+
+
+def _items_of_call(view: View, app: AppView, batch_size: int) -> int:
+    """The items of a batch that an app would get now, on the worker that is connected longest."""
+    first = next(iter(view.workers.values()), None)
+    if first is None:
+        return app.batch_size or batch_size
+    return view.batch_size(app, first) or max(1, app.backlog)  # 0: it waits to become one batch.
+
+
+def seekers(view: View) -> list[SessionView]:
+    """The sessions that need a worker now, longest open first: they have something to do, or must leave theirs.
+
+    One whose next worker is named already is none of them.
+    """
+    found = []
+    stays: dict[tuple[object, ...], bool] = {}  # Sessions may be many: each worker is looked at once.
+    for session in view.sessions.values():
+        if session.state == "waiting":
+            if not session.idle:
+                found.append(session)
+        elif session.state == "placed" and session.target is None:
+            worker = view.workers.get(session.worker or "")
+            key = (session.worker, session.context, session.failed_on)
+            if worker is not None and key not in stays:
+                stays[key] = view.can_carry(session, worker)
+            if worker is not None and not stays[key]:
+                found.append(session)
+    return found
+
+
+def loads(view: View) -> dict[str, int]:
+    """Worker -> its sessions that have something to do, those included that are on their way to it."""
+    counts = {worker.id: 0 for worker in view.workers.values() if worker.noticed is None and not worker.draining}
+    for session in view.sessions.values():
+        place = session.target or session.worker
+        if place in counts and not session.idle:
+            counts[place] += 1
+    return counts
+
+
+def tiers_for(view: View, app: AppView) -> frozenset[str]:
+    """The names of the tiers whose workers could run an app now."""
+    return frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
+
+
+def serving(workers: Iterable[WorkerView], tiers: Collection[str] | None = None) -> list[WorkerView]:
+    """The workers that stay and serve whoever needs them: those with a place of their own do not.
+
+    :param tiers: only those of these, where given.
+    """
+    staying = (w for w in workers if w.noticed is None and not w.draining and w.pin is None)
+    return [w for w in staying if tiers is None or w.tier in tiers]
+
+
+def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int]:
+    """What each tier is asked for: what is used of its workers, and all that nobody has given yet.
+
+    The most restricted take joined workers first, from the cheapest tier that will do; where tiers overlap only in
+    part, that may not be the best division. An opportunistic tier may never give its workers, so every tier that can
+    help is asked for all that is lacking. Each tier stays between its minimum and its maximum.
+
+    :param wanted: workers by the tiers that will do; shares of workers count.
+    """
+    left = dict(wanted)
+    order = sorted(view.tiers.values(), key=lambda tier: math.inf if tier.price is None else tier.price)
+    tiers = [_Tier(tier, view.workers.values()) for tier in order]
+    groups = sorted(left, key=lambda group: (len(group), [tier.name in group for tier in tiers]))
+    there_anyway = {tier.name: float(tier.by_hand + tier.kept) for tier in tiers}
+    _serve(left, groups, tiers, there_anyway)
+    spare = {tier.name: float(tier.connected - tier.kept) for tier in tiers}
+    used = _serve(left, groups, tiers, spare)
+    return {tier.name: tier.bounded(used[tier.name] + sum(left[g] for g in groups if tier.name in g)) for tier in tiers}
+
+
+class _Tier:
+    """A tier with the workers of it that stay.
+
+    :ivar connected: those that were asked for.
+    :ivar kept: as many of them as the minimum takes: they are there anyway, as are those started by hand.
+    """
+
+    def __init__(self, tier: TierView, workers: Iterable[WorkerView]) -> None:
+        self.name = tier.name
+        self._minimum, self._maximum = tier.minimum, tier.maximum
+        staying = serving(workers, (tier.name,))
+        self.connected = sum(worker.acquired for worker in staying)
+        self.by_hand = len(staying) - self.connected
+        self.kept = min(self.connected, tier.minimum)
+
+    def bounded(self, workers: float) -> int:
+        """What to ask for when so many are wanted beyond those that are there anyway."""
+        # Sums of shares of workers may be a trifle above a whole number.
+        return max(self._minimum, min(self._maximum, self.kept + math.ceil(workers - 1e-9)))
+
+
+def _serve(
+    wanted: dict[frozenset[str], float],
+    groups: Sequence[frozenset[str]],
+    tiers: Sequence[_Tier],
+    free: dict[str, float],
+) -> dict[str, float]:
+    """Let groups in order take free workers of their tiers in order; lowers `wanted`, and gives what was taken."""
+    used = dict.fromkeys(free, 0.0)
+    for group in groups:
+        for tier in tiers:
+            if tier.name in group:
+                taken = min(wanted[group], free[tier.name] - used[tier.name])
+                wanted[group] -= taken
+                used[tier.name] += taken
+    return used
+
+
+@dataclasses.dataclass
+class Peak:
+    """The most of a number over some time.
+
+    :ivar steps: (since when, the most from then on), ever lower.
+    """
+
+    steps: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)
+
+    def over(self, value: float, now: float, seconds: float) -> float:
+        """Note the number, and give its most: a lower one counts when it was not exceeded for so many seconds.
+
+        >>> peak = Peak()
+        >>> [peak.over(value, now, 60) for value, now in ((9, 0), (2, 1), (3, 30), (0, 50), (0, 60), (0, 61), (0, 110))]
+        [9, 9, 9, 9, 9, 3, 0]
+        """
+        since = now
+        while self.steps and self.steps[-1][1] <= value:
+            since = self.steps.pop()[0]
+        self.steps.append((since, value))
+        while len(self.steps) > 1 and self.steps[1][0] + seconds <= now:
+            self.steps.popleft()
+        return self.steps[0][1]
+
+
+Key = TypeVar("Key")
+
+
+def _itself(key: Any) -> Any:
+    return key
+
+
+def forget(table: dict[Key, Any], known: Collection[Any], of: Callable[[Key], Any] = _itself) -> None:
+    """Take out of a policy's own table what the run does not know any more, once that is most of it.
+
+    :param of: what an entry's key is about.
+
+    >>> table = dict.fromkeys(range(100), "noted")
+    >>> forget(table, {1, 2})
+    >>> table
+    {1: 'noted', 2: 'noted'}
+    """
+    if len(table) > 2 * len(known) + 64:
+        for key in [key for key in table if of(key) not in known]:
+            del table[key]

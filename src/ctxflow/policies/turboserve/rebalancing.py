@@ -1,0 +1,285 @@
+"""Min-max rebalancing with migration cost: TurboServe's placement controller (4), and the sub-groups of large fleets.
+
+The printed rule takes the best move off one GPU with the longest chunk, while that shortens the longest chunk of all.
+It stalls where two GPUs share the longest, since no single move helps then. The plateau-aware rule, which is the
+default, asks whether a move takes a session from a GPU with the longest chunk to one where chunks stay shorter than
+that: the GPUs with the longest chunk become fewer, or have fewer sessions, with every move.
+
+At the end what moves when the number of GPUs changes: consolidation before scale-in, spreading after scale-out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from ctxflow.policies.turboserve.assignment import Curve, Gpu, Residents, Session, assign
+
+Rule = Literal["plateau-aware", "printed"]
+GROUP_SIZE = 64
+"""GPUs of a sub-group: the paper's."""
+ONE_GROUP = 256
+"""GPUs up to which a fleet is balanced as one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """A session that goes to another GPU."""
+
+    session: Session
+    source: Gpu
+    target: Gpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What moves cost, against what they gain.
+
+    :ivar seconds: C_mig by session; 0 for those not named.
+    :ivar weight: mu: seconds of chunk time that a second of migration has to gain.
+    """
+
+    seconds: Mapping[Session, float] = dataclasses.field(default_factory=dict)
+    weight: float = 0.0
+
+    def of(self, session: Session) -> float:
+        """mu C_mig."""
+        return self.weight * self.seconds.get(session, 0.0)
+
+
+FREE = Costs()
+
+
+def rebalance(
+    residents: Residents,
+    curve: Curve,
+    costs: Costs = FREE,
+    capacity: int | None = None,
+    rule: Rule = "plateau-aware",
+    speeds: Mapping[Gpu, float] | None = None,
+) -> list[Move]:
+    """The moves that make the longest chunk shorter, one for each session that moves.
+
+    Guarantees of the plateau-aware rule, where no GPU is over the capacity to begin with: the longest chunk is at most
+    weight * (the dearest session's seconds) longer than under the best placement there is, so without a weight it is
+    the best; no GPU gets a longer chunk than the longest was; O((GPUs + moves) log GPUs), whatever the sessions.
+
+    :param residents: sessions by GPU; GPUs without any have to be named.
+    :param curve: seconds of a chunk by the sessions on a GPU.
+    :param capacity: K; None for no limit.
+    :param rule: "plateau-aware", or "printed" for (4) as it stands.
+    :param speeds: how many times the curve's speed a GPU has; 1 for those not named.
+    :raises ValueError: for a rule that is not there.
+
+    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> rebalance({0: ["a", "b", "c"], 1: ["d", "e", "f"], 2: [], 3: []}, PowerCurve(0, 1))[0]
+    Move(session='a', source=0, target=2)
+    >>> rebalance({0: ["a", "b", "c"], 1: ["d", "e", "f"], 2: [], 3: []}, PowerCurve(0, 1), rule="printed")
+    []
+    """
+    if rule not in ("plateau-aware", "printed"):
+        raise ValueError(f"there is no rule {rule!r}: choose plateau-aware or printed")
+    board = _Board(residents, curve, costs, capacity, speeds or {})
+    for session, source, target in board.plateau_aware() if rule == "plateau-aware" else board.printed():
+        board.move(session, source, target)
+    return board.moves()
+
+
+def rebalance_groups(
+    residents: Residents,
+    curve: Curve,
+    costs: Costs = FREE,
+    capacity: int | None = None,
+    group_size: int = GROUP_SIZE,
+    one_group: int = ONE_GROUP,
+) -> list[Move]:
+    """`rebalance` in sub-groups where there are more GPUs than are balanced as one.
+
+    GPUs are dealt out by their number of sessions, there and back, so that sub-groups have about the same load.
+
+    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> many = {gpu: [(gpu, n) for n in range(gpu % 4)] for gpu in range(320)}
+    >>> len(rebalance_groups(many, PowerCurve(0, 1))) == len(rebalance(many, PowerCurve(0, 1)))
+    True
+    """
+    if len(residents) <= one_group:
+        return rebalance(residents, curve, costs, capacity)
+    parts: list[dict[Gpu, object]] = [{} for _ in range(math.ceil(len(residents) / group_size))]
+    for number, gpu in enumerate(sorted(residents, key=lambda gpu: -len(residents[gpu]))):
+        turn, place = divmod(number, len(parts))
+        parts[-1 - place if turn % 2 else place][gpu] = None
+    groups = [{gpu: residents[gpu] for gpu in part} for part in parts]
+    return [move for group in groups for move in rebalance(group, curve, costs, capacity)]
+
+
+class _Board:
+    """Sessions on GPUs while moves are tried; copies a GPU's sessions only when it is touched."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        curve: Curve,
+        costs: Costs,
+        capacity: int | None,
+        speeds: Mapping[Gpu, float],
+    ) -> None:
+        self._residents = residents
+        self._touched: dict[Gpu, dict[Session, None]] = {}
+        self._by_cost: dict[Gpu, list[Session]] = {}
+        self._counts = {gpu: len(sessions) for gpu, sessions in residents.items()}
+        self._costs, self._speeds = costs, speeds
+        self._capacity = math.inf if capacity is None else capacity
+        self._curve = curve
+        self._seconds = [curve(count) for count in range(max(self._counts.values(), default=0) + 2)]
+        self._origin: dict[Session, Gpu] = {}
+        self._place: dict[Session, Gpu] = {}
+
+    def latency(self, gpu: Gpu, count: int) -> float:
+        """Seconds of a chunk with so many sessions on this GPU."""
+        while count >= len(self._seconds):
+            self._seconds.append(self._curve(len(self._seconds)))
+        return self._seconds[count] / self._speeds.get(gpu, 1.0) if self._speeds else self._seconds[count]
+
+    def move(self, session: Session, source: Gpu, target: Gpu) -> None:
+        """Carry out a move."""
+        del self._sessions(source)[session]
+        self._sessions(target)[session] = None
+        self._by_cost.pop(target, None)
+        self._counts[source] -= 1
+        self._counts[target] += 1
+        self._origin.setdefault(session, source)
+        self._place[session] = target
+
+    def moves(self) -> list[Move]:
+        """What was carried out, from where a session was at first to where it is at last."""
+        pairs = ((session, self._origin[session], target) for session, target in self._place.items())
+        return [Move(session, source, target) for session, source, target in pairs if source != target]
+
+    def plateau_aware(self) -> Iterator[tuple[Session, Gpu, Gpu]]:
+        """Moves from a GPU with the longest chunk to where chunks are shortest with one session more."""
+        counts, latency = self._counts, self.latency
+        heavy = [(-latency(gpu, n), -n, order, gpu) for order, (gpu, n) in enumerate(counts.items())]
+        light = [(latency(gpu, n + 1), n, order, gpu) for order, (gpu, n) in enumerate(counts.items())]
+        heapq.heapify(heavy)
+        heapq.heapify(light)
+        while heavy and light:
+            longest, sessions, order, source = heavy[0]
+            if counts[source] != -sessions:
+                heapq.heappop(heavy)
+                continue
+            then, there, order_there, target = light[0]
+            if counts[target] != there or there >= self._capacity:
+                heapq.heappop(light)
+                continue
+            if not sessions or -longest - then <= 0:
+                return
+            session = self._cheapest(source)
+            if -longest - then - self._costs.of(session) <= 0:
+                return
+            yield session, source, target
+            # What was true of either is at the top of one heap, and found out of date later in the other.
+            left, now = -sessions - 1, there + 1
+            heapq.heapreplace(heavy, (-latency(source, left), -left, order, source))
+            heapq.heapreplace(light, (latency(target, now + 1), now, order_there, target))
+            heapq.heappush(heavy, (-then, -now, order_there, target))
+            heapq.heappush(light, (-longest, left, order, source))
+
+    def printed(self) -> Iterator[tuple[Session, Gpu, Gpu]]:
+        """The best move off the first GPU with the longest chunk, while (4) is positive."""
+        while self._counts:
+            now = {gpu: self.latency(gpu, n) for gpu, n in self._counts.items()}
+            source = max(now, key=now.__getitem__)
+            if not self._counts[source]:
+                return
+            best: tuple[float, Gpu] | None = None
+            session = self._cheapest(source)
+            least = self.latency(source, self._counts[source] - 1)
+            for target, n in self._counts.items():
+                if target != source and n < self._capacity:
+                    rest = max((each for gpu, each in now.items() if gpu not in (source, target)), default=0.0)
+                    worst = max(rest, least, self.latency(target, n + 1))
+                    gain = now[source] - worst - self._costs.of(session)
+                    if gain > 0 and (best is None or gain > best[0]):
+                        best = gain, target
+            if best is None:
+                return
+            yield session, source, best[1]
+
+    def _sessions(self, gpu: Gpu) -> dict[Session, None]:
+        if gpu not in self._touched:
+            self._touched[gpu] = dict.fromkeys(self._residents[gpu])
+        return self._touched[gpu]
+
+    def _cheapest(self, gpu: Gpu) -> Session:
+        sessions = self._sessions(gpu)
+        if not self._costs.weight:
+            return next(iter(sessions))
+        order = self._by_cost.get(gpu)
+        if order is None:
+            seconds = self._costs.seconds
+            order = self._by_cost[gpu] = sorted(sessions, key=lambda session: -seconds.get(session, 0.0))
+        while order[-1] not in sessions:
+            order.pop()
+        return order[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Consolidation:
+    """:ivar released: the GPUs that are empty after the moves. :ivar moves: off them, onto those that stay."""
+
+    released: Sequence[Gpu]
+    moves: Sequence[Move]
+
+
+def consolidate(residents: Residents, keep: int, curve: Curve, capacity: int | None = None) -> Consolidation:
+    """Empty the GPUs with the fewest sessions, so that they can be released at once.
+
+    Guarantees: at least `keep` GPUs stay, and more where their capacity is needed; none that stays is over capacity
+    unless it was before.
+
+    :param keep: how many GPUs are to stay.
+    :raises ValueError: if none is to stay.
+
+    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> consolidate({"x": "ab", "y": "c", "z": ""}, 1, PowerCurve(0, 1), capacity=3)
+    Consolidation(released=('z', 'y'), moves=(Move(session='c', source='y', target='x'),))
+    """
+    if keep < 1:
+        raise ValueError("sessions have to stay somewhere: keep 1 GPU or more")
+    number = {gpu: n for n, gpu in enumerate(residents)}
+    order = sorted(residents, key=lambda gpu: (len(residents[gpu]), -number[gpu]))
+    released = order[: max(0, len(order) - keep)]
+    if capacity is not None:
+        released = released[: _fitting(residents, released, capacity)]
+    gone = set(released)
+    home = {session: gpu for gpu in released for session in residents[gpu]}
+    staying = {gpu: sessions for gpu, sessions in residents.items() if gpu not in gone}
+    placed = assign(home, staying, curve, capacity).placed
+    return Consolidation(tuple(released), tuple(Move(each, home[each], gpu) for each, gpu in placed.items()))
+
+
+def spread(
+    residents: Residents, added: Iterable[Gpu], curve: Curve, costs: Costs = FREE, capacity: int | None = None
+) -> list[Move]:
+    """Rebalance onto GPUs that have just been added, so that they are used at once.
+
+    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
+    >>> spread({"x": "abc"}, ["y"], PowerCurve(0, 1))
+    [Move(session='a', source='x', target='y')]
+    """
+    return rebalance_groups({**residents, **dict.fromkeys(added, ())}, curve, costs, capacity)
+
+
+def _fitting(residents: Residents, released: Sequence[Gpu], capacity: int) -> int:
+    """How many of the GPUs can be emptied, the first ones first, without putting another over its capacity."""
+    room = sum(max(0, capacity - len(sessions)) for sessions in residents.values())
+    for number, gpu in enumerate(released):
+        there = len(residents[gpu])
+        # Its own room goes with it, and its sessions take as much of the others'.
+        room -= max(0, capacity - there) + there
+        if room < 0:
+            return number
+    return len(released)
