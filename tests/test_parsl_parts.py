@@ -42,7 +42,7 @@ def test_a_wait_for_all_tasks_is_seen_on_the_stack():
 
 @pytest.mark.parametrize("provider", CLUSTERS, ids=lambda each: each.__name__)
 def test_providers_speak_to_batch_systems_by_what_can_be_replaced(provider):
-    sentence = f"{provider.__name__} has another way than execute_wait: factory/parsl_ear.py (Ear) cannot hear it"
+    sentence = f"{provider.__name__} has another way than execute_wait: factory/parsl_systems.py (ParslIntercept) fails"
     told = getattr(provider, "execute_wait", lambda: None)
     assert list(inspect.signature(told).parameters) == ["self", "cmd", "timeout"], sentence
     for method in ("submit", "_status", "cancel"):
@@ -52,13 +52,13 @@ def test_providers_speak_to_batch_systems_by_what_can_be_replaced(provider):
 def test_providers_write_where_they_are_told():
     provider = SlurmProvider(launcher=SimpleLauncher(), walltime="00:10:00")
     for name in ("script_dir", "nodes_per_block", "launcher", "label"):
-        assert hasattr(provider, name), f"SlurmProvider has no {name}, which factory/parsl_jobs.py sets or reads"
+        assert hasattr(provider, name), f"SlurmProvider has no {name}, which factory/parsl_provider.py sets or reads"
     assert list(inspect.signature(provider.submit).parameters)[:2] == ["command", "tasks_per_node"]
     assert LocalProvider().label == "local"
 
 
 def test_pods_are_created_by_a_client_that_can_be_wrapped():
-    sentence = "KubernetesProvider creates pods in another way: factory/parsl_ear.py (OnePod) cannot change them"
+    sentence = "KubernetesProvider creates pods in another way: factory/parsl_systems.py (OnePod) cannot change them"
     assert "kube_client" in KubernetesProvider.__init__.__code__.co_names, sentence
     create = getattr(KubernetesProvider, "_create_pod", lambda: None).__code__
     assert {"kube_client", "create_namespaced_pod"} <= set(create.co_names), sentence

@@ -13,8 +13,8 @@ from in_process import ctxflow
 
 from ctxflow.cli import factory as command_module
 from ctxflow.factory import ProviderError, leftovers
-from ctxflow.factory.connection import Connection, Run, write_private
-from ctxflow.factory.exchange import FactoryClient
+from ctxflow.factory.connection import Connection, LiveRun, write_private
+from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import FoundJob
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.tier import Tier
@@ -65,7 +65,7 @@ def run_of(tmp_path, name, **more):
         write_private(str(directory / file), "")
     program, password = str(directory / "ctxflow.pyz"), str(directory / "password")
     where = (name, socket.gethostname(), os.getpid(), str(directory), "10.0.0.1", 9000, password, program)
-    run = Run(*where, {"a10": ["python3"], "here": ["python3"]}, {"a10": [], "here": []}, acquire="factory")
+    run = LiveRun(*where, {"a10": ["python3"], "here": ["python3"]}, {"a10": [], "here": []}, acquire="factory")
     return dataclasses.replace(run, **more)
 
 

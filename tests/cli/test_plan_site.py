@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from ctxflow.cli import plan as plan_command
 from ctxflow.cli.app import app
 from ctxflow.executors.simulated import SimulatedEngine
-from ctxflow.factory.provider import Survey
+from ctxflow.factory.provider import PoolSurvey
 from ctxflow.factory.site_check import TierAnswer
 from ctxflow.policies.placement.problem import Problem
 from ctxflow.scheduler import Policies, log
@@ -118,7 +118,7 @@ def test_a_measured_run_takes_the_place_of_the_estimate(files, tmp_path):
 def test_live_counts_the_machines_that_there_are(files, monkeypatch):
     def ask(site):
         first, second = site.tiers
-        yield TierAnswer(first, Survey(machines=2, free=0, workers=2))
+        yield TierAnswer(first, PoolSurvey(machines=2, free=0, workers=2))
         yield TierAnswer(second, None, ("the collector does not answer",))
 
     monkeypatch.setattr(plan_command, "ask_tiers", ask)

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
-from ctxflow.factory.provider import Provider, Survey
-from ctxflow.factory.providers import provider_of
-from ctxflow.factory.worker_job import Lead, worker_job
+from ctxflow.factory.provider import PoolSurvey, Provider
+from ctxflow.factory.tier_providers import Lead, provider_of, worker_job
 from ctxflow.sites.tier import Tier
 
 SITES = Path(__file__).resolve().parents[2] / "site-configs"
@@ -58,7 +57,7 @@ def asked(source: tuple[tuple[str, str], ...]) -> Provider:
     return provider_of(Tier(**SMALL, **dict(source)), "check")
 
 
-def survey(**keys) -> Survey:
+def survey(**keys) -> PoolSurvey:
     tier = Tier(**{**SMALL, **keys})
     source = tuple((key, keys[key]) for key in ("pool", "schedd") if key in keys)
     return asked(source).survey(worker_job(tier, Lead("submit", 9123, "ctxflow.pyz", "password")))

@@ -14,8 +14,8 @@ import pytest
 from parsl.providers import SlurmProvider
 
 from ctxflow.factory import JobChange, ProviderError, WorkerJob
-from ctxflow.factory.parsl_jobs import ParslProvider
-from ctxflow.factory.parsl_tiers import parsl_provider
+from ctxflow.factory.parsl_provider import ParslProvider
+from ctxflow.factory.parsl_systems import parsl_provider
 from ctxflow.sites.tier import Tier
 from ctxflow.testing.jobs import Watch
 
@@ -211,7 +211,7 @@ def test_stop_leaves_nothing_even_of_jobs_it_was_never_told_of(directory):
 DRIVER = """
 import sys, time
 from parsl.providers import SlurmProvider
-from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.provider import WorkerJob
 provider = ParslProvider(SlurmProvider(exclusive=False, mem_per_node=1), "killed", lease=1)
 provider.start(sys.argv[1])

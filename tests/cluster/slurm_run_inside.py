@@ -23,7 +23,7 @@ from pathlib import Path
 from parsl.providers import SlurmProvider
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 

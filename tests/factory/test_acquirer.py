@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob, acquirer
+from ctxflow.factory import JobChange, LocalProvider, ProviderError, WorkerJob, tier_acquirer
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.provider import Survey
+from ctxflow.factory.provider import PoolSurvey
 
 
 class Moody(LocalProvider):
@@ -24,7 +24,7 @@ class Moody(LocalProvider):
         self.grants: int | None = None
         self.calls: list[int] = []
         self.news: list[JobChange] = []
-        self.found = Survey(machines=1, free=1)
+        self.found = PoolSurvey(machines=1, free=1)
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
         self.calls.append(count)
@@ -43,7 +43,7 @@ class Moody(LocalProvider):
         news, self.news = self.news, []
         return [*super().changes(), *news]
 
-    def survey(self, job: WorkerJob) -> Survey:
+    def survey(self, job: WorkerJob) -> PoolSurvey:
         self.queries += 1
         return self.found
 
@@ -190,7 +190,7 @@ def test_a_job_that_somebody_put_on_hold_stays_so_and_is_not_asked_for_again(
 
 
 def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[..., Bench], monkeypatch) -> None:
-    monkeypatch.setattr("ctxflow.factory.acquirer._STUCK_SECONDS", 0.0)
+    monkeypatch.setattr("ctxflow.factory.tier_acquirer._STUCK_SECONDS", 0.0)
     bench = make()
     bench.provider.down = True
     bench.acquirer.hold("a10", 1)
@@ -200,7 +200,7 @@ def test_it_says_why_there_are_fewer_workers_than_are_wanted(make: Callable[...,
     bench.until(lambda: bench.states() == ["running"])
     assert bench.acquirer.reasons()["a10"] == "1 worker starts"
     job = bench.changes[0].job
-    bench.provider.found = Survey(machines=4, free=0)
+    bench.provider.found = PoolSurvey(machines=4, free=0)
     bench.provider.news.append(JobChange(job, "evicted", "its owner came back"))
     bench.until(lambda: bench.acquirer.reasons()["a10"].startswith("all 4 machines that would do are busy; "))
     bench.provider.news.append(JobChange(job, "running"))
@@ -253,9 +253,9 @@ def test_a_job_that_ends_with_its_eviction_is_no_failure(make: Callable[..., Ben
 def test_where_no_machine_will_do_it_says_why(
     make: Callable[..., Bench], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxflow.factory.acquirer._STUCK_SECONDS", 0.0)
+    monkeypatch.setattr("ctxflow.factory.tier_acquirer._STUCK_SECONDS", 0.0)
     bench = make()
-    bench.provider.found = Survey(machines=0, advice=("no machine has 9 GPUs: the most is 4",))
+    bench.provider.found = PoolSurvey(machines=0, advice=("no machine has 9 GPUs: the most is 4",))
     bench.acquirer.hold("a10", 1)
     bench.until(lambda: bench.states() == ["running"])
     bench.provider.news.append(JobChange(bench.changes[0].job, "queued"))
@@ -280,7 +280,7 @@ def test_other_workers_from_now_on_and_none_of_those_there_is_lost(make: Callabl
 def test_what_could_not_be_removed_is_removed_later(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxflow.factory.acquirer._REMOVE_SECONDS", 0.2)
+    monkeypatch.setattr("ctxflow.factory.tier_acquirer._REMOVE_SECONDS", 0.2)
     bench = make()
     bench.acquirer.hold("a10", 1)
     bench.until(lambda: bench.states() == ["running"])
@@ -331,7 +331,7 @@ def test_workers_are_asked_for_elsewhere_also_where_jobs_cannot_be_changed(make:
 def test_a_batch_system_that_was_down_hears_later_where_workers_are_not_wanted(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acquirer, "_REMOVE_SECONDS", 0.05)
+    monkeypatch.setattr(tier_acquirer, "_REMOVE_SECONDS", 0.05)
     bench = make(told=True, picky=True)
     provider = bench.provider
     assert isinstance(provider, Picky)

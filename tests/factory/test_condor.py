@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ctxflow.factory import CondorProvider, JobChange, ProviderError, WorkerJob, condor_process
-from ctxflow.factory.condor_events import change_of
+from ctxflow.factory.condor_jobs import change_of
 
 ADDRESS = "<10.77.0.12:9618?addrs=10.77.0.12-9618&alias=host2.testbed&noUDP&sock=startd_33_871e>"
 
@@ -145,7 +145,7 @@ def processes() -> list[int]:
             parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError):
             continue
-        if b"condor_requests" in words and parent == os.getpid():
+        if b"condor_process" in words and parent == os.getpid():
             found.append(int(entry))
     return found
 
@@ -315,6 +315,6 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path, schedd: Play
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     pid = int((tmp_path / "process").read_text())
-    while os.path.exists(f"/proc/{pid}") and b"condor_requests" in Path(f"/proc/{pid}/cmdline").read_bytes():
+    while os.path.exists(f"/proc/{pid}") and b"condor_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
         assert time.monotonic() < until
         time.sleep(0.05)

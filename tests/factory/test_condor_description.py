@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.factory import ProviderError, WorkerJob
-from ctxflow.factory.condor_description import describe, quoted, variables_text
+from ctxflow.factory.condor_jobs import describe, quoted, variables_text
 
 _SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ctxflow.factory import ProviderError, WorkerJob, condor_driver
-from ctxflow.factory.condor_description import describe
 from ctxflow.factory.condor_driver import describe_driver
+from ctxflow.factory.condor_jobs import describe
 from ctxflow.factory.condor_process import NoAnswer
 from ctxflow.factory.condor_survey import driver_refusal
 

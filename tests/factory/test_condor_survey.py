@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.factory.condor_places import places_of
+from ctxflow.factory.condor_machines import places_of
 from ctxflow.factory.condor_survey import ask, need_of, refusal_of, survey_of
 from ctxflow.factory.provider import WorkerJob
 

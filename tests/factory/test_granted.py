@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from ctxflow.factory import JobChange, ProviderError, WorkerJob
-from ctxflow.factory.granted import GrantedProvider
-from ctxflow.factory.provider import FoundJob, Survey
+from ctxflow.factory.provider import FoundJob, PoolSurvey
+from ctxflow.factory.sharing import GrantedProvider
 
 JOB = WorkerJob("a10", ["true"])
 
@@ -46,7 +46,7 @@ class Queue:
         return "words"
 
     def survey(self, job):
-        return Survey(machines=3)
+        return PoolSurvey(machines=3)
 
     def find(self):
         self.queries += 1

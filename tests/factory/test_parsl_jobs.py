@@ -27,11 +27,9 @@ from parsl.providers import GridEngineProvider, LocalProvider, PBSProProvider, S
 from parsl.providers.kubernetes import kube
 
 from ctxflow.factory import JobChange, ProviderError, WorkerJob, slurm
-from ctxflow.factory.parsl_exclusion import kept_from
-from ctxflow.factory.parsl_jobs import ParslProvider
-from ctxflow.factory.parsl_script import Places, worker_script
-from ctxflow.factory.parsl_story import Word
-from ctxflow.factory.parsl_tiers import parsl_provider
+from ctxflow.factory.parsl_provider import ParslProvider
+from ctxflow.factory.parsl_script import JobPaths, JobReport, worker_script
+from ctxflow.factory.parsl_systems import kept_from, parsl_provider
 from ctxflow.sites.tier import Tier
 from ctxflow.testing.jobs import Watch
 
@@ -185,7 +183,7 @@ def test_removal_is_no_eviction(local: Watched) -> None:
 @pytest.mark.long
 def test_a_job_that_begins_after_its_driver_is_gone_ends_at_once(local: Watched, tmp_path: Path) -> None:
     local._beat_at, local._lease = float("inf"), 6
-    Path(Places(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 7}\n")
+    Path(JobPaths(str(tmp_path), "").seen).write_text(f"{int(time.time()) - 7}\n")
     [job] = local.submit(sh("echo never"), 1)
     assert local.until(job, "ended").reason == "it ended with status 1"
     assert "the run is over" in local.last_words(job)
@@ -204,7 +202,7 @@ def test_stop_ends_all(tmp_path: Path) -> None:
 def test_missing_files_and_unshared_directories_are_said(local: Watched, tmp_path: Path) -> None:
     gone = tmp_path / "program"
     gone.write_text("")
-    text = worker_script(sh("true", files=[str(gone)]), Places(str(tmp_path), "job-1"), None, 120)
+    text = worker_script(sh("true", files=[str(gone)]), JobPaths(str(tmp_path), "job-1"), None, 120)
     gone.unlink()
     local._beat()
     assert subprocess.run(["bash", "-c", text], check=False).returncode == 1
@@ -321,7 +319,7 @@ def test_a_worker_that_gets_sigterm_together_with_its_script_has_a_status(batch:
 def test_of_jobs_that_ended_the_last_are_known_and_keep_their_files(
     batch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctxflow.factory.parsl_jobs._MOST_ENDED", 2)
+    monkeypatch.setattr("ctxflow.factory.parsl_provider._MOST_ENDED", 2)
     watched = Watched(parsl_provider(Tier(provider="pbs")), tmp_path)
     jobs = []
     for number in range(4):
@@ -617,7 +615,7 @@ def test_a_thousand_workers_cost_a_file_server_little(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("behind", [0, 3600])
 def test_a_driver_whose_clock_is_behind_lives(tmp_path: Path, behind: int) -> None:
     """By its worker's clock nobody has looked after the job for an hour; but somebody does."""
-    places = Places(str(tmp_path), "job-1")
+    places = JobPaths(str(tmp_path), "job-1")
     script = tmp_path / "script.sh"
     script.write_text(worker_script(sh("echo works"), places, None, lease=3))
     Path(places.seen).write_text(f"{int(time.time()) - behind}\n")
@@ -656,7 +654,7 @@ def test_a_job_of_slurm_that_is_held_after_its_script_ended_waits_until_it_is_re
     parsl.cancel = lambda jobs: cancelled.append(jobs) or [True for _ in jobs]
     provider = ParslProvider(parsl, "7", clock=lambda: now[0])
     provider.start(str(tmp_path))
-    says = slurm.Line("12", "ctxflow.7.any.1.1", Word("running", host="n1", restarts=0))
+    says = slurm.QueueEntry("12", "ctxflow.7.any.1.1", JobReport("running", host="n1", restarts=0))
     provider._squeue = lambda: {"12": says}  # type: ignore[method-assign]
 
     def after(*lines: str) -> list[str]:
@@ -670,11 +668,11 @@ def test_a_job_of_slurm_that_is_held_after_its_script_ended_waits_until_it_is_re
 
     assert provider.submit(sh("true"), 1) == ["12"]
     assert after("began n1") == ["running"]
-    says = slurm.Line("12", says.name, Word("held", "job requeued in held state", restarts=1))
+    says = slurm.QueueEntry("12", says.name, JobReport("held", "job requeued in held state", restarts=1))
     assert after("notice TERM", "ended 143") == ["evicted", "held by hand"]
-    says = slurm.Line("12", says.name, Word("queued", "Priority", restarts=1))
+    says = slurm.QueueEntry("12", says.name, JobReport("queued", "Priority", restarts=1))
     assert after() == ["queued"]
-    says = slurm.Line("12", says.name, Word("running", host="n2", restarts=1))
+    says = slurm.QueueEntry("12", says.name, JobReport("running", host="n2", restarts=1))
     assert after("began n2") == ["running"]
     assert cancelled == []
     # One whose end Slurm does not see is ended, as before.

@@ -11,9 +11,9 @@ import pytest
 
 from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.condor_description import describe, variables_text
-from ctxflow.factory.condor_places import PRIORITY, pinned
-from ctxflow.factory.worker_job import Lead, worker_job
+from ctxflow.factory.condor_jobs import describe, variables_text
+from ctxflow.factory.condor_machines import PRIORITY, pinned
+from ctxflow.factory.tier_providers import Lead, worker_job
 from ctxflow.sites.tier import Tier
 from ctxflow.topology import Gpu, Topology
 

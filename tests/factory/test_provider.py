@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
-from ctxflow.factory.granted import GrantedProvider
 from ctxflow.factory.local import LocalProvider
-from ctxflow.factory.parsl_jobs import ParslProvider
+from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.provider import arguments, check_job, tail
+from ctxflow.factory.sharing import GrantedProvider
 
 
 def test_a_provider_error_is_one_of_ours() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.factory.shares import grants, shares, to_give
+from ctxflow.factory.sharing import grants, shares, to_give
 
 RUNS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 30))
 MAXIMUM = st.integers(0, 60)

@@ -7,11 +7,19 @@ import socket
 import pytest
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.exchange import FactoryClient, RunFiles
+from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import JobChange
-from ctxflow.factory.spending import SpendingMeter, Spent, limits_of, reached, standing
-from ctxflow.factory.spending_limits import FactoryLimits
-from ctxflow.factory.spending_record import SpendingRecord, spending_file
+from ctxflow.factory.run_files import RunFiles
+from ctxflow.factory.spending import (
+    FactoryLimits,
+    SpendingMeter,
+    SpendingRecord,
+    Spent,
+    limits_of,
+    reached,
+    spending_file,
+    standing,
+)
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.problem import SiteError
 from ctxflow.sites.tier import Tier

@@ -33,7 +33,7 @@ from ctxflow.batch.status_file import read_status
 from ctxflow.batch.templates import template_text
 from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.factory import condor_driver
-from ctxflow.factory.condor_description import BATCH_VARIABLE
+from ctxflow.factory.condor_jobs import BATCH_VARIABLE
 from ctxflow.safe_files import make_own_folder, own_folder, read_own, write_private
 from ctxflow.sites import Site, load_site
 

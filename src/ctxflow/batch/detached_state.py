@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from ctxflow.factory.condor_events import change_of
+from ctxflow.factory.condor_jobs import change_of
 
 State = Literal["queued", "running", "held", "done", "failed", "cancelled", "lost"]
 ENDED = ("done", "failed", "cancelled", "lost")

@@ -1,6 +1,6 @@
 """A job's figures for Prometheus, while its driver runs.
 
-What does not live here: the figures (observe/progress.py), and serving (factory/metrics.py). Needs
+What does not live here: the figures (observe/progress.py), and serving (factory/prometheus.py). Needs
 prometheus-client, of the extra `factory`.
 """
 
@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.factory.metrics import limit_metrics, start_server
+from ctxflow.factory.prometheus import limit_metrics, start_server
 from ctxflow.observe.progress import Progress
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import typer
 
 from ctxflow.cli import batch_options as options
 from ctxflow.errors import UsageError
-from ctxflow.factory.metrics import place_of
+from ctxflow.factory.prometheus import place_of
 from ctxflow.terminal import timed
 
 

@@ -22,9 +22,10 @@ from rich.table import Table
 from ctxflow.consoles import VisibleConsole
 from ctxflow.factory.connection import live_runs
 from ctxflow.factory.leftovers import Leftovers, find_leftovers, remove_leftovers
-from ctxflow.factory.metrics import place_of, serve_metrics
-from ctxflow.factory.rehearsal import rehearse
-from ctxflow.factory.service import Service, only_factory
+from ctxflow.factory.prometheus import place_of, serve_metrics
+from ctxflow.factory.run_files import only_factory
+from ctxflow.factory.service import Service
+from ctxflow.factory.site_check import rehearse
 from ctxflow.sites import Site, load_site
 from ctxflow.wording import counted
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctxflow.cli.plan_job import Candidate, Job, Known, Query
-from ctxflow.factory.provider import Survey
+from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.locate import locate_model
 from ctxflow.models.shape import BYTES, shape_of
 from ctxflow.policies.placement.problem import Model, Problem, QueryType
@@ -52,7 +52,7 @@ class _Offered:
 
 
 def make_problem(
-    site: Site, job: Job, surveys: Mapping[str, Survey] | None = None, recorded: Recorded | None = None
+    site: Site, job: Job, surveys: Mapping[str, PoolSurvey] | None = None, recorded: Recorded | None = None
 ) -> SiteProblem:
     """The problem.
 
@@ -95,7 +95,7 @@ def make_problem(
 # --- tiers
 
 
-def _offered(site: Site, tier: Tier, job: Job, survey: Survey | None, notes: list[str]) -> _Offered:
+def _offered(site: Site, tier: Tier, job: Job, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
     name, gpus = tier.spec.name, tier.spec.gpus
     known = next((each for each in job.tiers if each.name == name), Known(name=name))
     model = known.gpu or (tier.gpu_model if tier.gpu_model != name else None)
@@ -229,7 +229,9 @@ def _speed(
     return guess
 
 
-def survey_site(answers: Sequence[tuple[str, Survey | None, Sequence[str]]]) -> tuple[dict[str, Survey], list[str]]:
+def survey_site(
+    answers: Sequence[tuple[str, PoolSurvey | None, Sequence[str]]],
+) -> tuple[dict[str, PoolSurvey], list[str]]:
     """Surveys by tier, and a sentence for each tier that could not be asked."""
     surveys = {name: survey for name, survey, _ in answers if survey is not None}
     silent = [

@@ -14,9 +14,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from ctxflow.consoles import VisibleConsole
-from ctxflow.factory.network_check import network_advice, network_problems
 from ctxflow.factory.probing import ProbeAnswer, probe_tiers
-from ctxflow.factory.site_check import EnvironmentAnswer, TierAnswer, ask_environment, ask_tiers
+from ctxflow.factory.site_check import (
+    EnvironmentAnswer,
+    TierAnswer,
+    ask_environment,
+    ask_tiers,
+    network_advice,
+    network_problems,
+)
 from ctxflow.policies.registry import FAMILIES, make
 from ctxflow.sites import Site, SiteError, load_site
 from ctxflow.sites.hints import hints

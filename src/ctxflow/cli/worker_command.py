@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.factory.connection import Run, live_runs
+from ctxflow.factory.connection import LiveRun, live_runs
 
 
 def worker_command(
@@ -49,7 +49,7 @@ def worker_command(
     print(shlex.join(found.commands[name]))
 
 
-def _choose(runs: list[Run], wanted: str | None) -> Run:
+def _choose(runs: list[LiveRun], wanted: str | None) -> LiveRun:
     """The run that is meant.
 
     :raises CtxflowError: if there is none.
@@ -77,7 +77,7 @@ def _lies_in(directory: str, place: str) -> bool:
     return os.path.commonpath([os.path.realpath(directory), place]) == place
 
 
-def _explanation(run: Run, tier: str) -> str:
+def _explanation(run: LiveRun, tier: str) -> str:
     """What must be so where the line is run."""
     lines = [
         f"Run this line where a worker of tier {tier} is to be. That machine must",

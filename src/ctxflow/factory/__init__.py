@@ -1,8 +1,7 @@
-"""Acquiring and releasing workers: providers, which start and end worker jobs, one job per worker.
+"""Acquire and release workers: providers, which start and end worker jobs, one job per worker.
 
-The names are imported when first used: the process of HTCondor's bindings needs none of them.
-
-What does not live here: how many workers to hold (policies/scaling), and what a worker does (host/).
+The names are imported when first used: the process of HTCondor's bindings needs none of them. How many workers to hold
+is decided by scaling policies.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctxflow.factory.condor import CondorProvider
+    from ctxflow.factory.condor_provider import CondorProvider
     from ctxflow.factory.local import LocalProvider
     from ctxflow.factory.provider import JobChange, Provider, ProviderError, WorkerJob
 
 _PLACES = {
-    "CondorProvider": "condor",
+    "CondorProvider": "condor_provider",
     "JobChange": "provider",
     "LocalProvider": "local",
     "Provider": "provider",

@@ -1,13 +1,12 @@
-"""A run's driver as a job of HTCondor's: said to the schedd, looked for in its queue, ended with all its workers.
+"""Submit a run's driver as a job to HTCondor, find it in the queue, and end it with all its workers.
 
 The job is of the local universe: it runs at once on the machine of the schedd, which lives as long as the queue does,
-sees the files that its user sees there, is reached by workers, and may submit them. There it needs no slot and is not
-in the way of workers; no owner takes it away, and when it ends early or the machine starts again, it begins anew within
+sees the files that its user sees there, is reached by workers, and may submit them. There it needs no slot and does not
+compete with workers; no owner takes it away, and when it ends early or the machine starts again, it restarts within
 seconds. (A vanilla job would run on a machine that has none of this; one of the scheduler universe, which DAGMan
 uses, is left to cool down for five minutes whenever it is vacated.)
 
-What does not live here: workers (condor.py), what the job's events mean (batch/detached_state.py), and what the driver
-is (batch/detached.py).
+What the job's events mean: batch/detached_state.py.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.factory.condor_complaints import told
-from ctxflow.factory.condor_description import BATCH_ATTRIBUTE, literal, quoted
-from ctxflow.factory.condor_process import CondorProcess, CutOff, condor_process
+from ctxflow.factory.condor_jobs import BATCH_ATTRIBUTE, literal, quoted
+from ctxflow.factory.condor_process import CondorProcess, CutOff, condor_process, told
 from ctxflow.factory.provider import ProviderError
 
 _REMOVED, _COMPLETED = 3, 4
@@ -30,7 +28,7 @@ _FINAL = (0, 1, 2, 3)  # Exit statuses after which another start would do nothin
 
 
 def describe_driver(script: str, directory: str, log: str, complaints: str, tag: str) -> dict[str, str]:
-    """The submit description of a driver.
+    """Return the submit description of a driver.
 
     It leaves the queue when it ends with one of the statuses of a job that is over. After any other one (130, when it
     was interrupted), and when it is killed, it starts anew; killed ten times, it is held. Whoever removes it removes
@@ -72,7 +70,7 @@ def describe_driver(script: str, directory: str, log: str, complaints: str, tag:
 
 
 def why_no_driver() -> str | None:
-    """Why no driver can be submitted on this machine, None if it can.
+    """Return why no driver can be submitted on this machine, None if it can.
 
     :raises ProviderError: if HTCondor's Python bindings are missing.
     """
@@ -82,7 +80,7 @@ def why_no_driver() -> str | None:
 
 
 def submit_driver(description: Mapping[str, str]) -> str:
-    """Submit a driver to this machine's schedd, and give its job's id, CLUSTER.PROC.
+    """Submit a driver to this machine's schedd, and return its job's id, CLUSTER.PROC.
 
     :raises ProviderError: if it is refused, or there is no schedd.
     """
@@ -98,7 +96,7 @@ def submit_driver(description: Mapping[str, str]) -> str:
 
 
 def driver_events(log: str) -> list[dict[str, Any]]:
-    """The events of a driver's log, each with "time", in seconds since 1970.
+    """Return the events of a driver's log, each with "time", in seconds since 1970.
 
     :raises ProviderError: if it cannot be read.
     """
@@ -111,7 +109,8 @@ def driver_events(log: str) -> list[dict[str, Any]]:
 
 
 def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
-    """What this machine's schedd has of some drivers: tag -> id of its or a worker's job -> HTCondor's state of it.
+    """Return what this machine's schedd has of some drivers: tag -> id of its or a worker's job -> HTCondor's state of
+    it.
 
     :raises ProviderError: if the schedd cannot be reached.
     """
@@ -130,7 +129,7 @@ def jobs_there(tags: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def end_jobs(jobs: Mapping[str, int]) -> None:
-    """Remove jobs, of those that `jobs_there` found; those that are being removed are left to it.
+    """Remove jobs that `jobs_there` found; those that are being removed already are left alone.
 
     :raises ProviderError: if the schedd cannot be reached.
     """
@@ -141,5 +140,5 @@ def end_jobs(jobs: Mapping[str, int]) -> None:
 
 @functools.cache
 def _bindings() -> CondorProcess:
-    """The process with HTCondor's bindings, until this one ends."""
+    """Return the process with HTCondor's bindings, until this one ends."""
     return condor_process(_HERE)

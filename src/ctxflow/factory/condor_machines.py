@@ -1,23 +1,28 @@
-"""HTCondor's slot ads as machines with GPUs, and what a worker needs of one.
+"""HTCondor's slot ads as machines with GPUs, what a worker needs of one, and workers pinned to certain GPUs.
 
-What does not live here: asking for the ads (condor_survey.py) and what to say of them (condor_advice.py).
+The ads are fetched by condor_survey.py; which GPUs to choose is decided by preemption policies.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ctxflow.sites.tier import Tier
+from ctxflow.topology import Topology
+from ctxflow.topology.condor import from_ads
+
 _GPU_KEYS = ("DeviceName", "Capability", "GlobalMemoryMb", "DriverVersion")
 _TOTALS = {"Cpus": "TotalSlotCpus", "Memory": "TotalSlotMemory", "Disk": "TotalSlotDisk", "GPUs": "TotalSlotGPUs"}
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU: its model and its ad; whether nobody uses it."""
+class SlotGpu:
+    """A GPU of a slot: its model and its ad, and whether it is free."""
 
     model: str
     ad: Any
@@ -25,7 +30,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class PoolMachine:
     """A partitionable or a static slot.
 
     :param whole: its ad, as it would be if nobody used it.
@@ -36,12 +41,12 @@ class Machine:
 
     whole: Any
     now: Any
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[SlotGpu, ...]
     open: bool
     divisible: bool
 
     def amount(self, resource: str, now: bool = False) -> float:
-        """How much of Cpus, Memory (MiB) or Disk (KiB) it has."""
+        """Return how much of Cpus, Memory (MiB) or Disk (KiB) it has."""
         found = (self.now if now else self.whole).get(resource, 0)
         return float(found) if isinstance(found, (int, float)) else 0.0
 
@@ -59,7 +64,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Need:
-    """What a worker asks of a machine.
+    """What a worker requires of a machine.
 
     :param memory: MiB.
     :param disk: KiB.
@@ -75,8 +80,8 @@ class Need:
     gpu_criteria: tuple[Criterion, ...]
     job: Any
 
-    def met_by(self, machine: Machine, now: bool = False) -> bool:
-        """Whether a machine will do: as a whole, or with what is free of it now."""
+    def met_by(self, machine: PoolMachine, now: bool = False) -> bool:
+        """Return whether a machine will do: as a whole, or with what is free of it now."""
         return (
             all(self.holds(each, machine.now if now else machine.whole) for each in self.criteria)
             and machine.amount("Cpus", now) >= self.cores
@@ -87,21 +92,21 @@ class Need:
         )
 
     def holds(self, criterion: Criterion, ad: Any) -> bool:
-        """Whether a condition is true of an ad; a name without MY. or TARGET. is the job's first, then the ad's."""
+        """Return whether a condition is true of an ad; a bare name is the job's first, then the ad's."""
         return _expression(criterion.expression).eval(_joined(ad, self.job), ad) is True
 
     def gpu_will_do(self, ad: Any) -> bool:
-        """Whether one GPU meets all that is asked of GPUs."""
+        """Return whether one GPU meets all that is asked of GPUs."""
         return all(_expression(each.expression).eval(ad) is True for each in self.gpu_criteria)
 
-    def gpus_on(self, machine: Machine, now: bool = False) -> list[Gpu]:
-        """The GPUs of a machine that will do."""
+    def gpus_on(self, machine: PoolMachine, now: bool = False) -> list[SlotGpu]:
+        """Return the GPUs of a machine that will do."""
         if not self.gpus:
             return []
         return [gpu for gpu in machine.gpus if (gpu.free or not now) and self.gpu_will_do(gpu.ad)]
 
-    def workers_on(self, machine: Machine) -> int:
-        """How many workers fit on a machine that nobody else uses."""
+    def workers_on(self, machine: PoolMachine) -> int:
+        """Return how many workers fit on a machine that nobody else uses."""
         if not machine.divisible:
             return 1
         shares = [
@@ -113,22 +118,22 @@ class Need:
             shares.append(len(self.gpus_on(machine)) // self.gpus)
         return int(min(shares, default=1))
 
-    def _is_refused(self, machine: Machine) -> bool:
-        """Whether the machine's owner refuses this job; what his expression cannot tell yet is no refusal."""
+    def _is_refused(self, machine: PoolMachine) -> bool:
+        """Return whether the machine's owner refuses this job; an undefined expression is no refusal."""
         if "Start" not in machine.now:
             return False
         start: Any = machine.now.lookup("Start")
         return bool(start.eval(machine.now, self.job) is False if hasattr(start, "eval") else start is False)
 
 
-def machines_of(ads: Sequence[Any]) -> list[Machine]:
-    """The machines that slot ads are of."""
+def machines_of(ads: Sequence[Any]) -> list[PoolMachine]:
+    """Return the machines that slot ads are of."""
     known = _known_gpus(ads)
     return [_machine(ad, known) for ad in ads if ad.get("DynamicSlot") is not True]
 
 
 def untold_gpus(ads: Sequence[Any]) -> list[str]:
-    """The attributes that are the ads of GPUs, of those that no ad at hand tells of.
+    """Return the names of GPU ads that slots refer to and no ad at hand has.
 
     A GPU's ad comes with the list of what is available in some slot, and for a moment after a job no slot has it there.
     """
@@ -138,7 +143,7 @@ def untold_gpus(ads: Sequence[Any]) -> list[str]:
 
 
 def _known_gpus(ads: Sequence[Any]) -> dict[tuple[str, str], Any]:
-    """The ads of GPUs, by the machine's address and their names."""
+    """Return the ads of GPUs, by the machine's address and their names."""
     known: dict[tuple[str, str], Any] = {}
     for ad in ads:
         for name in ad:
@@ -148,12 +153,12 @@ def _known_gpus(ads: Sequence[Any]) -> dict[tuple[str, str], Any]:
 
 
 def _gpu_names(ad: Any) -> list[str]:
-    """The attributes that are the ads of a slot's GPUs."""
+    """Return the attributes that are the ads of a slot's GPUs."""
     assigned = [each.strip() for each in str(ad.get("AssignedGPUs") or "").split(",")]
     return [f"GPUs_{each.replace('-', '_')}" for each in assigned if each]
 
 
-def _machine(ad: Any, known: Mapping[tuple[str, str], Any]) -> Machine:
+def _machine(ad: Any, known: Mapping[tuple[str, str], Any]) -> PoolMachine:
     divisible = ad.get("PartitionableSlot") is True
     whole = _joined(ad)
     for key, total in _TOTALS.items():
@@ -161,11 +166,13 @@ def _machine(ad: Any, known: Mapping[tuple[str, str], Any]) -> Machine:
             whole[key] = ad[total]
     state = str(ad.get("State", ""))
     is_open = state == "Unclaimed" if not divisible else state not in ("Owner", "Drained", "Preempting")
-    return Machine(whole, ad, tuple(_gpus(ad, whole, known, is_open)), is_open, divisible)
+    return PoolMachine(whole, ad, tuple(_gpus(ad, whole, known, is_open)), is_open, divisible)
 
 
-def _gpus(ad: Any, whole: Any, known: Mapping[tuple[str, str], Any], is_open: bool) -> list[Gpu]:
-    """A slot's GPUs, by its list of devices; by their number and what they have in common, where there is no list."""
+def _gpus(ad: Any, whole: Any, known: Mapping[tuple[str, str], Any], is_open: bool) -> list[SlotGpu]:
+    """Return a slot's GPUs, by its list of devices; by their number and what they have in common, where there is no
+    list.
+    """
     free = _names_in(ad.lookup("AvailableGPUs")) if "AvailableGPUs" in ad else None
     names = [name.lower() for name in _gpu_names(ad)]
     amount = whole.get("GPUs", 0)
@@ -177,19 +184,19 @@ def _gpus(ad: Any, whole: Any, known: Mapping[tuple[str, str], Any], is_open: bo
         name = names[number] if number < len(names) else ""
         of_gpu = known.get((_address(ad), name), common)
         is_free = is_open and (name in free if free is not None else number < unused)
-        found.append(Gpu(str(of_gpu.get("DeviceName", "of a model that nobody tells")), of_gpu, is_free))
+        found.append(SlotGpu(str(of_gpu.get("DeviceName", "of a model that nobody tells")), of_gpu, is_free))
     return found
 
 
 def _names_in(references: Any) -> set[str]:
-    """The names in a list of references, { GPUs_GPU_1, GPUs_GPU_2 }."""
+    """Return the names in a list of references, { GPUs_GPU_1, GPUs_GPU_2 }."""
     if isinstance(references, (list, tuple)):
         return {str(each).strip().lower() for each in references}
     return {each.strip().lower() for each in str(references).strip(" {}\n\t").split(",") if each.strip()}
 
 
 def _common(ad: Any) -> Any:
-    """What all GPUs of a slot have in common, as the ad of one: newer and older names."""
+    """Return what all GPUs of a slot have in common, as the ad of one: newer and older names."""
     common = classad().ClassAd()
     for key in _GPU_KEYS:
         for prefix in ("GPUs_", "CUDA"):
@@ -204,7 +211,7 @@ def _address(ad: Any) -> str:
 
 
 def _joined(*ads: Any) -> Any:
-    """An ad with all attributes of others; of the last, where several have one."""
+    """Return an ad with all attributes of others; of the last, where several have one."""
     joined = classad().ClassAd()
     for ad in ads:
         joined.update(ad)
@@ -217,5 +224,87 @@ def _expression(text: str) -> Any:
 
 
 def classad() -> Any:
-    """The module classad2, which comes with htcondor2."""
+    """Return the module classad2, which comes with htcondor2."""
     return importlib.import_module("classad2")
+
+
+PRIORITY = 10
+"""How much more urgent such a job is than others of its tier, which must not take the GPUs that were made free."""
+
+
+def pinned(tier: Tier, pin: int, machine: str, devices: Sequence[str]) -> Tier:
+    """Return a tier whose one worker is on this machine, with these GPUs and a proportional part of the rest.
+
+    :param pin: the number by which the worker says what it was asked for.
+    :param devices: UUIDs.
+
+    >>> there = pinned(Tier(cores=2, require_gpus="Capability > 7"), 3, "n1.pool", ["GPU-0a1b2c3d-4e", "GPU-5f"])
+    >>> there.gpus, there.cores, there.requirements
+    (2, 4, '(Machine == "n1.pool")')
+    """
+    share = -(-len(devices) // max(1, tier.gpus))
+    return tier.model_copy(
+        update={
+            "gpus": len(devices),
+            "cores": tier.cores * share,
+            "memory_gb": tier.memory_gb * share,
+            "disk_gb": None if tier.disk is None else tier.disk * share / 1e9,
+            "requirements": _both(tier.requirements, f'Machine == "{machine}"'),
+            "require_gpus": _both(tier.require_gpus, these_gpus(devices)),
+            "priority": (tier.priority or 0) + PRIORITY,
+            "variables": {**tier.variables, "CTXFLOW_PIN": str(pin)},
+        }
+    )
+
+
+def unpinned(tier: Tier) -> Tier:
+    """Return a tier whose workers keep off the place that a worker with more GPUs has had.
+
+    HTCondor gives the claim of a job that has ended to the next that fits: one with a single GPU would keep all of it.
+
+    >>> unpinned(Tier(machine_gpus=8)).requirements
+    '(DynamicSlot =!= true || TARGET.GPUs <= MY.RequestGPUs)'
+    """
+    if not tier.machine_gpus or not tier.gpus:
+        return tier
+    alone = _both(tier.requirements, "DynamicSlot =!= true || TARGET.GPUs <= MY.RequestGPUs")
+    return tier.model_copy(update={"requirements": alone})
+
+
+def these_gpus(devices: Sequence[str]) -> str:
+    """Return the condition that a GPU is one of these, by UUID: with "GPU-" or without, as HTCondor has them.
+
+    Its `Id` will not do: the negotiator knows it, but not the startd when it binds devices, which then refuses the job.
+
+    >>> print(these_gpus(["GPU-0a1b2c3d-4e5f"]))
+    DeviceUuid =?= "GPU-0a1b2c3d-4e5f" || DeviceUuid =?= "0a1b2c3d-4e5f"
+    """
+    names = [name for device in devices for name in (device, device.removeprefix("GPU-"))]
+    return " || ".join(f'DeviceUuid =?= "{name}"' for name in names)
+
+
+def _both(one: str | None, other: str) -> str:
+    return f"({one}) && ({other})" if one else f"({other})"
+
+
+def places_of(ads: Sequence[Any], need: Need) -> list[Topology]:
+    """Return the topologies of the machines, among those of the slot ads, that such a worker may be on.
+
+    A machine whose GPUs are in no ad just now (which happens for a moment after a job) has fewer of them. GPUs that
+    will not do for the worker are left out, and so are those without UUIDs, by which to name them.
+    """
+    fitting = [each for each in machines_of(ads) if all(need.holds(one, each.whole) for one in need.criteria)]
+    names = {str(machine.now.get("Machine")) for machine in fitting}
+    unfit = [_uuid(gpu.ad) for machine in fitting for gpu in machine.gpus if not need.gpu_will_do(gpu.ad)]
+    found = from_ads([ad for ad in ads if ad.get("Machine") in names]) if names else []
+    kept = [
+        tuple(gpu for gpu in each.gpus if gpu.uuid is not None and not gpu.uuid.startswith(tuple(filter(None, unfit))))
+        for each in found
+    ]
+    return [dataclasses.replace(each, groups=(), gpus=gpus) for each, gpus in zip(found, kept, strict=True)]
+
+
+def _uuid(gpu: Any) -> str:
+    """Return the beginning of a GPU's UUID, as topologies have it; "" if its ad does not tell."""
+    told = str(gpu.get("DeviceUuid") or gpu.get("Id") or "")
+    return told if not told or told.startswith(("GPU-", "MIG-")) else f"GPU-{told}"

@@ -1,22 +1,31 @@
-"""The driver's end of the process that holds HTCondor's Python bindings: starting it, asking it, replacing it.
+"""Talk to HTCondor through its Python bindings, in a process of their own.
 
-What does not live here: what it can be asked (condor_requests.py), and what that is for (condor.py).
+The bindings hold Python's lock while they wait for a schedd or a collector: all threads of a driver would wait with
+them, for as long as one hangs. So the driver asks a process, within a limit of time, and replaces it when it does not
+answer or crashes. This file is both ends: `condor_process` for the driver, `main` for the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
+import itertools
 import os
+import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxflow.factory.condor_requests import Place, hear, say
 from ctxflow.factory.provider import ProviderError
+from ctxflow.host.descriptors import readable
 from ctxflow.host.process import python_path
 from ctxflow.host.processes import ended_within
 from ctxflow.installing import how_to_install
@@ -27,25 +36,76 @@ _OTHERS_SECONDS = 25.0
 _LOAD_SECONDS = 60.0  # For loading the bindings, from a file system that is slow.
 _LEAVE_SECONDS, _KILL_SECONDS = 0.2, 1.0
 
+Place = tuple[str | None, str | None]
+"""Which schedd, by its name and its pool's central manager; None for this machine's."""
+
+# Of the process itself.
+_BY_US = 0  # The subcode of a removal's reason.
+_LENGTH = struct.Struct("!Q")
+_LOOK_SECONDS = 10.0
+_GRACE_SECONDS = 5.0
+_readers: dict[str, tuple[Any, int]] = {}  # A job log's path -> its reader, and how many events that has read.
+
 
 class CondorError(Exception):
-    """HTCondor's own complaint, or what stands for one."""
+    """An error of HTCondor's, or of the connection to it."""
 
 
-class NotFound(CondorError):
+class ScheddNotFound(CondorError):
     """Nobody says where the schedd is, so that nothing was asked of it."""
 
 
 class CutOff(CondorError):
-    """Nobody knows whether what was asked for was done."""
+    """The answer was lost: nobody knows whether the request was carried out."""
 
 
 class NoAnswer(CutOff):
-    """The bindings were left waiting for it."""
+    """The answer did not come in time."""
+
+
+class NoSuchSchedd(Exception):
+    """The pool has no schedd of that name."""
+
+
+@contextlib.contextmanager
+def told(what: str, who: str = "schedd") -> Iterator[None]:
+    """Turn an error of HTCondor's into a ProviderError of one sentence.
+
+    :param who: was asked.
+    """
+    try:
+        yield
+    except (CondorError, OSError) as error:
+        complaint = " ".join(str(error).split()).rstrip(",.")
+        if isinstance(error, NoAnswer):
+            complaint = f"its {who} does not answer: see whether condor_q works on this machine ({complaint})"
+        else:
+            complaint = _why(complaint)
+        raise ProviderError(f"{what}: {complaint}") from None
+
+
+def _why(complaint: str) -> str:
+    """Return HTCondor's complaint, and what to do about it.
+
+    >>> _why("Unable to commit transaction")
+    'its schedd cannot keep them: is the disk full that its SPOOL directory is on? (Unable to commit transaction)'
+    >>> _why("Failed to create new cluster").partition(":")[0]
+    'its schedd takes no jobs, or ended meanwhile'
+    """
+    if "commit transaction" in complaint:
+        return f"its schedd cannot keep them: is the disk full that its SPOOL directory is on? ({complaint})"
+    if "create new cluster" in complaint:
+        return f"its schedd takes no jobs, or ended meanwhile: see whether condor_q works on this machine ({complaint})"
+    if any(each in complaint for each in ("connect to schedd", "SECMAN", "locate local daemon")):
+        return f"its schedd does not answer: see whether condor_q works on this machine ({complaint})"
+    return f"{complaint}; see whether condor_q works on this machine"
+
+
+# --- the driver's end
 
 
 class CondorProcess:
-    """A process with HTCondor's bindings; another takes its place when it does not answer in time, or crashes.
+    """The driver's end of a process with HTCondor's bindings; it is replaced when it hangs or crashes.
 
     It ends with this object, and with this process.
     """
@@ -57,12 +117,12 @@ class CondorProcess:
         self._loading = True
 
     def start(self) -> None:
-        """Start the process, which then loads the bindings; it is started when it is first asked at the latest."""
+        """Start the process, which then loads the bindings; the first request does so at the latest."""
         with self._lock:
             self._started()
 
     def ask(self, request: str, *arguments: Any) -> Any:
-        """Return the answer to a request of condor_requests.py.
+        """Return the answer to a request, which is the name of a function of this module.
 
         :raises CondorError: if HTCondor complains.
         :raises CutOff: if there is no answer in time.
@@ -88,7 +148,7 @@ class CondorProcess:
         if kind == "refusal":
             raise ProviderError(answer)
         if kind == "not found":
-            raise NotFound(answer)
+            raise ScheddNotFound(answer)
         if kind == "complaint":
             raise CondorError(answer)
         return answer
@@ -109,7 +169,7 @@ class CondorProcess:
         near, far = socket.socketpair()
         with far:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ctxflow.factory.condor_requests", str(far.fileno())],
+                [sys.executable, "-m", "ctxflow.factory.condor_process", str(far.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[far.fileno()],
                 env={**os.environ, **python_path()},
@@ -122,7 +182,7 @@ class CondorProcess:
 
 
 def _ended(line: socket.socket, process: subprocess.Popen[bytes], owner: int) -> int | None:
-    """End a process, and return how it did."""
+    """End a process, and return its status."""
     line.close()
     if os.getpid() != owner:
         return None
@@ -160,3 +220,178 @@ def _missing() -> str:
         f"HTCondor's Python bindings (htcondor2) are missing: {how_to_install('htcondor', extra='htcondor')}; "
         "or on Debian install the package condor and make the virtual environment with --system-site-packages"
     )
+
+
+# --- what the process is asked; `_REQUESTS` names it all
+
+
+def submit(place: Place, description: Mapping[str, str], count: int, directory: str) -> tuple[int, int]:
+    """Submit jobs that are all alike, as from this directory, and return their cluster and the first one's number."""
+    os.chdir(directory)
+    done = _schedd(place).submit(_htcondor().Submit(dict(description)), count=count)
+    return done.cluster(), done.first_proc()
+
+
+def query(place: Place, constraint: str, projection: Sequence[str], limit: int) -> list[dict[str, Any]]:
+    """Return a schedd's ads of jobs; at most `limit`, -1 for all of them."""
+    return [_plain(ad) for ad in _schedd(place).query(constraint, projection=list(projection), limit=limit)]
+
+
+def edit(place: Place, constraint: str, attribute: str, value: str) -> None:
+    """Change an attribute of jobs."""
+    _schedd(place).edit(constraint, attribute, value)
+
+
+def remove(place: Place, jobs: Sequence[str] | str, reason: str) -> None:
+    """Remove jobs, by their ids or by a constraint."""
+    _schedd(place).act(_htcondor().JobAction.Remove, jobs, (reason, _BY_US))
+
+
+def events(path: str, seen: int) -> list[dict[str, Any]]:
+    """Return the events of a job log after the first so many, each with "time", in seconds since 1970."""
+    log, read = _readers.pop(path, (None, -1))
+    if read != seen:  # It is another process that has read them, or its answer was lost.
+        if log is not None:
+            log.close()
+        log = _htcondor().JobEventLog(path)
+        for _ in itertools.islice(log.events(0), seen):
+            pass
+    found: list[dict[str, Any]] = []
+    try:
+        for event in log.events(0):
+            found.append({**_plain(event), "time": float(event.timestamp)})
+    except (_htcondor().HTCondorException, OSError):
+        if not found:  # What was read before counts, whatever follows.
+            raise
+    finally:
+        _readers[path] = log, seen + len(found)
+    return found
+
+
+def forget(path: str) -> None:
+    """Close a job log."""
+    log, _ = _readers.pop(path, (None, 0))
+    if log is not None:
+        log.close()
+
+
+def survey(place: Place, job: Any) -> Any:
+    """Return what the pool has for such a worker."""
+    return _of("condor_survey").ask(job, _htcondor(), *place)
+
+
+def machines(place: Place, job: Any) -> Any:
+    """Return the machines that a worker may be on."""
+    return _of("condor_survey").ask_for_places(job, _htcondor(), place[1])
+
+
+def refusal() -> str | None:
+    """Return why no driver can be submitted on this machine."""
+    found: str | None = _of("condor_survey").driver_refusal(_htcondor())
+    return found
+
+
+_REQUESTS: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (submit, query, edit, remove, events, forget, survey, machines, refusal)
+}
+
+
+def _htcondor() -> Any:
+    return importlib.import_module("htcondor2")
+
+
+def _of(module: str) -> Any:
+    """Return a module of this package that only some requests need."""
+    return importlib.import_module(f"ctxflow.factory.{module}")
+
+
+def _schedd(place: Place) -> Any:
+    """Return the schedd, located anew each time, since its address changes when it restarts."""
+    name, pool = place
+    htcondor = _htcondor()
+    if name is None and pool is None:
+        return htcondor.Schedd()
+    try:
+        ad = htcondor.Collector(pool).locate(htcondor.DaemonType.Schedd, name)
+    except (htcondor.HTCondorException, OSError) as error:
+        raise ScheddNotFound(str(error)) from None
+    if ad is None:
+        raise NoSuchSchedd(f"there is no schedd {name!r} in the pool: condor_status -schedd lists their names")
+    return htcondor.Schedd(ad)
+
+
+def _plain(ad: Any) -> dict[str, Any]:
+    return {key: value for key, value in _items(ad) if isinstance(value, str | int | float)}
+
+
+def _items(ad: Any) -> Iterable[tuple[str, Any]]:
+    return ((key, ad[key]) for key in ad)
+
+
+# --- how it is asked
+
+
+def say(line: socket.socket, what: Any) -> None:
+    """Send something whole, within the socket's time."""
+    body = pickle.dumps(what)
+    line.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def hear(line: socket.socket, seconds: float | None = None) -> Any:
+    """Return what was sent, whole, within so many seconds.
+
+    :raises TimeoutError: if it does not come in time.
+    :raises EOFError: if the other end is closed.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    return pickle.loads(_exactly(line, _LENGTH.unpack(_exactly(line, _LENGTH.size, until))[0], until))
+
+
+def _exactly(line: socket.socket, length: int, until: float | None) -> bytes:
+    found = bytearray()
+    while len(found) < length:
+        line.settimeout(None if until is None else max(1e-3, until - time.monotonic()))
+        if not (part := line.recv(min(1 << 20, length - len(found)))):
+            raise EOFError
+        found += part
+    return bytes(found)
+
+
+def _answer(name: str, arguments: Sequence[Any]) -> tuple[str, Any]:
+    try:
+        return "answer", _REQUESTS[name](*arguments)
+    except NoSuchSchedd as error:
+        return "refusal", str(error)
+    except ScheddNotFound as error:
+        return "not found", str(error)
+    except (_htcondor().HTCondorException, OSError) as error:
+        return "complaint", str(error)
+    except Exception as error:
+        return "complaint", f"{type(error).__name__}: {error}"
+
+
+def main(line: socket.socket) -> None:
+    """Tell whether the bindings are there, then answer requests until the driver closes its end, or is gone."""
+    parent = os.getppid()
+    try:
+        _htcondor()
+    except ImportError:
+        say(line, False)
+        return
+    say(line, True)
+    while os.getppid() == parent:  # A child of the driver's may still hold its end.
+        if not readable(line.fileno(), _LOOK_SECONDS):
+            continue
+        try:
+            name, arguments, seconds = hear(line)
+            # Whatever it hangs in, nobody waits for it then: neither a driver, nor what that leaves behind.
+            signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE_SECONDS)
+            say(line, _answer(name, arguments))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except (EOFError, OSError):
+            return
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)  # What the bindings print is no answer.
+    main(socket.socket(fileno=int(sys.argv[1])))

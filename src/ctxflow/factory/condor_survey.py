@@ -1,7 +1,6 @@
-"""What an HTCondor pool has for a worker: which of its machines and GPUs will do, and why none does.
+"""Ask an HTCondor pool what it has for a worker: which machines and GPUs will do, and why none does.
 
-`survey_of` is a pure function on machine ads; `ask` makes the one query that fetches them. What does not live here:
-submitting workers (condor.py), and the advice for a pool that has none (condor_advice.py).
+`survey_of` and `why_none` are pure functions on machine ads; `ask` makes the query that fetches them.
 """
 
 from __future__ import annotations
@@ -9,16 +8,17 @@ from __future__ import annotations
 import getpass
 import importlib
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ctxflow.factory.condor_advice import why_none
-from ctxflow.factory.condor_description import excluded_text
-from ctxflow.factory.condor_machines import Criterion, Need, machines_of, untold_gpus
-from ctxflow.factory.condor_places import places_of
-from ctxflow.factory.provider import Survey, WorkerJob
+from ctxflow.factory.condor_jobs import excluded_text
+from ctxflow.factory.condor_machines import Criterion, Need, PoolMachine, machines_of, places_of, untold_gpus
+from ctxflow.factory.provider import PoolSurvey, WorkerJob
 from ctxflow.sites.classad_text import attributes, conditions
+from ctxflow.sites.problem import suggestion
 from ctxflow.topology import Topology
 
 _PROJECTION = (
@@ -34,8 +34,8 @@ _PLACES = (
 )  # fmt: skip
 
 
-def survey_of(ads: Sequence[Any], job: WorkerJob, implied: Sequence[str] = ()) -> Survey:
-    """What machines that advertise these ads have for a job. Pure, but for HTCondor's parser.
+def survey_of(ads: Sequence[Any], job: WorkerJob, implied: Sequence[str] = ()) -> PoolSurvey:
+    """Return what machines that advertise these ads have for a job. Pure, but for HTCondor's parser.
 
     A partitionable slot is a machine with all that it has, whoever uses it; a static slot is one too. Dynamic slots
     only tell which GPUs a busy machine has.
@@ -54,7 +54,7 @@ def survey_of(ads: Sequence[Any], job: WorkerJob, implied: Sequence[str] = ()) -
     elif not free:
         who = f"all {len(fitting)} machines that will do are" if len(fitting) > 1 else "the one machine that will do is"
         advice = (f"{who} busy now: workers wait until others end",)
-    return Survey(
+    return PoolSurvey(
         machines=len(fitting),
         free=len(free),
         gpu_models=dict(models) if job.gpus else {},
@@ -64,7 +64,7 @@ def survey_of(ads: Sequence[Any], job: WorkerJob, implied: Sequence[str] = ()) -
 
 
 def need_of(job: WorkerJob, implied: Sequence[str] = ()) -> Need:
-    """What a job asks of a machine, in HTCondor's units."""
+    """Return what a job requires of a machine, in HTCondor's units."""
     own = _conditions(job, "requirements")
     image = str(job.options.get("image") or "")
     container = ["HasContainer"] if image else []
@@ -97,7 +97,7 @@ def _conditions(job: WorkerJob, option: str) -> list[str]:
 
 
 def _job_ad(job: WorkerJob) -> Any:
-    """What requirements may look at of the job."""
+    """Return the job's attributes that requirements may look at."""
     classad = importlib.import_module("classad2")
     ad = classad.ClassAd()
     ad["Owner"] = getpass.getuser()
@@ -115,8 +115,8 @@ def _job_ad(job: WorkerJob) -> Any:
     return ad
 
 
-def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> Survey:
-    """Survey a pool: one query for machines, another if a GPU is in no list just then, and a word with the schedd.
+def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> PoolSurvey:
+    """Survey a pool: one query for machines, a second for GPUs that are in no list just then, and one to the schedd.
 
     :param htcondor: the module htcondor2.
     :raises Exception: the bindings' own, if the pool does not answer.
@@ -127,14 +127,14 @@ def ask(job: WorkerJob, htcondor: Any, schedd: str | None, pool: str | None) -> 
     refusal = refusal_of(htcondor, collector, schedd, pool)
     if refusal is None:
         return found
-    return Survey(
+    return PoolSurvey(
         found.machines, found.free, found.gpu_models, may_submit=False, advice=(refusal, *found.advice),
         workers=found.workers,
     )  # fmt: skip
 
 
 def driver_refusal(htcondor: Any) -> str | None:
-    """Why no driver can be submitted on this machine, None if it can."""
+    """Return why no driver can be submitted on this machine, None if it can."""
     try:
         here = htcondor.Collector().locate(htcondor.DaemonType.Schedd)
     except (htcondor.HTCondorException, OSError, ValueError):
@@ -145,7 +145,7 @@ def driver_refusal(htcondor: Any) -> str | None:
 
 
 def ask_for_places(job: WorkerJob, htcondor: Any, pool: str | None) -> list[Topology]:
-    """The machines that a worker may be on, with who uses their GPUs.
+    """Return the machines that a worker may be on, with who uses their GPUs.
 
     :raises Exception: the bindings' own, if the pool does not answer.
     """
@@ -155,14 +155,14 @@ def ask_for_places(job: WorkerJob, htcondor: Any, pool: str | None) -> list[Topo
 
 
 def _implied(htcondor: Any) -> list[str]:
-    """What condor_submit requires of machines by itself."""
+    """Return what condor_submit requires of machines by itself."""
     return [f'Arch == "{htcondor.param.get("ARCH", "X86_64")}"', 'OpSys == "LINUX"', "HasFileTransfer"]
 
 
 def _slots(
     job: WorkerJob, htcondor: Any, collector: Any, implied: Sequence[str], more: Sequence[str] = ()
 ) -> Sequence[Any]:
-    """The ads of all slots, with what a job's requirements look at."""
+    """Return the ads of all slots, with what a job's requirements look at."""
     need = need_of(job, implied)
     wanted = {name.lower(): name for each in need.criteria for name in attributes(each.expression)}
     ads: Sequence[Any] = collector.query(htcondor.AdType.Slot, projection=[*_PROJECTION, *more, *wanted.values()])
@@ -176,7 +176,7 @@ def _slots(
 
 
 def refusal_of(htcondor: Any, collector: Any, schedd: str | None, pool: str | None) -> str | None:
-    """Why the schedd takes no jobs of this user, None if it does, by its own word: nothing is submitted."""
+    """Return why the schedd takes no jobs of this user, None if it does; nothing is submitted."""
     lost = "condor_status -schedd lists their names: write one as schedd, or run this where people call condor_submit"
     try:
         anywhere = htcondor.DaemonType.Schedd
@@ -200,3 +200,172 @@ def refusal_of(htcondor: Any, collector: Any, schedd: str | None, pool: str | No
     if name in ("root", "condor"):  # Root is told to be HTCondor's own user.
         return "HTCondor takes no jobs of root, nor of its own user condor: be another user"
     return None
+
+
+_GPU_ATTRIBUTES = (
+    "DeviceName", "Capability", "GlobalMemoryMb", "DriverVersion", "DeviceUuid", "DevicePciBusId",
+    "MaxSupportedVersion", "CoresPerCU", "ComputeUnits", "ClockMhz", "ECCEnabled",
+)  # fmt: skip
+_MACHINE_ATTRIBUTES = (
+    "Machine", "Name", "Arch", "OpSys", "OpSysAndVer", "OpSysMajorVer", "Microarch", "Memory", "Disk", "Cpus", "GPUs",
+    "TotalSlotMemory", "TotalSlotCpus", "HasContainer", "HasSingularity", "HasFileTransfer", "FileSystemDomain",
+    "UidDomain", "KFlops", "UtsnameRelease",
+)  # fmt: skip
+_EQUALS = re.compile(r'\(?\s*(?:TARGET\.)?(\w+)\s*(?:==|=\?=)\s*"([^"]*)"\s*\)?')
+_TOLD = 8  # Values of an attribute that are listed.
+
+
+@dataclass(frozen=True)
+class _Test:
+    """One requirement, as the advice speaks of it.
+
+    :param what: in words, for a sentence about those that meet everything else.
+    :param alone: why no machine passes, if none does.
+    """
+
+    what: str
+    passes: Callable[[PoolMachine], bool]
+    alone: Callable[[], str]
+
+
+def why_none(machines: Sequence[PoolMachine], need: Need) -> Iterator[str]:
+    """Return what excludes all machines: each requirement that none meets; else the one that most depends on."""
+    if not machines:
+        yield "the pool has no machine: condor_status lists them; write pool where you meant another"
+        return
+    tests = list(_tests(machines, need))
+    impossible = [test for test in tests if not any(map(test.passes, machines))]
+    if impossible:
+        yield from (test.alone() for test in impossible)
+        return
+    left: Counter[int] = Counter()
+    for machine in machines:
+        failed = [number for number, test in enumerate(tests) if not test.passes(machine)]
+        if len(failed) == 1:
+            left[failed[0]] += 1
+    passing = [(test.what, sum(map(test.passes, machines))) for test in tests]
+    parts = ", ".join(f"{what} by {count}" for what, count in passing if count < len(machines))
+    begin = f"no machine meets all that is asked: of {len(machines)}, {parts}"
+    if left:
+        number, count = left.most_common(1)[0]
+        yield f"{begin}; without {tests[number].what} there would be {count}"
+    else:
+        yield f"{begin}; ask for less"
+
+
+def _tests(machines: Sequence[PoolMachine], need: Need) -> Iterator[_Test]:
+    for criterion in need.criteria:
+        yield _criterion_test(criterion, machines, need)
+    for resource, key, size, shown in (
+        ("Cpus", "cores", need.cores, _cores),
+        ("Memory", "memory_gb", need.memory, _mebibytes),
+        ("Disk", "disk_gb", need.disk, _kibibytes),
+    ):
+        yield _size_test(resource, key, size, shown, machines)
+    if need.gpus:
+        yield from _gpu_tests(machines, need)
+
+
+def _criterion_test(criterion: Criterion, machines: Sequence[PoolMachine], need: Need) -> _Test:
+    def alone() -> str:
+        if criterion.source == "image":
+            return f"no machine runs such containers ({criterion.expression}): leave image out, or write another"
+        if criterion.source == "excluded":
+            return "the run asks for no worker on any of the machines, since it took them for bad"
+        if criterion.source == "implied":
+            return f"no machine meets what HTCondor asks by itself, {criterion.expression}: {_values(criterion, whole)}"
+        return f"no machine meets {criterion.expression} in requirements: {_values(criterion, whole)}"
+
+    whole = [machine.whole for machine in machines]
+    return _Test(criterion.expression, lambda machine: need.holds(criterion, machine.whole), alone)
+
+
+def _size_test(
+    resource: str, key: str, size: int, shown: Callable[[float], str], machines: Sequence[PoolMachine]
+) -> _Test:
+    def alone() -> str:
+        most = shown(max(machine.amount(resource) for machine in machines))
+        return f"no machine has {shown(size)} {_UNIT[key]}: the most is {most}; write {key} = {most} or less"
+
+    return _Test(f"{shown(size)} {_UNIT[key]}", lambda machine: machine.amount(resource) >= size, alone)
+
+
+_UNIT = {"cores": "cores", "memory_gb": "GB of memory", "disk_gb": "GB of disk"}
+
+
+def _cores(amount: float) -> str:
+    return f"{amount:g}"
+
+
+def _mebibytes(amount: float) -> str:
+    """Return an amount in GB, rounded down, so that what is written fits."""
+    return f"{int(amount * 2**20 / 1e8) / 10:g}"
+
+
+def _kibibytes(amount: float) -> str:
+    return f"{int(amount * 2**10 / 1e8) / 10:g}"
+
+
+def _gpu_tests(machines: Sequence[PoolMachine], need: Need) -> Iterator[_Test]:
+    most = max(len(machine.gpus) for machine in machines)
+    count = f"{need.gpus} GPU{'s' * (need.gpus > 1)}"
+
+    def too_few() -> str:
+        if not most:
+            return "no machine has a GPU: write gpus = 0, or pool where you meant another"
+        return f"no machine has {count}: the most is {most}; write gpus = {most} or less"
+
+    yield _Test(count, lambda machine: len(machine.gpus) >= need.gpus, too_few)
+    if most < need.gpus:
+        return
+    every = [gpu.ad for machine in machines for gpu in machine.gpus]
+    missing = [each for each in need.gpu_criteria if not any(_alone(need, each).gpu_will_do(ad) for ad in every)]
+    for each in missing:
+        yield _Test(each.expression, lambda machine: False, lambda each=each: _no_gpu(each, every))  # type: ignore[misc]
+    if not missing:
+        best = max(len(need.gpus_on(machine)) for machine in machines)
+        text = " && ".join(each.expression for each in need.gpu_criteria)
+        some = f"the most is {best}" if best else "each condition is met by some GPU, and no GPU meets all"
+        yield _Test(
+            f"{count} with {text}",
+            lambda machine: len(need.gpus_on(machine)) >= need.gpus,
+            lambda: f"no machine has {count} with {text}: {some}",
+        )
+
+
+def _alone(need: Need, criterion: Criterion) -> Need:
+    return Need(need.cores, need.memory, need.disk, need.gpus, (), (criterion,), need.job)
+
+
+def _no_gpu(criterion: Criterion, gpus: Sequence[Any]) -> str:
+    models = Counter(str(ad.get("DeviceName")) for ad in gpus if ad.get("DeviceName"))
+    match = _EQUALS.fullmatch(criterion.expression)
+    if match and match[1].lower() == "devicename" and models:
+        close = suggestion(match[2], models, "")
+        told = ", ".join(f"{count} {model}" for model, count in models.most_common())
+        return f"no GPU is an '{match[2]}': the pool has {told}" + (f"; {close}" if close else "")
+    return f"no GPU meets {criterion.expression} in require_gpus: {_values(criterion, gpus, _GPU_ATTRIBUTES)}"
+
+
+def _values(criterion: Criterion, ads: Sequence[Any], names: Iterable[str] = _MACHINE_ATTRIBUTES) -> str:
+    """Return what there is of the attributes that a condition looks at."""
+    told = []
+    for name in attributes(criterion.expression):
+        found = [value for ad in ads if isinstance(value := ad.get(name), (bool, int, float, str))]
+        if found:
+            told.append(f"{name} is {_span(found)}")
+        else:
+            told.append(
+                f"nothing is said of {name}: {suggestion(name, set(names) - {name}, 'see condor_status -long')}"
+            )
+    return "; ".join(told) or "it is never true: correct it, or leave it out"
+
+
+def _span(values: Sequence[Any]) -> str:
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        low, high = min(values), max(values)
+        return f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+    counted = Counter(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+    often = sorted(counted.items(), key=lambda entry: (-entry[1], entry[0]))
+    listed = ", ".join(value for value, _ in often[:_TOLD])
+    return f"{listed}, and {len(counted) - _TOLD} others" if len(counted) > _TOLD else listed

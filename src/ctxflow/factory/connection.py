@@ -1,7 +1,6 @@
-"""How others find a run: a file, for its user alone, that says where its manager listens.
+"""Publish a run to this user's other commands: a file that says where its manager listens.
 
-What does not live here: what the run and a factory outside it tell each other later (exchange.py), and the commands
-that read the file (cli/).
+The file is readable by its user alone. What a run and a factory tell each other later: run_files.py.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import os
 from collections.abc import Iterator
 from socket import gethostname
 
-from ctxflow.factory.worker_job import Lead
+from ctxflow.factory.tier_providers import Lead
 from ctxflow.process_identity import lives
 from ctxflow.safe_files import NotOwnError, make_own_folder, own_folder, read_own, tell_once, write_private
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LiveRun:
     """A live run, as its connection file tells.
 
     :ivar host: the machine that its driver runs on.
@@ -53,8 +52,8 @@ class Run:
     born: str = ""
 
     @classmethod
-    def read(cls, text: bytes) -> Run:
-        """From what a connection file says; what another version says beside that is left out.
+    def read(cls, text: bytes) -> LiveRun:
+        """Read a connection file; keys of other versions are left out.
 
         :raises ValueError, TypeError: if it says no run.
         """
@@ -69,11 +68,11 @@ class Run:
         return Lead(self.address, self.port, self.program, self.password_file, self.python, self.ssl)
 
 
-_FIELDS = {field.name for field in dataclasses.fields(Run)}
+_FIELDS = {field.name for field in dataclasses.fields(LiveRun)}
 
 
 def runs_directory() -> str:
-    """Where connection files are kept: in the user's run-time directory if there is one, else in their home."""
+    """Return where connection files are kept: in the user's run-time directory if there is one, else in their home."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isdir(base):
         return os.path.join(base, "ctxflow")
@@ -81,17 +80,17 @@ def runs_directory() -> str:
 
 
 def all_directories() -> list[str]:
-    """Where they may be: a driver that is a job itself, or a service's, has no directory of the login's."""
+    """Return where connection files may be: a driver that is a job itself has no run-time directory of the login's."""
     return list(dict.fromkeys([runs_directory(), os.path.join(os.path.expanduser("~"), ".ctxflow", "runs")]))
 
 
-def live_runs() -> list[Run]:
-    """The user's runs on this machine that are going on, the youngest first."""
+def live_runs() -> list[LiveRun]:
+    """Return the user's live runs on this machine, the youngest first."""
     return [run for _, run in sorted(_live_runs(), key=lambda found: found[0], reverse=True)]
 
 
-def is_over(run: Run) -> bool:
-    """Whether a run that was live is not any more: its file is gone, or its driver. Not so if that cannot be seen."""
+def is_over(run: LiveRun) -> bool:
+    """Return whether a run has ended: its file is gone, or its driver. Not so if that cannot be seen."""
     there = [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
     return not any(map(_may_be_there, there)) or not lives(run.pid, run.born)
 
@@ -106,8 +105,8 @@ def _may_be_there(path: str) -> bool:
     return True
 
 
-def _live_runs() -> Iterator[tuple[int, Run]]:
-    """When its file was written, and the run."""
+def _live_runs() -> Iterator[tuple[int, LiveRun]]:
+    """Yield each live run, with when its file was written."""
     for directory in all_directories():
         for run, written in runs_in(directory):
             # A home may be shared with other machines; and a driver that was killed left its file behind.
@@ -115,8 +114,8 @@ def _live_runs() -> Iterator[tuple[int, Run]]:
                 yield written, run
 
 
-def runs_in(directory: str) -> Iterator[tuple[Run, int]]:
-    """The runs that a folder's connection files tell of, with when each was written; only this user's own count."""
+def runs_in(directory: str) -> Iterator[tuple[LiveRun, int]]:
+    """Yield the runs of a folder's connection files, with when each was written; only this user's own count."""
     if not own_folder(directory):
         return
     with contextlib.suppress(OSError):
@@ -124,13 +123,13 @@ def runs_in(directory: str) -> Iterator[tuple[Run, int]]:
             path = os.path.join(directory, name)
             if name.endswith(".json"):
                 with contextlib.suppress(OSError, ValueError, TypeError):
-                    yield Run.read(read_own(path)), os.stat(path).st_mtime_ns
+                    yield LiveRun.read(read_own(path)), os.stat(path).st_mtime_ns
 
 
 class Connection:
     """The connection file of a run, for as long as it lives; a home that cannot be written has none."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LiveRun) -> None:
         directory = runs_directory()
         self._path = os.path.join(directory, f"{run.id}.json")
         try:
@@ -142,6 +141,6 @@ class Connection:
             pass
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the file."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)

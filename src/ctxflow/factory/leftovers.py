@@ -1,8 +1,4 @@
-"""What is left of runs that are over: their jobs in batch systems, their files among the connection files, and folders
-of theirs in the temporary directory.
-
-What does not live here: asking whether it may be removed (cli/factory.py).
-"""
+"""Find and remove what is left of runs that have ended: jobs in batch systems, connection files, temporary folders."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from ctxflow.factory.connection import all_directories, live_runs
 from ctxflow.factory.provider import FoundJob, ProviderError
-from ctxflow.factory.providers import provider_of, queue_of
+from ctxflow.factory.tier_providers import provider_of, queue_of
 from ctxflow.host.scratch import abandoned, remove_abandoned
 from ctxflow.safe_files import own_folder, read_own
 from ctxflow.sites import Site
@@ -29,7 +25,7 @@ _OF_A_RUN = (".json", ".wanted", ".wanted.new", ".news")
 
 @dataclasses.dataclass(frozen=True)
 class Leftovers:
-    """What was found.
+    """What is left of runs that have ended.
 
     :ivar jobs: with each, the first of the tiers whose batch system has it.
     :ivar files: paths.
@@ -45,7 +41,7 @@ class Leftovers:
 
 
 def find_leftovers(site: Site) -> Leftovers:
-    """All jobs of this user that are workers of no live run, and all files of dead ones."""
+    """Return all jobs of this user that are workers of no live run, and all files of dead ones."""
     found: list[tuple[Tier, FoundJob]] = []
     troubles = []
     for tier in {queue_of(tier): tier for tier in reversed(site.tiers)}.values():
@@ -61,12 +57,12 @@ def find_leftovers(site: Site) -> Leftovers:
 
 
 def files_left() -> list[str]:
-    """All files and folders of this machine's dead runs, but those that they keep for good: `runs/`."""
+    """Return all files and folders of this machine's dead runs, but those that they keep for good: `runs/`."""
     return [*sorted(_dead_files({run.id for run in live_runs()}, _away())), *abandoned()]
 
 
 def remove_leftovers(found: Leftovers) -> list[str]:
-    """Remove all of it; gives what could not be, a sentence each."""
+    """Remove all of it; return what could not be removed, a sentence each."""
     troubles = []
     for source, tier in {queue_of(tier): tier for tier, _ in found.jobs}.items():
         try:
@@ -77,7 +73,7 @@ def remove_leftovers(found: Leftovers) -> list[str]:
 
 
 def remove_files(paths: Iterable[str]) -> list[str]:
-    """Remove what `files_left` found; gives what could not be, a sentence each."""
+    """Remove what `files_left` found; return what could not be removed, a sentence each."""
     troubles = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -92,12 +88,12 @@ def remove_files(paths: Iterable[str]) -> list[str]:
 
 
 def _away() -> set[str]:
-    """Runs of other machines that share the user's home."""
+    """Return the runs of other machines that share the user's home."""
     return {name for name, host in _connections().items() if host not in ("", socket.gethostname())}
 
 
 def _connections() -> dict[str, str]:
-    """Run -> the machine of its driver, "" where its file does not say."""
+    """Return the machine of each run's driver, "" where its file does not say."""
     hosts = {}
     for path in _files():
         name, kind = os.path.splitext(os.path.basename(path))
@@ -123,7 +119,7 @@ def _dead_files(live: set[str], away: set[str]) -> Iterator[str]:
 
 
 def _now_in(directory: str) -> float:
-    """The time by the clock that dates a folder's files, which may be a file server's."""
+    """Return the time by the clock that dates a folder's files, which may be a file server's."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".now-") as probe:
         return os.fstat(probe.fileno()).st_mtime
 

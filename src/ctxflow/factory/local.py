@@ -1,7 +1,4 @@
-"""Workers as processes of this machine: for one server, for tests, and for trying a cluster's engine without one.
-
-What does not live here: the embedded engine's workers (executors/), which need no batch system to be played for them.
-"""
+"""Run workers as processes of this machine: for one server, for tests, and to try a cluster's engine without one."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from ctxflow.factory.provider import (
     JOB_VARIABLE,
     FoundJob,
     JobChange,
+    PoolSurvey,
     ProviderError,
-    Survey,
     WorkerJob,
     arguments,
     check_job,
@@ -85,7 +82,7 @@ class LocalProvider:
         self._news: list[JobChange] = []
 
     def start(self, directory: str) -> None:
-        """Make ready, once, before anything else."""
+        """Take the directory; to be called once, before anything else."""
         self._directory = os.path.abspath(directory)
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
@@ -126,7 +123,7 @@ class LocalProvider:
                     self._news.append(JobChange(job.id, "ended", "it was removed"))
 
     def changes(self) -> list[JobChange]:
-        """What happened since the last call, in order."""
+        """Return what happened since the last call, in order."""
         with self._lock:
             for job in list(self._jobs.values()):
                 self._look_after(job)
@@ -134,11 +131,11 @@ class LocalProvider:
             return news
 
     def output(self, job: str) -> str:
-        """The path of what a job's present or last incarnation wrote."""
+        """Return the path of what a job's present or last incarnation wrote."""
         return os.path.join(self._directory, f"{job}.out")
 
     def last_words(self, job: str) -> str:
-        """The last lines that a job's present or last incarnation wrote."""
+        """Return the last lines that a job's present or last incarnation wrote."""
         return tail(self.output(job))
 
     def stop(self) -> None:
@@ -149,19 +146,19 @@ class LocalProvider:
                 self._temporary.close()
                 self._temporary = None
 
-    def survey(self, job: WorkerJob) -> Survey:
-        """This machine, which has as many workers as are asked for."""
-        return Survey(machines=1, free=1)
+    def survey(self, job: WorkerJob) -> PoolSurvey:
+        """Return this machine, which has as many workers as are requested."""
+        return PoolSurvey(machines=1, free=1)
 
     def find(self) -> list[FoundJob]:
-        """None."""
+        """Return nothing: no process outlives its driver."""
         return []
 
     def discard(self, jobs: Sequence[str]) -> None:
-        """Nothing to do."""
+        """Do nothing, as `find` finds nothing."""
 
     def evict(self, job: str) -> None:
-        """Take a job's machine away, as a batch system does without notice: all its processes are killed.
+        """Evict a job without notice, as a batch system does: all its processes are killed.
 
         It runs again after the pause. One that does not run is left alone.
         """
@@ -171,7 +168,8 @@ class LocalProvider:
                 self._requeue(its, "it was evicted")
 
     def notify(self, job: str, grace: float = 10.0) -> None:
-        """Take a job's machine away with notice: SIGTERM to its first process, the rest after it or the grace.
+        """Evict a job with notice: SIGTERM to its first process; the rest are killed after it, or after the grace
+        period.
 
         :param grace: seconds that it has to end by itself.
         """
@@ -246,7 +244,7 @@ class LocalProvider:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has, leaving its id taken until all that belongs to it is killed."""
+    """Return whether a process has ended, without reaping it until all that belongs to it is killed."""
     if process.returncode is not None:
         return True
     with contextlib.suppress(ChildProcessError):
@@ -255,7 +253,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_with(setting: str) -> None:
-    """Kill all processes that have a setting in the environment that they were started with, and see them gone."""
+    """Kill all processes that were started with a setting in their environment, and wait until they are gone."""
     deadline = time.monotonic() + _PATIENCE
     while found := [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _has(entry, setting)]:
         for each in found:

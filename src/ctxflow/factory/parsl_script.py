@@ -1,19 +1,25 @@
-"""The script that is one worker's job where a batch system transfers no files: what it does, and what it tells. Pure.
+"""The script that is one worker's job where a batch system transfers no files, and what its events mean.
 
 It lies in a directory that the machines share, as do the job's files and what it writes of itself: its output, and
 its *events*, a line each, by which the provider learns at once what the batch system would say only when asked.
-
-What does not live here: submitting it (parsl_jobs.py), and what its events mean (parsl_story.py).
+`worker_script` and `JobStory` are pure; submitting is parsl_provider.py's.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 import shlex
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from ctxflow.factory.provider import JOB_VARIABLE, ProviderError, WorkerJob, arguments, check_job
+from ctxflow.factory.provider import JOB_VARIABLE, JobChange, JobState, ProviderError, WorkerJob, arguments, check_job
+from ctxflow.safe_files import written_whole
 
 ID_VARIABLES = {
     "slurm": "SLURM_JOB_ID",
@@ -70,10 +76,10 @@ all machines share" """
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a job's files are, in the provider's directory.
+class JobPaths:
+    """The paths of a job's files in the provider's directory.
 
-    >>> Places("/run/7", "job-1").events
+    >>> JobPaths("/run/7", "job-1").events
     '/run/7/job-1.events'
     """
 
@@ -82,27 +88,27 @@ class Places:
 
     @property
     def script(self) -> str:
-        """What the batch system runs."""
+        """The script that the batch system runs."""
         return os.path.join(self.directory, f"{self.name}.sh")
 
     @property
     def output(self) -> str:
-        """What the job's present or last incarnation wrote."""
+        """The output of the job's present or last incarnation."""
         return os.path.join(self.directory, f"{self.name}.out")
 
     @property
     def events(self) -> str:
-        """What it tells of itself."""
+        """The events that the script reports."""
         return os.path.join(self.directory, f"{self.name}.events")
 
     @property
     def seen(self) -> str:
-        """When the driver was there last, in seconds since 1970; one for all jobs."""
+        """The time of the driver's last sign of life, in seconds since 1970; one for all jobs."""
         return os.path.join(self.directory, "seen")
 
 
-def worker_script(job: WorkerJob, places: Places, id_variable: str | None, lease: int) -> str:
-    """The text of a worker's script, for bash.
+def worker_script(job: WorkerJob, places: JobPaths, id_variable: str | None, lease: int) -> str:
+    """Return the text of a worker's script, for bash.
 
     Its events are `began HOST`, `notice SIGNAL` and `ended STATUS`. The job's files are copied into a scratch directory
     that only its user can enter, which is removed when the script ends (a batch system that kills without a warning
@@ -112,7 +118,7 @@ def worker_script(job: WorkerJob, places: Places, id_variable: str | None, lease
     :param lease: seconds for which a job that begins may not have heard of its driver; it ends at once if longer.
     :raises ProviderError: if a shell could not be told so.
 
-    >>> text = worker_script(WorkerJob("a10", ["worker", "it's"]), Places("/run/7", "job-1"), "SLURM_JOB_ID", 120)
+    >>> text = worker_script(WorkerJob("a10", ["worker", "it's"]), JobPaths("/run/7", "job-1"), "SLURM_JOB_ID", 120)
     >>> [line for line in text.splitlines() if "worker 'it" in line]
     ['worker \\'it\\'"\\'"\\'s\\' &']
     """
@@ -139,9 +145,217 @@ def worker_script(job: WorkerJob, places: Places, id_variable: str | None, lease
 
 
 def job_id(native: object) -> str:
-    """A batch system's id as one that consists of letters, digits, dots and hyphens, as the script makes it too.
+    """Return a batch system's id with letters, digits, dots and hyphens alone, as the script writes it too.
 
     >>> job_id("12.server_1")
     '12.server-1'
     """
     return re.sub(r"[^A-Za-z0-9.-]", "-", str(native))
+
+
+_BY_HAND = re.compile("JobHeld|requeued.in.held.state")  # Slurm's, after `scontrol hold` and `requeuehold`.
+GIVEN_BACK = "ctxflow gave the worker back"
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What a batch system reports of a job.
+
+    :ivar state: `evicted` if it is suspended; `ended` also if it is unknown there.
+    :ivar taken: of one that ended, whether the batch system took its machine.
+    :ivar restarts: how often it was put back into the queue; None where nobody counts.
+
+    >>> JobReport("queued", "Priority").taken
+    False
+    """
+
+    state: JobState
+    reason: str = ""
+    taken: bool = False
+    host: str | None = None
+    restarts: int | None = None
+
+
+@dataclass
+class JobStory:
+    """The state of one job, reconciled from its script's events and the batch system's reports.
+
+    Its script tells of beginnings, notices and ends. A SIGTERM is the end of its machine, since the batch system says
+    it to all processes; any other signal only announces that, so that the eviction is told when the script has ended.
+
+    :ivar status: with which the script ended, in its present incarnation.
+    :ivar removed: whether we ended it: then only its end is news.
+
+    >>> story = JobStory("12")
+    >>> [change.state for line in ("began n1", "notice TERM", "ended 143", "began n2") for change in story.heard(line)]
+    ['running', 'evicted', 'running']
+    >>> [change.state for change in story.told(JobReport("ended", "Slurm says NODE_FAIL", taken=True))]
+    ['evicted', 'ended']
+    """
+
+    job: str
+    state: JobState = "queued"
+    removed: bool = False
+    status: int | None = None
+    _noticed: str = ""
+    _begun: int = 0
+    _restarts: int = 0
+    _ahead: bool = False  # The batch system said that it runs before the script did.
+    _unheard: bool = False  # It was said to run, and its script has not begun.
+    _doubted: bool = False
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs, and nothing says that it will end."""
+        return self.state == "running" and not self._noticed and self.status is None and not self.removed
+
+    def heard(self, line: str) -> list[JobChange]:
+        """Return the changes that an event of the script means."""
+        kind, _, rest = line.partition(" ")
+        if kind == "began":
+            news = [] if self._ahead else self._evicted("it began anew")
+            self._begun += 1
+            self.status, self._noticed, self._ahead, self._unheard = None, "", False, False
+            return [*news, *self._become("running", host=rest)]
+        if kind == "notice":
+            self._noticed = rest
+            return self._evicted("the batch system ended it") if rest == "TERM" else []
+        if kind == "ended" and rest.isdigit():
+            self.status = int(rest)
+            return self._evicted(f"the batch system gave notice (SIG{self._noticed})") if self._noticed else []
+        return []
+
+    def told(self, word: JobReport) -> list[JobChange]:
+        """Return the changes that a report of the batch system means, after all events so far were read."""
+        if word.state == "ended":
+            taken = self._evicted(word.reason) if word.taken else []
+            return [*taken, *self.end(word.reason)]
+        if word.state == "evicted":
+            return self._evicted(word.reason)
+        if word.state == "held":
+            by_hand = bool(_BY_HAND.search(word.reason))
+            evicted, held = self._evicted(word.reason), self._become("held", word.reason)
+            return [*evicted, *(dataclasses.replace(each, by_hand=by_hand) for each in held)]
+        news = self._evicted(word.reason or "it was queued again") if self._has_restarted(word) else []
+        if word.state == "running" and self.state != "running" and self.status is None and not self._noticed:
+            if word.host is not None or self._unheard:  # Else the script will say where.
+                news += self._become("running", host=word.host)
+                self._ahead = True
+            self._unheard = True
+        if word.state == "queued" and self.state == "held":
+            return self._become("queued", word.reason)
+        return news
+
+    def end(self, reason: str) -> list[JobChange]:
+        """End the job, which has left the batch system; return the change."""
+        if self.state == "ended":
+            return []
+        removed, self.removed = self.removed, False
+        how = f"it ended with status {self.status}" if self.status is not None else reason
+        return self._become("ended", GIVEN_BACK if removed else reason if self.state == "evicted" else how)
+
+    def _has_restarted(self, word: JobReport) -> bool:
+        """Return whether it was put back into the queue since it began."""
+        if word.restarts is not None:
+            before, self._restarts = self._restarts, word.restarts
+            return word.restarts > before and word.restarts >= self._begun
+        # A batch system may be slow to say that a job runs which has told so itself: only if it insists.
+        again, self._doubted = self._doubted, word.state == "queued"
+        return self._doubted and (again or self.status is not None)
+
+    def _evicted(self, reason: str) -> list[JobChange]:
+        return self._become("evicted", reason) if self.state == "running" else []
+
+    def _become(self, state: JobState, reason: str = "", host: str | None = None) -> list[JobChange]:
+        if self.state in (state, "ended"):
+            return []
+        self.state, self._ahead = state, False
+        return [] if self.removed else [JobChange(self.job, state, reason, host)]
+
+
+@dataclass
+class SubmittedJob:
+    """A job that was submitted through Parsl: its files, and how far its events were read."""
+
+    native: Any  # Parsl's id.
+    places: JobPaths
+    story: JobStory
+    script: str  # Parsl's, if it says which; beside it the batch system writes what it has to say itself.
+    read: int = 0  # Bytes of its events.
+    read_at: float = float("-inf")
+    ended_at: float | None = None  # When its script was seen to have ended.
+
+    @property
+    def trouble(self) -> str:
+        """The file of the batch system's own messages."""
+        return f"{self.script}.stderr"
+
+    def news(self, now: float) -> bytes:
+        """Return the whole lines that the job's script has written to its events since the last call.
+
+        :param now: the provider's clock.
+        """
+        self.read_at = now
+        try:
+            with open(self.places.events, "rb") as file:
+                file.seek(self.read)
+                text = file.read()
+        except OSError:
+            return b""
+        whole = text[: text.rfind(b"\n") + 1]
+        self.read += len(whole)
+        return whole
+
+    def remove_files(self) -> None:
+        """Remove the job's files."""
+        own = [self.places.output, self.places.events]
+        for path in own + [self.script + end for end in ("", ".stdout", ".stderr") if self.script]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def check_directory(directory: str, label: str, volumes: Iterable[Sequence[str]]) -> None:
+    """Check that jobs can be submitted from a directory.
+
+    :param label: the label of Parsl's provider.
+    :param volumes: for Kubernetes, the volumes of a pod: claim and mount point.
+    :raises ProviderError: if its path cannot be given to a shell, or pods do not see it.
+    """
+    if label == "kubernetes" and not any(_lies_in(directory, mount) for _, mount in volumes):
+        raise ProviderError(
+            f"pods cannot see the run's directory {directory}: start the run in a directory of a volume that "
+            "they mount at the same path, and name it in the tier's options.persistent_volumes, as [[CLAIM, PATH]]"
+        )
+    if re.search(r"[^\w@%+=:,./-]", directory):
+        raise ProviderError(
+            f"Parsl cannot submit from the directory {directory!r}: start the run in one whose path has "
+            "no spaces and no characters that a shell knows"
+        )
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, os.path.abspath(folder)]) == os.path.abspath(folder)
+
+
+def write_script(places: JobPaths, text: str) -> None:
+    """Write a job's script, readable by its user alone.
+
+    :raises ProviderError: if it cannot be written.
+    """
+    try:
+        with open(os.open(places.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise ProviderError(f"a worker's script cannot be written: {error}; make room there") from None
+
+
+def mark_seen(directory: str) -> None:
+    """Write the time, by which jobs that begin know that their driver lives.
+
+    :raises ProviderError: if it cannot be written.
+    """
+    try:
+        with written_whole(Path(JobPaths(directory, "").seen), sync=False) as file:
+            file.write(b"%d\n" % time.time())
+    except OSError as error:
+        raise ProviderError(f"{directory} cannot be written: {error}; make room there") from None

@@ -1,6 +1,6 @@
-"""One job for each tier that connects back as a worker would, for `ctxflow site check --live`.
+"""Try each tier with one job that connects back as a worker would, for `ctxflow site check --live`.
 
-What does not live here: the job itself (host/probe.py), and what can be told without one (network_check.py).
+The job itself: host/probe.py; what can be told without one: site_check.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxflow.factory.explaining import explaining_line
-from ctxflow.factory.network_check import own_address
-from ctxflow.factory.provider import JobChange, Provider, ProviderError
-from ctxflow.factory.providers import provider_of
-from ctxflow.factory.worker_job import job_of, python_of
+from ctxflow.factory.provider import JobChange, Provider, ProviderError, explaining_line
+from ctxflow.factory.site_check import own_address
+from ctxflow.factory.tier_providers import job_of, provider_of, python_of
 from ctxflow.host import probe
 from ctxflow.safe_files import write_private
 from ctxflow.sites import Site
@@ -39,7 +37,7 @@ _MOST_LINES = 100
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What came of a tier's probe.
+    """The result of a tier's probe.
 
     :ivar found: a sentence; "" if it did not connect.
     :ivar problems: why no worker of the tier would be of use; `advice`, what could not be shown.
@@ -54,7 +52,7 @@ class ProbeAnswer:
 def probe_tiers(
     site: Site, tiers: Sequence[Tier], limit: float = SECONDS, provider: Callable[[Tier, str], Provider] = provider_of
 ) -> list[ProbeAnswer]:
-    """Start a job of each tier where runs would be started now, all at the same time, and say what came of each.
+    """Start a job of each tier at the same time, where runs would be started now, and return what each reported.
 
     :param limit: seconds that a job may take to begin and to connect.
     """
@@ -109,7 +107,7 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
 
 
 def _listening(site: Site) -> socket.socket:
-    """A socket where a run of this site would listen."""
+    """Return a socket that listens where a run of this site would."""
     ports = [site.port] if isinstance(site.port, int) else range(site.port[0], site.port[1] + 1)
     trouble: OSError | None = None
     for port in ports:
@@ -139,7 +137,7 @@ class _Ear:
         self._selector.close()
 
     def listen(self, seconds: float) -> Mapping[str, Any] | None:
-        """What a probe says within so many seconds; None if none has said it."""
+        """Return what a probe says within so many seconds; None if none has said it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):

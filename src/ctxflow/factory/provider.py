@@ -1,11 +1,12 @@
-"""What a provider is: the words in which workers are asked for, and in which news of them come back.
+"""The interface to batch systems: how worker jobs are requested, and how changes of them are reported.
 
-What does not live here: the batch systems themselves (local.py, condor.py), and how many jobs to ask for and when.
+The providers are local.py, condor_provider.py and parsl_provider.py; how many jobs to hold is the acquirer's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -18,7 +19,7 @@ _TAIL = 4096
 
 
 class ProviderError(CtxflowError):
-    """A batch system did not do what it was asked; the message says what to do."""
+    """A request to a batch system failed; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class WorkerJob:
 
 @dataclass(frozen=True)
 class JobChange:
-    """Something that a provider learnt about a job.
+    """A change of a job's state that a provider learnt of.
 
     - `queued`: it waits again, after it was held. Not told of a job that was just submitted.
     - `running`: it began on a machine; each time is a new worker.
@@ -85,7 +86,7 @@ class JobChange:
 
 
 @dataclass(frozen=True)
-class Survey:
+class PoolSurvey:
     """What a batch system has for the workers of a tier, at this moment.
 
     :param machines: how many slots or nodes meet the tier's requirements, busy or not; None where nobody says.
@@ -96,7 +97,7 @@ class Survey:
     :param advice: what a newcomer should change, each a sentence; where no machine will do, which requirement
         excludes them.
 
-    >>> Survey(machines=0, advice=("no machine has 9 GPUs: the most is 4",)).may_submit
+    >>> PoolSurvey(machines=0, advice=("no machine has 9 GPUs: the most is 4",)).may_submit
     True
     """
 
@@ -110,7 +111,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A worker's job that is in a batch system, of whichever run.
+    """A worker's job in a batch system, of whichever run.
 
     :param run: the id of the run that it was submitted for.
     :param host: where it runs, None if it waits or nobody says.
@@ -141,7 +142,7 @@ class Provider(Protocol):
         """
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Ask for workers that are all alike, and return their jobs' ids.
+        """Submit jobs that are all alike, and return their ids.
 
         :raises ProviderError: if there is something wrong with the job, or the batch system does not take it.
         """
@@ -150,20 +151,21 @@ class Provider(Protocol):
         """End jobs, whether they run or wait; those that are gone already, or unknown, do not matter."""
 
     def changes(self) -> list[JobChange]:
-        """What happened since the last call, in order. Cheap: to be called about once a second."""
+        """Return what happened since the last call, in order. Cheap: called about once a second."""
 
     def last_words(self, job: str) -> str:
-        """The last lines that a job wrote, "" where they cannot be had."""
+        """Return the last lines that a job wrote, "" where they cannot be had."""
 
-    def survey(self, job: WorkerJob) -> Survey:
-        """What the batch system has for such a job now. `start` need not have been called.
+    def survey(self, job: WorkerJob) -> PoolSurvey:
+        """Return what the batch system has for such a job now. `start` need not have been called.
 
         :raises ProviderError: if the batch system cannot be asked.
         """
 
     def find(self) -> list[FoundJob]:
-        """All jobs of this user that are workers of some run, also of runs that are over. `start` need not have been
-        called.
+        """Return all jobs of this user that are workers of some run, also of runs that are over.
+
+        `start` need not have been called.
 
         :raises ProviderError: if the batch system cannot be asked.
         """
@@ -188,7 +190,7 @@ class KeepsOutput(Protocol):
 
 @runtime_checkable
 class Excluding(Protocol):
-    """A provider that can keep jobs from hosts also when they were submitted before."""
+    """A provider that can keep jobs from hosts after they were submitted."""
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
         """Keep jobs that wait, or come to wait again, from these hosts, and from no others besides.
@@ -201,7 +203,7 @@ class Excluding(Protocol):
 
 
 def check_job(job: WorkerJob) -> None:
-    """See to it that a job can be had at all.
+    """Check that a job can be submitted at all.
 
     :raises ProviderError: if its command is empty, a file cannot be read, or two have the same base name.
 
@@ -222,7 +224,7 @@ def check_job(job: WorkerJob) -> None:
 
 
 def arguments(job: WorkerJob) -> list[str]:
-    """A job's command as it is run in the scratch directory, where its program may be one of its files.
+    """Return a job's command as it is run in the scratch directory, where its program may be one of its files.
 
     >>> arguments(WorkerJob("any", ["worker", "--cores", "2"], files=["/srv/worker"]))
     ['./worker', '--cores', '2']
@@ -234,7 +236,7 @@ def arguments(job: WorkerJob) -> list[str]:
 
 
 def tail(path: str) -> str:
-    """The last lines of a file, at most 4096 bytes of them; "" if it cannot be read."""
+    """Return the last lines of a file, at most 4096 bytes of them; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             length = file.seek(0, os.SEEK_END)
@@ -245,3 +247,51 @@ def tail(path: str) -> str:
     if length > _TAIL:  # The first line may be cut.
         text = text.partition("\n")[2] or text
     return text.strip()
+
+
+_NOISE = re.compile(r"(creating|deleting) workspace|vine_worker: using \d+ cores|notice: stopping: could not connect")
+_COMINGS = re.compile(r"^(dis)?connected (to|from) manager ")
+_RESOLVE = re.compile(r"couldn't resolve hostname ([\w.-]+?)(?=couldn't resolve|\d{4}/\d\d/\d\d |$)", re.MULTILINE)
+_CONNECT = re.compile(r"couldn't connect to (\S+?): (.+)")
+_DISK = re.compile(r"less than the promised disk space .*?(\d+) < (\d+) MB")
+
+
+def explaining_line(words: str, nothing: str = "no output") -> str:
+    """Return the line that explains why a worker ended, or the last line that says something.
+
+    :param words: the last lines that a worker wrote.
+    :param nothing: what to return where none says anything.
+
+    >>> print(explaining_line("has less than the promised disk space (--disk > disk total) 70000 < 3072 MB"))
+    its scratch directory has 3.1 GB free, and disk_gb promises 70: write less, or have TMPDIR name a larger disk
+    >>> explaining_line("vine_worker: creating workspace /tmp/x\\nno room\\nvine_worker: deleting workspace /tmp/x")
+    'no room'
+    """
+    if found := _DISK.search(words):
+        promised, there = (int(number) / 1000 for number in found.groups())
+        return (
+            f"its scratch directory has {there:.1f} GB free, and disk_gb promises {promised:g}: write less, or have "
+            "TMPDIR name a larger disk"
+        )
+    if found := _RESOLVE.search(words):
+        return f"it cannot resolve the run's address {found[1]}: write an IP address as address of the site"
+    if found := _CONNECT.search(words):
+        return (
+            f"it cannot reach the run at {found[1]} ({found[2]}): have address of the site name this machine as the "
+            "workers' machines reach it, and port one that no firewall closes"
+        )
+    lines = [line.strip() for line in words.splitlines() if line.strip() and not _NOISE.search(line)]
+    return lines[-1] if lines else nothing
+
+
+def why_gone(words: str) -> str:
+    """Return why a worker that had joined is gone, "" if it did not write anything that says so.
+
+    :param words: the last lines that it wrote.
+
+    >>> why_gone("connected to manager n1:9123 via local address n2:1\\nno room\\ndisconnected from manager n1:9123")
+    'no room'
+    >>> why_gone("vine_worker: using 1 cores\\nconnected to manager n1:9123 via local address n2:1")
+    ''
+    """
+    return explaining_line("\n".join(each for each in words.splitlines() if not _COMINGS.search(each)), "")

@@ -1,6 +1,6 @@
-"""One live run as its factory serves it: what it wants is passed on to its acquirers, and their news to it.
+"""Serve one live run of a factory: pass what it wants to its acquirers, and their news to it.
 
-What does not live here: which runs there are and how they share (service.py), and the files between (exchange.py).
+Which runs there are: service.py; how they share: sharing.py; the files between: run_files.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.connection import Run
-from ctxflow.factory.exchange import RunFiles, Wishes
-from ctxflow.factory.granted import GrantedProvider
+from ctxflow.factory.connection import LiveRun
 from ctxflow.factory.provider import JobChange
-from ctxflow.factory.providers import provider_of, source_of
+from ctxflow.factory.run_files import RunFiles, Wishes
+from ctxflow.factory.sharing import GrantedProvider
 from ctxflow.factory.spending import Spent, total
-from ctxflow.factory.worker_job import worker_job
+from ctxflow.factory.tier_providers import provider_of, source_of, worker_job
 from ctxflow.sites.tier import Tier
 
 Say = Callable[[str, str, str], None]
@@ -26,7 +25,7 @@ Say = Callable[[str, str, str], None]
 
 
 class _Lent:
-    """One tier of a run."""
+    """One tier of a served run."""
 
     def __init__(self, tier: Tier, granted: GrantedProvider, acquirer: Acquirer) -> None:
         self.tier = tier
@@ -49,7 +48,7 @@ class ServedRun:
 
     def __init__(
         self,
-        run: Run,
+        run: LiveRun,
         wishes: Wishes,
         files: RunFiles,
         lock: threading.Lock,
@@ -72,7 +71,7 @@ class ServedRun:
     # --- tiers
 
     def offers(self) -> list[str]:
-        """The tiers that the run has workers of, or may have."""
+        """Return the tiers that the run has workers of, or may have."""
         return [name for name in self.run.commands if name in self._lent]
 
     def lend(self, tier: Tier, join_timeout: float) -> None:
@@ -126,11 +125,11 @@ class ServedRun:
         return _Lent(tier, granted, acquirer)
 
     def wanted(self, tier: str) -> int:
-        """How many workers of a tier the run wants."""
+        """Return how many workers of a tier the run wants."""
         return self.wishes.wanted.get(tier, 0)
 
     def lacking(self) -> list[tuple[str, str, int]]:
-        """The tiers of which it has fewer workers than it wants, with the reason and how many."""
+        """Return the tiers of which it has fewer workers than it wants, with the reason and how many."""
         lacks = [
             (name, lent, self.wanted(name) - lent.acquirer.counts()[name]["joined"])
             for name, lent in self._lent.items()
@@ -138,19 +137,19 @@ class ServedRun:
         return [(name, lent.reason, count) for name, lent, count in lacks if lent.reason and count > 0]
 
     def held(self, tier: str) -> int:
-        """How many jobs of a tier it has or will have; to be called with the lock."""
+        """Return how many jobs of a tier it has or will have; to be called with the lock."""
         return self._lent[tier].granted.held()
 
     def running(self, tier: str) -> int:
-        """How many of those run."""
+        """Return how many of those run."""
         return len(self._lent[tier].running)
 
     def allow(self, tier: str, count: int) -> None:
-        """Let it have so many jobs; to be called with the lock. `hold` is to follow."""
+        """Grant it this many jobs; to be called with the lock, and followed by `hold`."""
         self._lent[tier].granted.allowed = count
 
     def bound(self, tier: str, maximum: int) -> None:
-        """Tell the run how many workers it may have: others leave when they have done what they run."""
+        """Tell the run how many workers it may have; others leave when they have done what they run."""
         lent = self._lent[tier]
         if lent.maximum != maximum:
             lent.maximum = maximum
@@ -161,11 +160,11 @@ class ServedRun:
         self._files.tell_limits(limits)
 
     def spent(self) -> Spent:
-        """What its jobs have used so far."""
+        """Return what its jobs have used so far."""
         return total(lent.acquirer.spent() for lent in list(self._lent.values()))
 
     def hold(self, tier: str) -> None:
-        """Hold as many jobs as are allowed."""
+        """Hold as many jobs as are granted."""
         lent = self._lent[tier]
         if lent.renewing:
             counts = lent.acquirer.counts()[tier]
@@ -174,7 +173,7 @@ class ServedRun:
         lent.acquirer.hold(tier, 0 if lent.renewing or not lent.granted.settled else lent.granted.allowed)
 
     def give(self, tier: str, count: int) -> None:
-        """Take so many running workers from the run: first those that have not joined, then the youngest."""
+        """Take running workers from the run: first those that have not joined, then the youngest."""
         lent = self._lent[tier]
         youngest = list(lent.running)[::-1]
         for job in sorted(youngest, key=lent.running.__getitem__)[:count]:
@@ -186,7 +185,7 @@ class ServedRun:
     # --- between the run and its acquirers
 
     def hear(self) -> None:
-        """Pass on what the run says, and what its acquirers tell."""
+        """Pass on what the run wants, and what its acquirers report."""
         self._files.retry()
         wishes = self._files.read()
         if wishes is not None:
@@ -254,7 +253,7 @@ class ServedRun:
     # --- for others
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Tier -> what its acquirer counts; what the run wants is "wanted", what it may have is "granted"."""
+        """Return the counts of each tier's acquirer; "wanted" is the run's wish, "granted" what it may have."""
         found = {}
         for tier, lent in list(self._lent.items()):
             counts = Counter(lent.acquirer.counts()[tier])
@@ -263,7 +262,7 @@ class ServedRun:
         return found
 
     def take_leave(self) -> None:
-        """Tell a run that goes on that its workers are taken: nobody in it is to blame."""
+        """Tell a run that goes on that its workers are taken from it, through no fault of theirs."""
         for tier, lent in self._lent.items():
             for job in lent.running:
                 self._files.tell(tier, JobChange(job, "evicted", "the factory ends"))

@@ -1,31 +1,28 @@
-"""The factory as a service: it finds the live runs of its user, and holds workers for each, within what the site says.
+"""Serve the live runs of a user as a factory: hold workers for each, within what the site says.
 
-What does not live here: one run's workers (served_run.py), the shares (shares.py), and the command (cli/factory.py).
+One run's workers: served_run.py; how they are shared: sharing.py; the command: cli/.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import Run, is_over, live_runs, runs_directory
-from ctxflow.factory.exchange import RunFiles, factory_file, factory_mark, factory_pid
+from ctxflow.factory.connection import LiveRun, is_over, live_runs
 from ctxflow.factory.provider import ProviderError
-from ctxflow.factory.providers import provider_of
+from ctxflow.factory.run_files import RunFiles
 from ctxflow.factory.served_run import Say, ServedRun
-from ctxflow.factory.shares import bounds, grants, shares, to_give
-from ctxflow.factory.spending import Spent, limits_of, standing, total
-from ctxflow.factory.spending_limits import FactoryLimits
-from ctxflow.safe_files import make_own_folder, open_own
+from ctxflow.factory.sharing import bounds, grants, shares, to_give
+from ctxflow.factory.spending import FactoryLimits, Spent, limits_of, standing, total
+from ctxflow.factory.tier_providers import provider_of
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 from ctxflow.wording import counted
@@ -33,13 +30,12 @@ from ctxflow.wording import counted
 _LOOK_SECONDS = 0.25  # How often what runs want is looked at: a few files' dates.
 _RUNS_SECONDS = 1.0
 _AGAIN_SECONDS = 60.0
-_LOCK_SECONDS = 1.0
 _LIMITS_SECONDS = 30.0  # How often runs hear what is used of limits, while none is reached.
 _STATES = ("queued", "running", "joined", "evicted", "held")
 
 
 def maximum_of(site: Site, tier: Tier) -> int:
-    """How many workers of a tier there may be, over all runs together.
+    """Return how many workers of a tier there may be, over all runs together.
 
     >>> a10 = Tier(name="a10", workers=8)
     >>> maximum_of(Site(tiers=(a10,)), a10), maximum_of(Site(tiers=(a10,), workers=3), a10)
@@ -49,7 +45,7 @@ def maximum_of(site: Site, tier: Tier) -> int:
 
 
 def check_site(site: Site) -> Site:
-    """See to it that a factory can serve a site.
+    """Check that a factory can serve a site, and return it.
 
     :raises CtxflowError: if it cannot, saying what to write.
     """
@@ -66,51 +62,16 @@ def check_site(site: Site) -> Site:
     return site
 
 
-@contextlib.contextmanager
-def only_factory(site: str) -> Iterator[None]:
-    """Be the one factory of a site on this machine, for this user.
-
-    :raises CtxflowError: if there is one.
-    """
-    path = factory_file(site)
-    try:
-        make_own_folder(runs_directory())
-        descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise CtxflowError(f"no factory can be started here: {error}") from None
-    with open(descriptor, "r+") as file:
-        deadline = time.monotonic() + _LOCK_SECONDS  # One that is just ending may have it still.
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    who = factory_pid(site)
-                    raise CtxflowError(
-                        f'a factory serves the site "{site}" already, process {who}: end it first, or send it SIGHUP to'
-                        " have it read the site file again"
-                    ) from None
-                time.sleep(0.05)
-        file.truncate()
-        file.write(factory_mark())
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)  # The file stays: whoever waits for it must not lock one that is gone.
-
-
 @dataclass
 class _Books:
-    """What one tier's runs were last told, so that it is said once, and what ended runs have cost."""
+    """What one tier's runs were last told, so that it is said once, and the totals of runs that ended."""
 
     shares: dict[str, tuple[int, int]] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
 
 
 class Service:
-    """Serves runs until it is told to stop.
+    """Serve runs until told to stop.
 
     :param read: reads the site anew.
     :param say: takes note of decisions; called from several threads.
@@ -149,17 +110,17 @@ class Service:
         self._wake()
 
     def reload(self) -> None:
-        """Have the site read anew."""
+        """Read the site file again."""
         self._reload = True
         self._wake()
 
     def _wake(self) -> None:
-        """Have the loop look; a pipe, since a signal's handler must not wait for a lock."""
+        """Wake the loop, by a pipe, since a signal's handler must not wait for a lock."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._write_end, b".")
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Tier -> how many jobs are in which state, how many are wanted and granted, and totals since the start."""
+        """Return each tier's jobs by state, the workers wanted and granted, and totals since the start."""
         found = {tier.name: Counter(maximum=maximum_of(self.site, tier)) for tier in self.site.tiers}
         with self._counting:
             for tier, books in self._books.items():
@@ -170,11 +131,11 @@ class Service:
         return found
 
     def runs(self) -> int:
-        """How many runs are served."""
+        """Return how many runs are served."""
         return len(self._serving)
 
     def limits(self) -> list[dict[str, Any]]:
-        """What is used of each limit of GPU-hours and cost, of each run's with its id as "run"."""
+        """Return what is used of each limit of GPU-hours and cost, of each run's with its id as "run"."""
         own = limits_of(self.site, "run")
         with self._counting:
             runs = list(self._serving.values())
@@ -182,7 +143,7 @@ class Service:
         return [*self._limits.standing, *told]
 
     def lacking(self) -> list[tuple[str, str, str, int]]:
-        """How many workers runs lack: the run, the tier, the reason and their number."""
+        """Return what runs lack: the run, the tier, the reason, and how many workers."""
         with self._counting:
             runs = list(self._serving.values())
         return [(run.run.id, *each) for run in runs for each in run.lacking()]
@@ -190,7 +151,7 @@ class Service:
     # --- the loop
 
     def run(self) -> None:
-        """Serve, until `stop`; then end all jobs."""
+        """Serve runs until `stop`, then end all jobs."""
         told = ", ".join(f"{tier.name} (at most {maximum_of(self.site, tier)})" for tier in self.site.tiers)
         self._say("", "", f'serves the site "{self.site.name}": {told}')
         while not self.stopping:
@@ -212,7 +173,7 @@ class Service:
         self._end()
 
     def _look_at_limits(self) -> None:
-        """See whether a limit over all runs is reached, and let the runs know how they stand."""
+        """Check the limits over all runs, and tell the runs how they stand."""
         with self._counting:
             each = [*self._serving.values(), *(run for run, _ in self._ending.values())]
             spent = total([self._spent, *(run.spent() for run in each)])
@@ -261,7 +222,7 @@ class Service:
                 self._meet(run)
         self._strangers &= set(alive)
 
-    def _meet(self, run: Run) -> None:
+    def _meet(self, run: LiveRun) -> None:
         """Serve a run, if it is one of this site's, as soon as it says what it wants."""
         files = RunFiles(run.id)
         wishes = files.read()
@@ -292,7 +253,7 @@ class Service:
                 self._say(tier.name, run.run.id, f"tried again in {_AGAIN_SECONDS:.0f} s: {error}")
 
     def _share(self, name: str) -> None:
-        """Let each run have its part of a tier."""
+        """Grant each run its part of a tier."""
         tier = next((tier for tier in self.site.tiers if tier.name == name), None)
         maximum = maximum_of(self.site, tier) if tier and not self._limits.reached else 0
         runs = {run.run.id: run for run in self._serving.values() if name in run.offers()}
@@ -376,7 +337,7 @@ class Service:
             self._say("", "", self.summary())
 
     def summary(self) -> str:
-        """How things are, in a line."""
+        """Return how things are, in a line."""
         told = [counted(self.runs(), "run")]
         for tier, counts in self.counts().items():
             waiting = counts["queued"] + counts["evicted"] + counts["held"]
@@ -385,7 +346,7 @@ class Service:
 
 
 def _differences(before: Site, after: Site) -> list[str]:
-    """What a site file says otherwise now, a sentence each."""
+    """Return what has changed in a site file, a sentence each."""
     old, new = ({tier.name: tier for tier in site.tiers} for site in (before, after))
     told = ["the site file was read again" + ("" if before != after else ": nothing has changed")]
     told += [f"tier {name} is new" for name in new if name not in old]

@@ -1,6 +1,6 @@
-"""What Slurm is asked beyond what Parsl asks it, and what its answers mean.
+"""Ask Slurm what Parsl does not, and interpret the answers.
 
-What does not live here: submitting and cancelling, which is Parsl's SlurmProvider's, and the provider (parsl_jobs.py).
+Submitting and cancelling is left to Parsl's SlurmProvider (parsl_provider.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxflow.factory.parsl_story import Word
-from ctxflow.factory.provider import FoundJob, ProviderError, Survey, WorkerJob
+from ctxflow.factory.parsl_script import JobReport
+from ctxflow.factory.provider import FoundJob, PoolSurvey, ProviderError, WorkerJob
 from ctxflow.wording import counted
 
 Ask = Callable[[str], str]
@@ -52,12 +52,12 @@ _NAME = re.compile(r"ctxflow\.(?P<run>[\w.-]+)\.(?P<tier>[A-Za-z0-9-]+)\.\d+\.\d
 
 
 @dataclass(frozen=True)
-class Line:
+class QueueEntry:
     """A job, as squeue lists it."""
 
     id: str
     name: str
-    word: Word
+    word: JobReport
 
     @property
     def run(self) -> str | None:
@@ -66,15 +66,15 @@ class Line:
         return found["run"] if found else None
 
 
-def squeue(ask: Ask, clusters: str | None = None) -> dict[str, Line]:
-    """All jobs of this user, also those that ended not long ago, by their ids.
+def squeue(ask: Ask, clusters: str | None = None) -> dict[str, QueueEntry]:
+    """Return all jobs of this user, also those that ended lately, by their ids.
 
     :raises ProviderError: if Slurm does not answer.
     """
     command = f"squeue --noheader --states=all --user={shlex.quote(getpass.getuser())}"
     rows = _rows(ask(f"{command} --Format={_format(_JOB_WIDTHS)}{_clusters(clusters)}"), _JOB_WIDTHS)
     return {
-        row["JobID"]: Line(
+        row["JobID"]: QueueEntry(
             row["JobID"],
             row["Name"],
             word_of(row["State"], row["Reason"], row["exit_code"], row["RestartCnt"], row["NodeList"]),
@@ -93,7 +93,7 @@ def scancel(ask: Ask, ids: Sequence[str], clusters: str | None = None) -> None:
 
 
 def exclude(ask: Ask, ids: Sequence[str], nodes: Sequence[str], clusters: str | None = None) -> None:
-    """Keep jobs that wait from these nodes, and from no others besides; those that begin meanwhile do not matter.
+    """Keep waiting jobs from these nodes, and from no others besides; those that begin meanwhile are left alone.
 
     :raises ProviderError: if Slurm does not answer.
     """
@@ -114,8 +114,8 @@ def exclude(ask: Ask, ids: Sequence[str], nodes: Sequence[str], clusters: str | 
                 raise
 
 
-def found_jobs(lines: Mapping[str, Line]) -> list[FoundJob]:
-    """Those that are workers of some run and have not ended."""
+def found_jobs(lines: Mapping[str, QueueEntry]) -> list[FoundJob]:
+    """Return the jobs that are workers of some run and have not ended."""
     return [
         FoundJob(line.id, line.run, line.word.state, line.word.host)
         for line in lines.values()
@@ -123,8 +123,8 @@ def found_jobs(lines: Mapping[str, Line]) -> list[FoundJob]:
     ]
 
 
-def word_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0", nodes: str = "") -> Word:
-    """What a job's state means for a worker.
+def word_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0", nodes: str = "") -> JobReport:
+    """Return what a job's state means for a worker.
 
     >>> word_of("PENDING", "JobHeldUser").state, word_of("NODE_FAIL", "None").taken
     ('held', True)
@@ -135,23 +135,23 @@ def word_of(state: str, reason: str, exit_code: str = "0:0", restarts: str = "0"
     state = state.split(maxsplit=1)[0].rstrip("+") if state else ""
     why = "" if reason in ("None", "") else f": {reason}"
     if state in _TAKEN:
-        return Word("ended", f"Slurm says {state}{why}", True, host, count)
+        return JobReport("ended", f"Slurm says {state}{why}", True, host, count)
     if state in _FAILED:
-        return Word("ended", _how(state, exit_code), False, host, count)
+        return JobReport("ended", _how(state, exit_code), False, host, count)
     if state in _SUSPENDED:
-        return Word("evicted", f"Slurm suspended it{why}", host=host, restarts=count)
+        return JobReport("evicted", f"Slurm suspended it{why}", host=host, restarts=count)
     if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "RESV_DEL_HOLD"):
         hopeless = "HOLD" in state or _HOPELESS.search(reason)
-        return Word(
+        return JobReport(
             "held" if hopeless else "queued", f"Slurm does not run it{why}" if hopeless else reason, False, None, count
         )
-    return Word("running", "", False, host, count)
+    return JobReport("running", "", False, host, count)
 
 
 def survey(
     ask: Ask, trial: str, job: WorkerJob, partition: str | None, gres: str | None, constraint: str | None
-) -> Survey:
-    """What a partition has for such a worker.
+) -> PoolSurvey:
+    """Return what a partition has for such a worker.
 
     :param trial: what `sbatch --test-only` said of it, "" if it may be submitted.
     :param gres: the generic resources that are asked for beside, or instead of, the job's GPUs.
@@ -178,11 +178,11 @@ def survey(
         advice.append(
             f"Slurm takes no such jobs of yours ({said}): ask for another partition or account in the tier's options"
         )
-    return Survey(len(fitting), free, models, not said or nobody_fits, tuple(advice))
+    return PoolSurvey(len(fitting), free, models, not said or nobody_fits, tuple(advice))
 
 
 def _is_hidden(ask: Ask, partition: str) -> bool:
-    """Whether Slurm shows a partition that it has to others only."""
+    """Return whether Slurm shows a partition that it has to others only."""
     try:
         ask(f"scontrol show partition {shlex.quote(partition)}")
     except ProviderError as error:
@@ -209,7 +209,7 @@ class _Node:
         )  # fmt: skip
 
     def unused(self) -> _Node:
-        """What is left of it."""
+        """Return what is left of it."""
         cores, memory, gpus = self.used
         left = {model: count - gpus.get(model, 0) for model, count in self.gpus.items()}
         return _Node(self.up, self.cores - cores, self.memory - memory, left, self.features)
@@ -217,7 +217,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Need:
-    """What a worker asks of a node."""
+    """What a worker requires of a node."""
 
     cores: int
     memory: int  # MiB
@@ -234,7 +234,7 @@ class _Need:
         return cls(job.cores, math.ceil(job.memory / 2**20), gpus, model, tuple(features))
 
     def lacks(self, node: _Node) -> str:
-        """What a node has too little of, "" if nothing."""
+        """Return what a node has too little of, "" if nothing."""
         if node.cores < self.cores:
             return counted(self.cores, "core")
         if node.memory < self.memory:
@@ -262,7 +262,7 @@ def _what_excludes(wanted: _Need, nodes: Sequence[_Node], partition: str | None)
 
 
 def _gpus(gres: str) -> dict[str, int]:
-    """GPUs by model in a list of generic resources.
+    """Return the GPUs by model in a list of generic resources.
 
     >>> _gpus("gpu:a10:2(IDX:0-1),gpu:h100:1(S:0),fs:2"), _gpus("gpu:4"), _gpus("(null)")
     ({'a10': 2, 'h100': 1}, {'gpu': 4}, {})
@@ -287,7 +287,7 @@ def _format(widths: Mapping[str, int]) -> str:
 
 
 def _rows(text: str, widths: Mapping[str, int]) -> list[dict[str, str]]:
-    """What a command wrote in columns of these widths; other lines, such as a cluster's name, are none."""
+    """Return what a command wrote in columns of these widths; other lines, such as a cluster's name, are left out."""
     rows = []
     for line in text.splitlines():
         if len(line) < sum(widths.values()) - list(widths.values())[-1]:
@@ -301,5 +301,5 @@ def _rows(text: str, widths: Mapping[str, int]) -> list[dict[str, str]]:
 
 
 def _clusters(clusters: str | None) -> str:
-    """The option of Slurm's commands that names clusters of a federation."""
+    """Return the option of Slurm's commands that names clusters of a federation."""
     return f" --clusters={shlex.quote(clusters)}" if clusters else ""

@@ -1,17 +1,28 @@
-"""What worker jobs use, in GPU-hours and by their prices, and the limits of that. Pure: no I/O, no clock.
+"""Count what worker jobs use, in GPU-hours and by their prices, and keep the limits of that.
 
-A job counts from its start to its end, times its GPUs; a worker without GPUs counts as one with one. What does not live
-here: who is told of a limit (executors/run.py, service.py), and the record over runs (spending_record.py).
+A job counts from its start to its end, times its GPUs; a worker without GPUs counts as one with one. Counting is pure:
+no I/O, no clock. `SpendingRecord` is the file of what a user's factories have lent over all runs, one of each machine's
+factory of a site, in the home and readable by the user alone; `FactoryLimits` are the limits that a factory keeps over
+its runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+import glob
+import json
+import os
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from ctxflow.errors import CtxflowError
 from ctxflow.factory.provider import JobChange
-from ctxflow.sites.model import Site
+from ctxflow.safe_files import make_own_folder, read_own, write_private
+from ctxflow.sites import Site
 
 Scope = Literal["run", "factory", "user"]
 MEASURES = {"gpu_hours": "GPU-hours", "cost": "cost"}
@@ -34,7 +45,7 @@ class Spent:
 
 
 class SpendingMeter:
-    """Counts what the jobs of a tier use.
+    """Count what the jobs of a tier use.
 
     :param gpus: of a worker, where `asked` does not say otherwise.
     :param price: of an hour of a worker.
@@ -56,12 +67,12 @@ class SpendingMeter:
         self._past = Spent()
 
     def asked(self, jobs: Iterable[str], gpus: int) -> None:
-        """Jobs were submitted with so many GPUs."""
+        """Record jobs that were submitted with this many GPUs each."""
         if gpus != self._gpus:
             self._others.update(dict.fromkeys(jobs, gpus))
 
     def heard(self, change: JobChange, now: float) -> None:
-        """Take note of news of a job."""
+        """Record a change of a job."""
         if change.state == "running":
             self._began.setdefault(change.job, now)
         elif change.job in self._began:
@@ -71,7 +82,7 @@ class SpendingMeter:
             self._others.pop(change.job, None)
 
     def spent(self, now: float) -> Spent:
-        """What was used until now, by jobs that run, too."""
+        """Return what was used until now, by jobs that run, too."""
         return total([self._past, *(self._of(job, now) for job in list(self._began))])
 
     def _of(self, job: str, now: float) -> Spent:
@@ -80,12 +91,12 @@ class SpendingMeter:
 
 
 def total(each: Iterable[Spent]) -> Spent:
-    """All of it together."""
+    """Return the sum of what was used."""
     return sum(each, Spent())
 
 
 def limits_of(site: Site, scope: Scope) -> dict[str, float]:
-    """The limits that a site sets: measure -> how much.
+    """Return the limits that a site sets, by measure.
 
     >>> limits_of(Site(gpu_hours_per_run=8), "run")
     {'gpu_hours': 8.0}
@@ -95,7 +106,7 @@ def limits_of(site: Site, scope: Scope) -> dict[str, float]:
 
 
 def standing(scope: Scope, spent: Spent, limits: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What is used of each limit, as plain data.
+    """Return what is used of each limit, as plain data.
 
     >>> standing("run", Spent(1.25), {"gpu_hours": 8})
     [{'scope': 'run', 'measure': 'gpu_hours', 'used': 1.25, 'limit': 8}]
@@ -107,7 +118,7 @@ def standing(scope: Scope, spent: Spent, limits: Mapping[str, float]) -> list[di
 
 
 def reached(standings: Iterable[Mapping[str, Any]]) -> str:
-    """The first limit that is reached, with the figures; "" if none is.
+    """Return the first limit that is reached, with the figures; "" if none is.
 
     >>> reached(standing("run", Spent(8.01), {"gpu_hours": 8, "cost": 100}))
     'the limit of this run, gpu_hours_per_run = 8, is reached: 8.01 GPU-hours are used'
@@ -118,3 +129,117 @@ def reached(standings: Iterable[Mapping[str, Any]]) -> str:
             what = f"{used} GPU-hours are used" if each["measure"] == "gpu_hours" else f"its workers cost {used}"
             return f"the limit {_WHOSE[each['scope']]}, {key} = {each['limit']:g}, is reached: {what}"
     return ""
+
+
+def spending_file(site: str, host: str | None = None) -> str:
+    """Return where the factory of a site on a machine (by default this one) keeps its record."""
+    name = f"spent-{urllib.parse.quote(site, safe='')}@{host or socket.gethostname()}.json"
+    return os.path.join(os.path.expanduser("~"), ".ctxflow", name)
+
+
+class SpendingRecord:
+    """The record of what a user's factories have lent; homes may be shared, so that other machines' count too.
+
+    :param site: the site's name.
+    :raises CtxflowError: if the record cannot be read: nobody knows then what was used.
+    """
+
+    def __init__(self, site: str) -> None:
+        self.path = spending_file(site)
+        self._others = os.path.join(glob.escape(os.path.dirname(self.path)), f"{glob.escape(_stem(self.path))}@*.json")
+        self._before = _read(self.path)
+        self._written = self._before
+        self._beside = self._read_others()
+
+    def total(self, now: Spent) -> Spent:
+        """Return all that was used, with what this factory has lent since it began."""
+        return self._before + self._beside + now
+
+    def write(self, now: Spent) -> None:
+        """Write the record, if it has changed, and read those of other machines.
+
+        :raises OSError: if it cannot be written.
+        """
+        with contextlib.suppress(CtxflowError):  # One that cannot be read now counts as it did.
+            self._beside = self._read_others()
+        spent = self._before + now
+        if spent == self._written:
+            return
+        make_own_folder(os.path.dirname(self.path))
+        write_private(f"{self.path}.new", json.dumps({"gpu_hours": spent.gpu_hours, "cost": spent.cost}) + "\n")
+        os.replace(f"{self.path}.new", self.path)
+        self._written = spent
+
+    def _read_others(self) -> Spent:
+        return total(_read(path) for path in glob.glob(self._others) if path != self.path)
+
+
+def _stem(path: str) -> str:
+    return path.rpartition("@")[0].rpartition("/")[2]
+
+
+def _read(path: str) -> Spent:
+    try:
+        found = json.loads(read_own(path))
+        return Spent(float(found["gpu_hours"]), float(found["cost"]))
+    except FileNotFoundError:
+        return Spent()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CtxflowError(
+            f"what was used of this user's limits cannot be read from {path} ({error}): mend it, or remove it to count "
+            "from nothing"
+        ) from None
+
+
+_RECORD_SECONDS = 10.0
+
+
+class FactoryLimits:
+    """What is used of a factory's limits.
+
+    :param site: the site's name, by which the user's record is kept.
+    :param say: takes note of a sentence.
+    :ivar standing: what is used of each limit.
+    :ivar reached: the limit that is reached, in words; "" if none is.
+    """
+
+    def __init__(self, site: str, say: Callable[[str], None]) -> None:
+        self.standing: list[dict[str, Any]] = []
+        self.reached = ""
+        self._name = site
+        self._say = say
+        self._record: SpendingRecord | None = None
+        self._trouble = ""
+        self._write_at = 0.0
+
+    def look(self, site: Site, spent: Spent, last: bool = False) -> None:
+        """Check the limits; what is reached is reported once.
+
+        :param spent: what the factory's runs have used since it began.
+        :param last: whether the record must be written.
+        :raises CtxflowError: if the user's record cannot be read.
+        """
+        own, user = limits_of(site, "factory"), limits_of(site, "user")
+        if user and self._record is None:
+            self._record = SpendingRecord(self._name)
+        self.standing = standing("factory", spent, own)
+        if user and self._record is not None:
+            self._keep(self._record, spent, last)
+            self.standing += standing("user", self._record.total(spent), user)
+        before, self.reached = self.reached, reached(self.standing)
+        if self.reached and not before:
+            self._say(f"{self.reached}; no worker is asked for, and those that run end what they do and leave")
+        elif before and not self.reached:
+            self._say("no limit is reached any more: workers are asked for again")
+
+    def _keep(self, record: SpendingRecord, spent: Spent, last: bool) -> None:
+        if not last and time.monotonic() < self._write_at:
+            return
+        self._write_at = time.monotonic() + _RECORD_SECONDS
+        try:
+            record.write(spent)
+            self._trouble = ""
+        except OSError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self._say(f"what was used cannot be recorded in {record.path}: {error}; it is tried again")

@@ -1,6 +1,6 @@
 """HTCondor's submit keys as a site's author meets them: which are ctxflow's own, and which a tier has keys for.
 
-What does not live here: the submit description (factory/condor_description.py).
+What does not live here: the submit description (factory/condor_jobs.py).
 """
 
 from __future__ import annotations

@@ -28,12 +28,11 @@ from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.watch import Watch
 from ctxflow.executors.taskvine.worker import Worker, refusal
-from ctxflow.factory.condor_places import pinned
-from ctxflow.factory.exchange import FactoryClient
-from ctxflow.factory.explaining import why_gone
-from ctxflow.factory.provider import Provider, tail
+from ctxflow.factory.condor_machines import pinned
+from ctxflow.factory.factory_client import FactoryClient
+from ctxflow.factory.provider import Provider, tail, why_gone
 from ctxflow.factory.spending import limits_of, standing
-from ctxflow.factory.worker_job import worker_job
+from ctxflow.factory.tier_providers import worker_job
 from ctxflow.host.descriptors import advice
 from ctxflow.host.wire import Head, frame
 from ctxflow.scheduler import commands as cmd

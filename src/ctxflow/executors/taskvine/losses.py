@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.exchange import FactoryClient
+from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import JobChange
 
 _PATIENCE_SECONDS = 2.0  # How long the batch system may take to say so. HTCondor took up to one second.

@@ -19,12 +19,11 @@ from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.engine import RunServices
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.condor_places import unpinned
-from ctxflow.factory.connection import Connection, Run
-from ctxflow.factory.exchange import FactoryClient
-from ctxflow.factory.network_check import own_address
-from ctxflow.factory.providers import provider_of
-from ctxflow.factory.worker_job import Lead, python_of, worker_command, worker_job
+from ctxflow.factory.condor_machines import unpinned
+from ctxflow.factory.connection import Connection, LiveRun
+from ctxflow.factory.factory_client import FactoryClient
+from ctxflow.factory.site_check import own_address
+from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_command, worker_job
 from ctxflow.host import rest
 from ctxflow.host.descriptors import advice
 from ctxflow.host.program import build_program
@@ -116,7 +115,7 @@ class Setup:
         """Let others find the run."""
         lead, tiers = self.lead(port), self.site.tiers
         return Connection(
-            Run(
+            LiveRun(
                 self.run.id,
                 socket.gethostname(),
                 os.getpid(),

@@ -1,7 +1,6 @@
-"""Workers as jobs of any batch system that Parsl has a provider for.
+"""Run workers as jobs of any batch system that Parsl has a provider for.
 
-What does not live here: the job's script (parsl_script.py), what news mean (parsl_story.py), what Slurm is asked
-besides (slurm.py), and making Parsl's provider of a tier (parsl_tiers.py).
+The job's script and its events: parsl_script.py; what Parsl leaves out: parsl_systems.py and slurm.py.
 """
 
 from __future__ import annotations
@@ -17,20 +16,25 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from parsl.launchers import SimpleLauncher, SingleNodeLauncher
 from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory import slurm
-from ctxflow.factory.parsl_ear import Ear, OnePod, word_of
-from ctxflow.factory.parsl_exclusion import EXCLUDES, kept_from
-from ctxflow.factory.parsl_script import ID_VARIABLES, Places, job_id, worker_script
-from ctxflow.factory.parsl_story import Story, Word
-from ctxflow.factory.provider import FoundJob, JobChange, ProviderError, Survey, WorkerJob, tail
-from ctxflow.safe_files import written_whole
+from ctxflow.factory.parsl_script import (
+    ID_VARIABLES,
+    JobPaths,
+    JobReport,
+    JobStory,
+    SubmittedJob,
+    check_directory,
+    job_id,
+    mark_seen,
+    worker_script,
+    write_script,
+)
+from ctxflow.factory.parsl_systems import EXCLUDES, OnePod, ParslIntercept, kept_from, word_of
+from ctxflow.factory.provider import FoundJob, JobChange, PoolSurvey, ProviderError, WorkerJob, tail
 from ctxflow.wording import counted
 
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
@@ -41,56 +45,27 @@ _SETTLE_SECONDS = 10.0  # How long a batch system may take to see that a job's s
 _GONE = re.compile(r"invalid job|already|unknown job|not exist|finished|not found", re.IGNORECASE)
 
 
-@dataclass
-class _Job:
-    """A job that has not ended."""
-
-    native: Any  # Parsl's id.
-    places: Places
-    story: Story
-    script: str  # Parsl's, if it says which; beside it the batch system writes what it has to say itself.
-    read: int = 0  # Bytes of its events.
-    read_at: float = float("-inf")
-    ended_at: float | None = None  # When its script was seen to have ended.
-
-    @property
-    def trouble(self) -> str:
-        """Where the batch system writes what it has to say itself."""
-        return f"{self.script}.stderr"
-
-    def remove_files(self) -> None:
-        """Remove all that tells of it."""
-        own = [self.places.output, self.places.events]
-        for path in own + [self.script + end for end in ("", ".stdout", ".stderr") if self.script]:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
 class ParslProvider:
     """Jobs of a batch system, through one of Parsl's execution providers: each worker its own job, on one node.
 
-    The directory that `start` is given must be on a filesystem that the machines share under the same path, as home
-    directories of clusters are: the job's program and password are copied from there into a scratch directory of the
-    job (in TMPDIR, or /tmp), and what it tells of itself is read there. So beginnings, ends and notices are known at
-    once, and the batch system is asked about all jobs together, every 5 s at first and ever more seldom, up to
-    60 s, while nothing happens.
+    `start`'s directory must be on a filesystem that the machines share under the same path, as clusters' home
+    directories are: program and password are copied from there into a job's scratch directory (in TMPDIR, or /tmp), and
+    the job's events are read there. So beginnings, ends and notices are known at once, and the batch system is asked
+    about all jobs together, every 5 s at first and ever more seldom, up to 60 s, while nothing happens.
 
-    A job's cores, memory, GPUs and options are the Parsl provider's own, given when that was made: the `WorkerJob`'s
-    are not applied (parsl_tiers.py makes Parsl's providers of tiers). Of Parsl's launchers, SingleNodeLauncher, which
-    would keep signals from the worker, is replaced by SimpleLauncher; others are used as they are.
+    Cores, memory, GPUs and options are the Parsl provider's, given when that was made (parsl_systems.py); the
+    `WorkerJob`'s are not applied. SingleNodeLauncher, which keeps signals from the worker, is replaced by
+    SimpleLauncher.
 
     Eviction. Under Slurm, a job that was cancelled by others, preempted, requeued or suspended, timed out, or lost its
     node, was evicted. Elsewhere one is that got SIGTERM, was cancelled or timed out, or that is queued again. Notice
     (SIGTERM to the script, USR1 or USR2) is passed on to the worker as SIGTERM. Slurm's `scancel`, and its preemption
     where slurm.conf has no `PreemptParameters=send_user_signal`, signal all processes at once, which ends the call that
-    is running.
+    is running. When the driver is killed, running workers leave as they find no manager, and those that wait leave when
+    they begin, unless they begin within the lease.
 
-    When the driver is killed, running workers leave by themselves, as they find no manager, and those that wait leave
-    when they begin, unless they begin within the time of the lease.
-
-    `find` and `survey` are answered for Slurm. Parsl has no way to list what it did not submit itself, or to ask what
-    there is: elsewhere nothing is found (`qstat -u $USER` and `kubectl get pods` show jobs named ctxflow.RUN.TIER), and
-    the survey is advice.
+    `find` and `survey` are answered for Slurm alone: Parsl can neither list what it did not submit itself (`qstat -u
+    $USER` and `kubectl get pods` show jobs named ctxflow.RUN.TIER), nor ask what there is.
 
     :param parsl: the Parsl provider, for this one's use alone. Of a block, one node is asked for.
     :param run: the run's id, with which the jobs' names begin; by default one is made up.
@@ -119,10 +94,10 @@ class ParslProvider:
         self._patience = patience
         self._clock = clock
         self._label = str(getattr(parsl, "label", "") or type(parsl).__name__)
-        self._ear = Ear(parsl, self._label)
+        self._ear = ParslIntercept(parsl, self._label)
         self._directory = ""
-        self._jobs: dict[str, _Job] = {}
-        self._ended: dict[str, _Job] = {}
+        self._jobs: dict[str, SubmittedJob] = {}
+        self._ended: dict[str, SubmittedJob] = {}
         self._news: list[JobChange] = []
         self._tiers: set[str] = set()
         self._beat_at = self._asked_at = self._ask_at = self._read_at = float("-inf")
@@ -137,22 +112,12 @@ class ParslProvider:
             parsl.launcher = SimpleLauncher()
 
     def start(self, directory: str) -> None:
-        """Make ready, once, before anything else.
+        """Check the directory, and mark it as looked after; to be called once, before anything else.
 
         :raises ProviderError: if the machines cannot see the directory, as far as that is known.
         """
         self._directory = os.path.abspath(directory)
-        mounts = [mount for _, mount in getattr(self._parsl, "persistent_volumes", ())]
-        if self._label == "kubernetes" and not any(_lies_in(self._directory, mount) for mount in mounts):
-            raise ProviderError(
-                f"pods cannot see the run's directory {self._directory}: start the run in a directory of a volume that "
-                "they mount at the same path, and name it in the tier's options.persistent_volumes, as [[CLAIM, PATH]]"
-            )
-        if re.search(r"[^\w@%+=:,./-]", self._directory):
-            raise ProviderError(
-                f"Parsl cannot submit from the directory {self._directory!r}: start the run in one whose path has "
-                "no spaces and no characters that a shell knows"
-            )
+        check_directory(self._directory, self._label, getattr(self._parsl, "persistent_volumes", ()))
         self._parsl.script_dir = self._directory
         self._beat()
 
@@ -178,14 +143,10 @@ class ParslProvider:
         return ids
 
     def _submit(self, job: WorkerJob) -> str:
-        places = Places(self._directory, f"job-{secrets.token_hex(4)}")
+        places = JobPaths(self._directory, f"job-{secrets.token_hex(4)}")
         variable = ID_VARIABLES.get(self._label)
         text = worker_script(job, places, variable, self._lease)
-        try:
-            with open(os.open(places.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
-                file.write(text)
-        except OSError as error:
-            raise ProviderError(f"a worker's script cannot be written: {error}; make room there") from None
+        write_script(places, text)
         with kept_from(self._parsl, self._label, job.excluded):
             native = self._ear.called(
                 "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
@@ -194,24 +155,25 @@ class ParslProvider:
             os.unlink(places.script)
             raise ProviderError(f"{self._label} did not take a worker: {self._ear.complaint() or 'it says no more'}")
         name = job_id(native) if variable else places.name
-        self._jobs[name] = _Job(native, places, Story(name), self._ear.script)
+        self._jobs[name] = SubmittedJob(native, places, JobStory(name), self._ear.script)
         return name
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
-        """What asks for each of so many workers, to be read: Parsl's script, if it has one, and the worker's own.
+        """Return what asks for each of so many workers, to be read: Parsl's script, if it has one, and the worker's
+        own.
 
         Nothing is asked for.
 
         :raises ProviderError: if Parsl, or a shell, could not be told so.
         """
-        places = Places(directory, "job-ID")
+        places = JobPaths(directory, "job-ID")
         own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
         submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
         theirs = self._elsewhere(functools.partial(self._ear.rehearsal, submit))
         return f"# {counted(count, 'time')}, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
 
     def _elsewhere(self, call: Callable[[], str]) -> str:
-        """Call Parsl where the scripts that it writes are not kept."""
+        """Call Parsl with a temporary script directory."""
         before = getattr(self._parsl, "script_dir", None)
         with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
             self._parsl.script_dir = directory
@@ -222,7 +184,7 @@ class ParslProvider:
 
     @staticmethod
     def _command(script: str) -> str:
-        """What Parsl writes into its own script, which becomes ours, so that signals reach it."""
+        """Return what Parsl writes into its own script, which becomes ours, so that signals reach it."""
         return f"exec /bin/bash {shlex.quote(script)}"
 
     def _name(self, job: WorkerJob) -> str:
@@ -256,7 +218,7 @@ class ParslProvider:
         return []
 
     def changes(self) -> list[JobChange]:
-        """What happened since the last call, in order.
+        """Return what happened since the last call, in order.
 
         :raises ProviderError: if the batch system was to be asked and did not answer.
         """
@@ -268,12 +230,12 @@ class ParslProvider:
         return news
 
     def output(self, job: str) -> str:
-        """The path of what a job's present or last incarnation wrote."""
+        """Return the path of what a job's present or last incarnation wrote."""
         its = self._jobs.get(job) or self._ended.get(job)
         return its.places.output if its else ""
 
     def last_words(self, job: str) -> str:
-        """The last lines that a job's present or last incarnation wrote, or the batch system in its place."""
+        """Return the last lines that a job's present or last incarnation wrote, or the batch system in its place."""
         its = self._jobs.get(job) or self._ended.get(job)
         if its is None:
             return ""
@@ -285,14 +247,14 @@ class ParslProvider:
             )
         return words
 
-    def survey(self, job: WorkerJob) -> Survey:
-        """What the batch system has for such a job now.
+    def survey(self, job: WorkerJob) -> PoolSurvey:
+        """Return what the batch system has for such a job now.
 
         :raises ProviderError: if Slurm cannot be asked.
         """
         if self._label != "slurm":
             look = "kubectl describe nodes" if self._label == "kubernetes" else "qhost or pbsnodes -a or bhosts"
-            return Survey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
+            return PoolSurvey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
         parsl = self._parsl
         submit = functools.partial(parsl.submit, "true", 1, self._name(job))
         trial = self._elsewhere(functools.partial(self._ear.trial, submit))
@@ -301,7 +263,7 @@ class ParslProvider:
         return slurm.survey(self._ear.run, trial, job, parsl.partition, gres, constraint)
 
     def find(self) -> list[FoundJob]:
-        """All workers of this user in Slurm's queue, also those of runs that are over; elsewhere none.
+        """Return all workers of this user in Slurm's queue, also those of runs that are over; elsewhere none.
 
         :raises ProviderError: if Slurm does not answer.
         """
@@ -342,7 +304,7 @@ class ParslProvider:
             self._read(job)
 
     def _read_due(self) -> None:
-        """Hear of those that may have news: on a shared filesystem to open a file asks its server.
+        """Read the events of jobs that may have news: each open of a file asks the file server.
 
         Jobs that work have little to tell, and are read in turns; but all within a second where changes are asked for
         so often as after a loss, which one of them may explain.
@@ -354,19 +316,11 @@ class ParslProvider:
             if now - job.read_at >= wait:
                 self._read(job)
 
-    def _read(self, job: _Job) -> None:
-        """Hear what a job told of itself since the last time."""
-        job.read_at = self._clock()
-        try:
-            with open(job.places.events, "rb") as file:
-                file.seek(job.read)
-                text = file.read()
-        except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
+    def _read(self, job: SubmittedJob) -> None:
+        """Read what a job's script has written since the last time."""
+        whole = job.news(self._clock())
         if not whole:
             return
-        job.read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             self._tell(job, job.story.heard(line))
         job.ended_at = self._clock() if job.story.status is not None else None
@@ -374,7 +328,7 @@ class ParslProvider:
             self._hurry(_SHORTEST_PAUSE)  # The batch system knows why.
 
     def _ask(self) -> None:
-        """Ask the batch system about all jobs, whose own word is heard before."""
+        """Query the batch system for all jobs, after their own events were read."""
         self._asked_at = self._clock()
         for job in list(self._jobs.values()):
             if self._asked_at - job.read_at >= _READ_SECONDS:
@@ -397,7 +351,7 @@ class ParslProvider:
         self._ask_at = self._asked_at + self._pause
 
     def _bury(self) -> None:
-        """End jobs whose script has ended long ago, though the batch system does not see it."""
+        """End jobs whose script has ended long ago, though the batch system does not notice."""
         wait = 0.0 if self._label == "kubernetes" else _SETTLE_SECONDS  # There, pods that ended stay.
         limit = self._clock() - wait
         over = [job for job in self._jobs.values() if job.ended_at is not None and job.ended_at <= limit]
@@ -406,7 +360,7 @@ class ParslProvider:
         for job in over:
             self._tell(job, job.story.end("its script has ended"))
 
-    def _tell(self, job: _Job, news: list[JobChange]) -> None:
+    def _tell(self, job: SubmittedJob, news: list[JobChange]) -> None:
         self._news += news
         if job.story.state == "ended" and job.story.job in self._jobs:
             self._ended[job.story.job] = self._jobs.pop(job.story.job)
@@ -416,16 +370,16 @@ class ParslProvider:
                 os.unlink(job.places.script)  # It may hold secrets, among its variables.
 
     def _hurry(self, pause: float) -> None:
-        """Ask soon, since something moves."""
+        """Query the batch system soon, since something moves."""
         self._pause = pause
         self._ask_at = min(self._ask_at, max(self._clock(), self._asked_at + pause))
 
-    def _slurm_words(self) -> Mapping[str, Word]:
+    def _slurm_words(self) -> Mapping[str, JobReport]:
         lines = self._squeue()
-        unknown = Word("ended", "Slurm knows it no more")
+        unknown = JobReport("ended", "Slurm knows it no more")
         return {name: lines[job.native].word if job.native in lines else unknown for name, job in self._jobs.items()}
 
-    def _parsl_words(self) -> Mapping[str, Word]:
+    def _parsl_words(self) -> Mapping[str, JobReport]:
         self.queries += 1
         natives = [job.native for job in self._jobs.values()]
         found = self._ear.called("does not say how its jobs are", self._parsl.status, natives)
@@ -434,13 +388,13 @@ class ParslProvider:
 
     # --- what the batch system is told and asked
 
-    def _cancel(self, jobs: Sequence[_Job]) -> None:
+    def _cancel(self, jobs: Sequence[SubmittedJob]) -> None:
         done = self._ear.called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
         if not all(done or ()) and not _GONE.search(said := self._ear.complaint()):
             raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
 
     def _untold(self) -> list[str]:
-        """Jobs of this provider that it never learnt of, where they can be found."""
+        """Return jobs of this provider whose submission was never answered, where they can be found."""
         if self._label != "slurm" or not self._tiers:
             return []
         names = tuple(f"ctxflow.{self.run}.{tier}." for tier in self._tiers)
@@ -458,23 +412,14 @@ class ParslProvider:
             if not _GONE.search(str(error)):
                 raise
 
-    def _squeue(self) -> dict[str, slurm.Line]:
+    def _squeue(self) -> dict[str, slurm.QueueEntry]:
         self.queries += 1
         return slurm.squeue(self._ear.run, getattr(self._parsl, "clusters", None))
 
     def _beat(self) -> None:
-        """Tell jobs that begin that somebody looks after them."""
+        """Mark the directory, so that jobs that begin know that their driver lives."""
         now = self._clock()
         if now < self._beat_at:
             return
-        path = Places(self._directory, "").seen
-        try:
-            with written_whole(Path(path), sync=False) as file:
-                file.write(b"%d\n" % time.time())
-        except OSError as error:
-            raise ProviderError(f"{self._directory} cannot be written: {error}; make room there") from None
+        mark_seen(self._directory)
         self._beat_at = now + self._lease / 6
-
-
-def _lies_in(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, os.path.abspath(folder)]) == os.path.abspath(folder)

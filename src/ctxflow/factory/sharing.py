@@ -1,21 +1,109 @@
-"""A provider that gives one run no more of a tier than it was granted, and first of all what an earlier factory left.
+"""Share a tier's workers among runs, and hold a run's provider to its share.
 
-What does not live here: how much to grant (shares.py), and the batch systems (condor.py, local.py, ...).
+`shares` and the functions after it are pure; `GrantedProvider` gives one run no more of a tier than it was granted, and
+first what an earlier factory left.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ctxflow.factory.provider import Excluding, FoundJob, JobChange, JobState, KeepsOutput, Provider, Survey, WorkerJob
+from ctxflow.factory.provider import (
+    Excluding,
+    FoundJob,
+    JobChange,
+    JobState,
+    KeepsOutput,
+    PoolSurvey,
+    Provider,
+    WorkerJob,
+)
+
+
+def shares(wants: Mapping[str, int], maximum: int) -> dict[str, int]:
+    """Return each run's share: equal parts, but nobody more than it wants; what one leaves over goes to the others.
+
+    No run that gets less than it wants has fewer than another, but for the one worker that cannot be halved; that goes
+    to the first.
+
+    >>> shares({"a": 2, "b": 20, "c": 20}, 11)
+    {'a': 2, 'b': 5, 'c': 4}
+    """
+    given = dict.fromkeys(wants, 0)
+    left = min(maximum, sum(wants.values()))
+    while left > 0:
+        hungry = [run for run, want in wants.items() if given[run] < want]
+        each = max(1, left // len(hungry))
+        for run in hungry[:left]:
+            more = min(each, wants[run] - given[run])
+            given[run] += more
+            left -= more
+    return given
+
+
+def grants(wants: Mapping[str, int], held: Mapping[str, int], maximum: int) -> dict[str, int]:
+    """Return how many jobs each run may hold now: its share, as soon as there is room for it.
+
+    Nobody is granted a job beyond the maximum while others still hold more than their share.
+
+    :param held: how many jobs each has, also those of runs that want nothing any more.
+
+    >>> grants({"old": 8, "new": 8}, {"old": 7, "new": 0}, 8)
+    {'old': 4, 'new': 1}
+    """
+    share = shares(wants, maximum)
+    lacking = {run: max(0, share[run] - held.get(run, 0)) for run in wants}
+    room = max(0, maximum - sum(held.values()))
+    more = shares(lacking, room)
+    return {run: min(share[run], held.get(run, 0) + more[run]) for run in wants}
+
+
+def bounds(
+    wants: Mapping[str, int], held: Mapping[str, int], leaving: Mapping[str, int], maximum: int
+) -> dict[str, int]:
+    """Return how many workers each run is told that it may have: all there may be, unless there are too many.
+
+    That is so after the maximum was lowered: then a run that has more than its share has the others leave, when they
+    have done what they run.
+
+    :param leaving: what runs that are over still hold.
+
+    >>> bounds({"a": 8, "b": 1}, {"a": 7, "b": 1}, {}, 4), bounds({"a": 8, "b": 1}, {"a": 3, "b": 1}, {}, 4)
+    ({'a': 3, 'b': 4}, {'a': 4, 'b': 4})
+    """
+    share = shares(wants, maximum)
+    too_many = sum(held.values()) + sum(leaving.values()) > maximum
+    return {run: share[run] if too_many and held.get(run, 0) > share[run] else maximum for run in wants}
+
+
+def to_give(
+    wants: Mapping[str, int], held: Mapping[str, int], running: Mapping[str, int], maximum: int
+) -> dict[str, int]:
+    """Return how many running workers each run must give up, so that others get their share.
+
+    None, where nobody lacks any: after the maximum was lowered, workers leave as `bounds` says, when they have done
+    what they run. None of a run that wants no more than its share either: it releases what it does not need by itself.
+
+    :param running: how many of the jobs held run; the others are taken back without this.
+
+    >>> to_give({"old": 8, "new": 8}, {"old": 8, "new": 0}, {"old": 8, "new": 0}, 8)
+    {'old': 4, 'new': 0}
+    """
+    share = shares(wants, maximum)
+    lacking = sum(max(0, share[run] - held.get(run, 0)) for run in wants)
+    waiting = {run: min(held.get(run, 0) - running.get(run, 0), held.get(run, 0) - share[run]) for run in wants}
+    free = maximum - sum(held.values()) + sum(max(0, count) for count in waiting.values())
+    surplus = {run: max(0, running.get(run, 0) - share[run]) if want > share[run] else 0 for run, want in wants.items()}
+    return shares(surplus, max(0, lacking - free)) if lacking else dict.fromkeys(wants, 0)
+
 
 _FIND_SECONDS = 15.0  # Of jobs that were taken over, the batch system must be asked.
 
 
 class GrantedProvider:
-    """What a tier's provider lends to one run.
+    """A tier's provider, limited to what one run was granted.
 
     A factory that was killed leaves jobs behind. Those that run are taken over by the next: they are what `submit`
     returns first, and whether they still run is asked of the batch system now and then. Those that wait are discarded,
@@ -59,26 +147,26 @@ class GrantedProvider:
         self._find_at = 0.0
 
     def is_old_news(self, change: JobChange) -> bool:
-        """Whether the run heard that from an earlier factory; to be asked once."""
+        """Return whether an earlier factory told the run of a change; to be asked once."""
         if change.state != "running" or change.job not in self._old_news:
             return False
         self._old_news.remove(change.job)
         return True
 
     def took_over(self, job: str) -> bool:
-        """Whether a job is one that an earlier factory asked for."""
+        """Return whether a job was submitted by an earlier factory."""
         return job in self._taken
 
     def held(self) -> int:
-        """How many jobs there are, or will be; to be called with the lock."""
+        """Return how many jobs there are, or will be; to be called with the lock."""
         return len(self._jobs) + self._asking
 
     def start(self, directory: str) -> None:
-        """Make ready."""
+        """Start the provider."""
         self._provider.start(directory)
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Ask for workers, or return those that were taken over.
+        """Submit jobs, or return those that were taken over.
 
         :raises ProviderError: as the provider does.
         """
@@ -118,7 +206,7 @@ class GrantedProvider:
         return self._provider.exclude(ours, hosts) if isinstance(self._provider, Excluding) else None
 
     def changes(self) -> list[JobChange]:
-        """What happened since the last call."""
+        """Return what happened since the last call."""
         if (self._taken or not self.settled) and self._clock() >= self._find_at:
             self._find_at = self._clock() + _FIND_SECONDS
             self._find()
@@ -131,19 +219,19 @@ class GrantedProvider:
         return changes
 
     def last_words(self, job: str) -> str:
-        """The last lines that a job wrote."""
+        """Return the last lines that a job wrote."""
         return self._provider.last_words(job)
 
     def output(self, job: str) -> str:
-        """The path of what a job writes, "" if there is none here."""
+        """Return the path of what a job writes, "" if there is none here."""
         return self._provider.output(job) if isinstance(self._provider, KeepsOutput) else ""
 
-    def survey(self, job: WorkerJob) -> Survey:
-        """What the batch system has for such a job now."""
+    def survey(self, job: WorkerJob) -> PoolSurvey:
+        """Return what the batch system has for such a job now."""
         return self._provider.survey(job)
 
     def find(self) -> list[FoundJob]:
-        """All jobs of this user."""
+        """Return all worker jobs of this user."""
         return self._provider.find()
 
     def discard(self, jobs: Sequence[str]) -> None:
@@ -163,7 +251,7 @@ class GrantedProvider:
             self._jobs.clear()
 
     def _find(self) -> None:
-        """See what an earlier factory left, or what has become of it."""
+        """Find what an earlier factory left, or what has become of it."""
         if self.settled and not any(self._taken.values()):
             return
         found = {each.job: each for each in self._provider.find() if each.run == self._run}
@@ -191,7 +279,7 @@ class GrantedProvider:
                 self._news.append(JobChange(job, "running", host=found[job].host))
 
     def _lose(self, job: str, reason: str) -> None:
-        """A job that was taken over has ended."""
+        """Record the end of a job that was taken over."""
         self._taken.pop(job)
         if job in self._offered:
             self._offered.remove(job)

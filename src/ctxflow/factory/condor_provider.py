@@ -1,7 +1,6 @@
-"""Workers as HTCondor's jobs, through its Python bindings (htcondor2), which a process of their own holds.
+"""Run workers as HTCondor jobs, through its Python bindings (htcondor2).
 
-What does not live here: that process (condor_process.py), the submit description (condor_description.py), what events
-mean (condor_events.py).
+The process that holds the bindings: condor_process.py; submit descriptions and events: condor_jobs.py.
 """
 
 from __future__ import annotations
@@ -15,23 +14,27 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.factory.condor_complaints import told
-from ctxflow.factory.condor_description import (
+from ctxflow.factory.condor_jobs import (
     BATCH_VARIABLE,
     EXCLUDED_ATTRIBUTE,
     RUN_ATTRIBUTE,
     SEEN_ATTRIBUTE,
     SUBMISSION_ATTRIBUTE,
+    change_of,
     describe,
+    escaped,
     excluded_text,
+    id_of,
     log_of,
+    machine_of,
+    none_left,
     output_of,
+    room_left,
+    schedd_time,
     variables_text,
 )
-from ctxflow.factory.condor_events import change_of
-from ctxflow.factory.condor_limits import none_left, room_left
-from ctxflow.factory.condor_process import CondorError, CondorProcess, NotFound, condor_process
-from ctxflow.factory.provider import FoundJob, JobChange, JobState, ProviderError, Survey, WorkerJob, tail
+from ctxflow.factory.condor_process import CondorError, CondorProcess, ScheddNotFound, condor_process, told
+from ctxflow.factory.provider import FoundJob, JobChange, JobState, PoolSurvey, ProviderError, WorkerJob, tail
 from ctxflow.safe_files import write_private
 from ctxflow.topology import Topology
 from ctxflow.wording import counted
@@ -103,7 +106,7 @@ class CondorProvider:
         self._asked = False
 
     def start(self, directory: str) -> None:
-        """Make ready, once, before anything else.
+        """Open the job log and start the process of the bindings; to be called once, before anything else.
 
         :raises ProviderError: if HTCondor's Python bindings are missing.
         """
@@ -115,7 +118,7 @@ class CondorProvider:
         self._bindings().start()
 
     def submit(self, job: WorkerJob, count: int) -> list[str]:
-        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC: fewer where its queue takes no more.
+        """Submit jobs that are all alike, and return their ids, CLUSTER.PROC: fewer where the queue takes no more.
 
         :raises ProviderError: if HTCondor refuses them or cannot be reached; none is queued then.
         """
@@ -132,7 +135,7 @@ class CondorProvider:
             self._cut_off = name, job  # Also where HTCondor complains: it may have waited for the last answer.
             try:
                 cluster, first = self._submitted(description, count)
-            except (NotFound, ProviderError):
+            except (ScheddNotFound, ProviderError):
                 self._asked, self._cut_off = asked, None
                 raise
             except CondorError as error:
@@ -153,14 +156,14 @@ class CondorProvider:
         return cluster, first
 
     def _taken(self, job: WorkerJob, count: int) -> list[str]:
-        """The jobs of a submission that was cut off, if they will do for this one; else there are none any more."""
+        """Return the jobs of a submission whose answer was lost, if they will do for this one; else remove them."""
         if self._cut_off is None:
             return []
         (name, cut_off), early = self._cut_off, self._early
         theirs = f'{self._mine} && {SUBMISSION_ATTRIBUTE} == "{name}"'
         self.queries += 1
         ads = self._query(theirs, ["ClusterId", "ProcId", "JobStatus"])
-        ids = [_id(ad) for ad in ads if ad["JobStatus"] in _STATES]
+        ids = [id_of(ad) for ad in ads if ad["JobStatus"] in _STATES]
         if ids and (cut_off != job or len(ids) > count):
             self._bindings().ask("remove", self._place, theirs, _REASON)
             ids = []
@@ -170,7 +173,7 @@ class CondorProvider:
         return ids
 
     def _variables_file(self, job: WorkerJob) -> str:
-        """Where the variables of such a job are, for HTCondor to bring them to it whenever it begins; "" for none."""
+        """Return the file of such a job's variables, which HTCondor transfers when it starts; "" for none."""
         text = variables_text(job)
         if text and text not in self._variables:
             path = os.path.join(self._directory, f"variables-{secrets.token_hex(4)}")
@@ -182,7 +185,7 @@ class CondorProvider:
         return self._variables[text] if text else ""
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
-        """The submit file that asks for so many workers, to be read; nothing is asked for.
+        """Return the submit file for this many workers, to be read; nothing is submitted.
 
         :raises ProviderError: if HTCondor could not be told so.
         """
@@ -200,7 +203,7 @@ class CondorProvider:
             self._removed.update(ours)
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str]:
-        """Keep this provider's jobs from machines, those that run too, should they be evicted; all can be changed.
+        """Keep this provider's jobs from machines, also those that run, should they be evicted; all can be changed.
 
         :raises ProviderError: if the schedd cannot be reached.
         """
@@ -216,7 +219,7 @@ class CondorProvider:
         return []
 
     def changes(self) -> list[JobChange]:
-        """What happened since the last call, in order.
+        """Return what happened since the last call, in order.
 
         :raises ProviderError: if the log cannot be read.
         """
@@ -231,25 +234,25 @@ class CondorProvider:
         return [change for change in found if self._is_new(change)]
 
     def output(self, job: str) -> str:
-        """The path of what a job's present or last incarnation wrote."""
+        """Return the path of what a job's present or last incarnation wrote."""
         return output_of(self._directory, job)
 
     def last_words(self, job: str) -> str:
-        """The last lines that a job's present or last incarnation wrote."""
+        """Return the last lines that a job's present or last incarnation wrote."""
         return tail(output_of(self._directory, job))
 
-    def survey(self, job: WorkerJob) -> Survey:
-        """What the pool has for such a job now.
+    def survey(self, job: WorkerJob) -> PoolSurvey:
+        """Return what the pool has for such a job now.
 
         :raises ProviderError: if the pool cannot be asked.
         """
         self.queries += 1
         with told("HTCondor's pool cannot be asked", who="collector or schedd"):
-            found: Survey = self._bindings().ask("survey", self._place, job)
+            found: PoolSurvey = self._bindings().ask("survey", self._place, job)
             return found
 
     def machines(self, job: WorkerJob) -> list[Topology]:
-        """The machines that a worker may be on, with who uses their GPUs.
+        """Return the machines that a worker may be on, with who uses their GPUs.
 
         :raises ProviderError: if the pool cannot be asked.
         """
@@ -259,17 +262,17 @@ class CondorProvider:
             return found
 
     def find(self) -> list[FoundJob]:
-        """All workers of this user in the schedd's queue, also those of runs that are over.
+        """Return all workers of this user in the schedd's queue, also those of runs that are over.
 
         :raises ProviderError: if the schedd cannot be reached.
         """
         self.queries += 1
-        wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{_escaped(getpass.getuser())}"'
+        wanted = f'{RUN_ATTRIBUTE} =!= undefined && Owner == "{escaped(getpass.getuser())}"'
         with told("HTCondor does not say which workers there are"):
             names = ["ClusterId", "ProcId", "JobStatus", "RemoteHost", RUN_ATTRIBUTE]
             ads = self._query(wanted, names)
         return [
-            FoundJob(_id(ad), str(ad[RUN_ATTRIBUTE]), state, _machine(ad.get("RemoteHost")))
+            FoundJob(id_of(ad), str(ad[RUN_ATTRIBUTE]), state, machine_of(ad.get("RemoteHost")))
             for ad in ads
             if (state := _STATES.get(ad["JobStatus"])) is not None
         ]
@@ -283,7 +286,7 @@ class CondorProvider:
             self._act(list(jobs))
 
     def stop(self) -> None:
-        """Remove all jobs of this provider, and wait until they have left the queue, or the patience is at its end.
+        """Remove all jobs of this provider, and wait until they have left the queue or the patience is over.
 
         Jobs that are still there then end when HTCondor reaches their machines again; none starts anew.
 
@@ -299,7 +302,7 @@ class CondorProvider:
             self._close()
 
     def _close(self) -> None:
-        """Let go of the process, which ends unless another provider has it."""
+        """Release the process, which ends unless another provider has it."""
         if self._process is not None and self._directory:
             with contextlib.suppress(CondorError, ProviderError):
                 self._process.ask("forget", log_of(self._directory))
@@ -321,11 +324,11 @@ class CondorProvider:
 
     @property
     def _mine(self) -> str:
-        """What holds of the jobs of this provider, and of no others."""
-        return f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{_escaped(log_of(self._directory))}"'
+        """The constraint that holds of the jobs of this provider, and of no others."""
+        return f'{RUN_ATTRIBUTE} == "{self.run}" && UserLog == "{escaped(log_of(self._directory))}"'
 
     def _is_new(self, change: JobChange) -> bool:
-        """Whether a change is one to tell, taking note of it."""
+        """Record a change; return whether it is to be told."""
         before = self._states.get(change.job)
         if before is None:  # It had ended: a straggling event.
             if self._cut_off is not None:
@@ -343,7 +346,7 @@ class CondorProvider:
         return True
 
     def _renew(self) -> None:
-        """Keep waiting jobs in the queue, and see that they are there: four times in a lease, if there are any."""
+        """Renew the lease of waiting jobs, and check that they are there, four times in a lease."""
         now = self._clock()
         if now < self._renew_at or all(state == "running" for state in self._states.values()):
             return
@@ -352,13 +355,13 @@ class CondorProvider:
         ours = f'{RUN_ATTRIBUTE} == "{self.run}"'
         try:
             ads = self._query(ours, ["ClusterId", "ProcId", "ServerTime"])
-            there = set(map(_id, ads))
+            there = set(map(id_of, ads))
             missing = set(self._states) - there
             # An event may still be on its way to the log; not for so long.
             self._lost += sorted(missing & self._missing)
             self._missing = missing - set(self._lost)
             waiting = f"{ours} && (JobStatus == 1 || JobStatus == 5)"
-            self._bindings().ask("edit", self._place, waiting, SEEN_ATTRIBUTE, str(_time_of(ads)))
+            self._bindings().ask("edit", self._place, waiting, SEEN_ATTRIBUTE, str(schedd_time(ads)))
         except (CondorError, ProviderError):
             # None waits by now, or the schedd is down: the next time. Nobody removes jobs while it is.
             self._renew_at = self._clock() + min(10.0, self._lease / 4)
@@ -377,31 +380,10 @@ class CondorProvider:
         return ads
 
     def _bindings(self) -> CondorProcess:
-        """The process with HTCondor's bindings.
+        """Return the process with HTCondor's bindings.
 
         :raises ProviderError: if they are not installed.
         """
         if self._process is None:
             self._process = condor_process(self._place)
         return self._process
-
-
-def _time_of(ads: Sequence[Any]) -> int:
-    """The time by the schedd's own clock, by which it counts a lease; by ours where it does not say.
-
-    >>> _time_of([{"ClusterId": 1, "ServerTime": 1700000000}])
-    1700000000
-    """
-    return int(next((ad["ServerTime"] for ad in ads if "ServerTime" in ad), time.time()))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _id(ad: Mapping[str, Any]) -> str:
-    return f"{ad['ClusterId']}.{ad['ProcId']}"
-
-
-def _machine(remote: str | None) -> str | None:
-    return remote.rpartition("@")[2] if remote else None

@@ -1,6 +1,6 @@
-"""A factory's figures for Prometheus.
+"""Serve a factory's figures to Prometheus.
 
-What does not live here: counting (acquirer.py, service.py). Needs prometheus-client, of the extra `factory`.
+This needs prometheus-client, of the extra `factory`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _COUNTERS = {
 
 
 class FactoryCollector:
-    """Counts at the moment that somebody asks."""
+    """Collect a factory's counts when Prometheus asks."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """The figures, by tier."""
+        """Yield the figures, by tier."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         counts = self._service.counts()
@@ -75,7 +75,7 @@ class FactoryCollector:
 def limit_metrics(
     prefix: str, limits: Sequence[Mapping[str, Any]], labels: Sequence[str] = ("scope",)
 ) -> Iterator[Metric]:
-    """What is used of limits of GPU-hours and of cost, and how much they are.
+    """Yield what is used of limits of GPU-hours and of cost, and how much they are.
 
     :param labels: the keys that tell one of a measure from others; "" where one has none.
     """
@@ -93,7 +93,7 @@ def limit_metrics(
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """The address and the port that `[ADDRESS:]PORT` means.
+    """Return the address and the port that `[ADDRESS:]PORT` means.
 
     :raises ValueError: if it means none.
 
@@ -107,7 +107,7 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 def serve_metrics(service: Service, address: str, port: int) -> int:
-    """Let Prometheus ask a factory, for as long as this process lives; gives the port.
+    """Serve a factory's figures for as long as this process lives, and return the port.
 
     :param port: 0 for any.
     :raises CtxflowError: if prometheus-client is missing.
@@ -117,7 +117,7 @@ def serve_metrics(service: Service, address: str, port: int) -> int:
 
 
 def start_server(collector: Any, address: str, port: int) -> WSGIServer:
-    """Let Prometheus ask a collector, from a thread of its own; gives the server, for whoever ends it.
+    """Serve a collector's figures on a thread of its own, and return the server, for whoever ends it.
 
     :param port: 0 for any.
     :raises CtxflowError: if prometheus-client is missing.

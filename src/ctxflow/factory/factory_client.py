@@ -1,8 +1,6 @@
-"""What a run and a factory outside it tell each other: two files beside the run's connection file, and no network.
+"""A run's end of the exchange with a factory, used as an acquirer of workers is.
 
-The run writes what it wants, whole, to ID.wanted; the factory adds news of jobs, a line each, to ID.news, which the run
-made. Both are for their user alone. What does not live here: who serves a run (service.py), and the connection file
-itself (connection.py).
+The files of the exchange, and the factory's end: run_files.py.
 """
 
 from __future__ import annotations
@@ -12,19 +10,17 @@ import dataclasses
 import json
 import logging
 import os
-import socket
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.factory.connection import runs_directory
 from ctxflow.factory.provider import JobChange, Provider
+from ctxflow.factory.run_files import Wishes, factory_pid, news_file, wanted_file
 from ctxflow.factory.spending import SpendingMeter, Spent, total
-from ctxflow.process_identity import birth_of, lives
-from ctxflow.safe_files import NotOwnError, make_own_folder, open_own, own_folder, read_own, tell_once, write_private
+from ctxflow.safe_files import make_own_folder, read_own, write_private
 from ctxflow.sites.tier import Tier
 
 logger = logging.getLogger("ctxflow")
@@ -34,89 +30,8 @@ _ALONE_SECONDS = 10.0  # After which a run says that no factory serves it.
 _CHANGE_FIELDS = {field.name for field in dataclasses.fields(JobChange)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What a run wants of its factory, and tells it: the whole of it, each time.
-
-    :ivar site: the name of the run's site.
-    :ivar wanted: tier -> how many jobs to hold.
-    :ivar joined: tier -> job -> a number that is new whenever another worker of that job has joined.
-    :ivar removed: tier -> jobs to end, until the factory has told of their end.
-    :ivar refused: tier -> job -> why its worker cannot be used.
-    :ivar looks: how often the run asked for news at once.
-    :ivar excluded: tier -> the hosts on which no worker is to be asked for.
-
-    >>> Wishes.read(Wishes("campus", {"a10": 8}).text()).wanted
-    {'a10': 8}
-    """
-
-    site: str
-    wanted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    joined: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    removed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-    refused: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    looks: int = 0
-    excluded: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-
-    def text(self) -> str:
-        """As it is written."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Wishes:
-        """From what was written.
-
-        :raises ValueError: if it is not whole.
-        """
-        try:
-            found = json.loads(text)
-            wishes = cls(**{key: value for key, value in found.items() if key in _WISHES})
-        except (TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
-        tables = (wishes.wanted, wishes.joined, wishes.removed, wishes.refused, wishes.excluded)
-        if not all(isinstance(each, dict) for each in tables) or not all(
-            type(count) is int for count in wishes.wanted.values()
-        ):
-            raise ValueError("they are not as wishes are written")
-        return wishes
-
-
-_WISHES = {field.name for field in dataclasses.fields(Wishes)}
-
-
-def wanted_file(run: str) -> str:
-    """Where a run says what it wants."""
-    return os.path.join(runs_directory(), f"{run}.wanted")
-
-
-def news_file(run: str) -> str:
-    """Where a factory tells a run what happened."""
-    return os.path.join(runs_directory(), f"{run}.news")
-
-
-def factory_file(site: str) -> str:
-    """The file that a site's factory holds while it serves; homes may be shared with other machines."""
-    name = urllib.parse.quote(f"{site}@{socket.gethostname()}", safe="@")
-    return os.path.join(runs_directory(), f"factory-{name}.lock")
-
-
-def factory_pid(site: str) -> int | None:
-    """The process of the factory that serves a site for this user on this machine, None if there is none."""
-    if own_folder(runs_directory()):
-        with contextlib.suppress(OSError, ValueError):
-            pid, _, born = read_own(factory_file(site)).decode().partition(" ")
-            if lives(int(pid), born):
-                return int(pid)
-    return None
-
-
-def factory_mark() -> str:
-    """What a factory writes into the file that it holds: its process."""
-    return f"{os.getpid()} {birth_of(os.getpid()) or ''}"
-
-
 class FactoryClient:
-    """A run's end: it has its workers from a factory, and is spoken to as an `Acquirer` is.
+    """A run whose workers a factory acquires; it is used as an `Acquirer` is.
 
     :param run: the run's id.
     :param site: the name of its site, by which its factory knows it.
@@ -147,7 +62,7 @@ class FactoryClient:
         self._thread = threading.Thread(target=self._work, name="ctxflow-factory-client", daemon=True)
 
     def start(self) -> None:
-        """Make the run known to its factory.
+        """Announce the run to its factory.
 
         :raises CtxflowError: if the files cannot be written.
         """
@@ -163,12 +78,12 @@ class FactoryClient:
         self._thread.start()
 
     def hold(self, tier: str, count: int) -> None:
-        """Want so many jobs of a tier from now on."""
+        """Request this many jobs of a tier from now on."""
         with self._telling():
             self._wanted[tier] = count
 
     def hold_none(self) -> None:
-        """Want nothing more: the end is near."""
+        """Request nothing more: the run is about to end."""
         with self._telling():
             self._wanted = dict.fromkeys(self._wanted, 0)
 
@@ -180,19 +95,19 @@ class FactoryClient:
                 self._removed[tier].append(job)
 
     def joined(self, tier: str, job: str) -> None:
-        """The worker of a job has joined."""
+        """Record that the worker of a job has joined."""
         with self._telling():
             self._joins += 1
             self._joined.setdefault(tier, {})[job] = self._joins
 
     def refused(self, tier: str, job: str, reason: str) -> None:
-        """The worker of a job joined, and cannot be used."""
+        """Record that the worker of a job joined and cannot be used."""
         with self._telling():
             self._drop(tier, job)
             self._refused.setdefault(tier, {})[job] = reason
 
     def exclude(self, tier: str, hosts: Sequence[str]) -> None:
-        """Want no worker of a tier on these hosts from now on."""
+        """Request no worker of a tier on these hosts from now on."""
         with self._telling():
             self._excluded[tier] = sorted(hosts)
 
@@ -202,32 +117,32 @@ class FactoryClient:
             self._looks += 1
 
     def take(self) -> list[tuple[str, JobChange]]:
-        """What happened to jobs since the last call, each with its tier."""
+        """Return what happened to jobs since the last call, each change with its tier."""
         with self._condition:
             news, self._news = self._news, []
         return news
 
     def pin_of(self, tier: str, job: str) -> None:
-        """A factory is told of numbers only: no job is for a place of one's choice."""
+        """Return None: a factory is told numbers only, so that no job is pinned."""
         return
 
     def surveyed(self) -> list[Any]:
-        """Likewise."""
+        """Return nothing: a factory is not asked for machines."""
         return []
 
     def output(self, tier: str, job: str) -> str:
-        """The path of what a job writes is the factory's to know."""
+        """Return "": only the factory knows the path of what a job writes."""
         return ""
 
     def provider(self, tier: str) -> Provider:
-        """Nobody: only the factory knows.
+        """Raise an error: only the factory knows its providers.
 
         :raises CtxflowError: always.
         """
         raise CtxflowError(f"the workers of tier {tier} are lent to the factory of {self._site}: ask there")
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Tier -> how many workers are wanted, and have joined; the rest only the factory counts."""
+        """Return how many workers of each tier are wanted, and have joined; the rest only the factory counts."""
         with self._condition:
             return {
                 tier: {"wanted": wanted, "joined": len(self._joined.get(tier, ()))}
@@ -235,30 +150,30 @@ class FactoryClient:
             }
 
     def spent(self) -> Spent:
-        """What the run's jobs have used so far."""
+        """Return what the run's jobs have used so far."""
         now = time.monotonic()
         with self._condition:
             return total(meter.spent(now) for meter in self._meters.values())
 
     def maxima(self) -> dict[str, int]:
-        """Tier -> how many workers the factory would lend to this run."""
+        """Return how many workers of each tier the factory would lend to this run."""
         with self._condition:
             return dict(self._maxima)
 
     def limits_beyond(self) -> list[dict[str, Any]]:
-        """What is used of the factory's limits, and of its user's, as the factory told last."""
+        """Return what is used of the factory's limits, and of its user's, as the factory told last."""
         with self._condition:
             return list(self._limits_beyond)
 
     def reasons(self) -> dict[str, str]:
-        """Tier -> why it has fewer workers than are wanted, "" if it has them."""
+        """Return why each tier has fewer workers than are wanted, "" if it has them."""
         with self._condition:
             lacking = {tier: len(self._joined.get(tier, ())) < wanted for tier, wanted in self._wanted.items()}
             alone = "" if self._served else f'no factory serves the site "{self._site}" here, as far as is known'
             return {tier: (self._reasons.get(tier, "") or alone) if lacks else "" for tier, lacks in lacking.items()}
 
     def stop(self) -> None:
-        """Take leave: the factory then ends all jobs of the run."""
+        """Leave: the factory then ends all jobs of the run."""
         with self._telling():
             self._stopped = True
         if self._thread.ident:
@@ -275,7 +190,7 @@ class FactoryClient:
             self._condition.notify_all()
 
     def _drop(self, tier: str, job: str) -> None:
-        """A job has no worker that works any more."""
+        """Forget that a job has a worker."""
         self._joined.get(tier, {}).pop(job, None)
 
     def _wishes(self) -> Wishes:
@@ -360,7 +275,7 @@ class FactoryClient:
         self._dirty = True
 
     def _look_for_factory(self) -> None:
-        """Say once, after a while, that nobody is there who would ask for workers."""
+        """Warn once, after a while, if no factory serves the site."""
         if self._alone_since is None or time.monotonic() < self._alone_since + _ALONE_SECONDS:
             return
         self._alone_since = None
@@ -371,80 +286,3 @@ class FactoryClient:
                 " `ctxflow factory` and the site file, and the run goes on",
                 self._site,
             )
-
-
-class RunFiles:
-    """A factory's end of the exchange with one run.
-
-    :param run: the run's id.
-    """
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._seen: tuple[int, int] | None = None
-        self._untold = b""
-
-    def read(self) -> Wishes | None:
-        """What the run wants, if that has changed since the last call."""
-        try:
-            found = os.stat(wanted_file(self._run))
-            sign = (found.st_mtime_ns, found.st_ino)
-            if sign != self._seen and own_folder(runs_directory()):
-                wishes = Wishes.read(read_own(wanted_file(self._run)))
-                self._seen = sign
-                return wishes
-        except NotOwnError as error:
-            tell_once(error)
-        except (OSError, ValueError):
-            pass
-        return None
-
-    def tell(self, tier: str, change: JobChange) -> None:
-        """Pass news of a job on."""
-        self._add({"tier": tier, **dataclasses.asdict(change)})
-
-    def explain(self, tier: str, reason: str) -> None:
-        """Tell why a tier has fewer workers than the run wants, "" if it has them."""
-        self._add({"tier": tier, "reason_to_wait": reason})
-
-    def bound(self, tier: str, maximum: int) -> None:
-        """Tell how many workers of a tier the run may have, as long as nothing else is told."""
-        self._add({"tier": tier, "maximum": maximum})
-
-    def tell_limits(self, limits: Sequence[Mapping[str, Any]]) -> None:
-        """Tell what is used of limits that other runs count towards, too."""
-        self._add({"limits": limits})
-
-    def fail(self, reason: str) -> None:
-        """Tell that no worker can be had."""
-        self._add({"failure": reason})
-
-    def _add(self, line: dict[str, Any]) -> None:
-        self._untold += json.dumps(line).encode() + b"\n"
-        self.retry()
-
-    def retry(self) -> None:
-        """Tell what could not be told yet, since the disk was full, say."""
-        if not self._untold:
-            return
-        try:
-            news = open_own(news_file(self._run), os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:  # The run is over.
-            self._untold = b""
-            return
-        except NotOwnError as error:
-            tell_once(error)
-            return
-        except OSError:
-            return
-        try:
-            with contextlib.suppress(OSError):
-                self._untold = self._untold[os.write(news, self._untold) :]
-        finally:
-            os.close(news)
-
-    def discard(self) -> None:
-        """Remove what a run left that could not do so itself."""
-        for path in (wanted_file(self._run), news_file(self._run)):
-            with contextlib.suppress(OSError):
-                os.unlink(path)

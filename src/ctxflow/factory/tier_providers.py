@@ -1,6 +1,6 @@
-"""From a tier of a site to the job that is one worker of a run. Pure.
+"""Turn a tier of a site into its provider and into the job that is one worker of a run.
 
-What does not live here: submitting it (the providers), and what the worker does (host/worker.py).
+What the worker does: host/worker.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,52 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctxflow.factory.provider import WorkerJob
+from ctxflow.factory.condor_provider import CondorProvider
+from ctxflow.factory.local import LocalProvider
+from ctxflow.factory.provider import Provider, ProviderError, WorkerJob
 from ctxflow.sites.tier import Tier
+
+
+def source_of(tier: Tier) -> tuple[object, ...]:
+    """Return what distinguishes the batch system of one tier from that of another.
+
+    >>> source_of(Tier(name="a10")) == source_of(Tier(name="a40")) != source_of(Tier(schedd="other"))
+    True
+    """
+    return tier.provider, tier.schedd, tier.pool, str(sorted(tier.options.items()))
+
+
+def queue_of(tier: Tier) -> tuple[object, ...]:
+    """Return what distinguishes the queues in which tiers' jobs are found: Slurm's is one for all partitions.
+
+    >>> queue_of(Tier(provider="slurm", options={"partition": "a"})) == queue_of(Tier(provider="slurm"))
+    True
+    """
+    if tier.provider == "slurm":
+        return tier.provider, tier.options.get("clusters")
+    return source_of(tier)
+
+
+def provider_of(tier: Tier, run: str) -> Provider:
+    """Return the provider of a tier's workers for a run.
+
+    :param run: the run's id, by which its jobs are found again.
+    :raises ProviderError: if the tier names none that there is.
+
+    >>> provider_of(Tier(provider="local"), "run-7").queries
+    0
+    """
+    if tier.provider == "condor":
+        return CondorProvider(run=run, schedd=tier.schedd, pool=tier.pool)
+    if tier.provider == "local":
+        return LocalProvider()
+    from ctxflow.factory.parsl_provider import ParslProvider  # A second, with Parsl behind it, that few sites need.
+    from ctxflow.factory.parsl_systems import PARSL, parsl_provider
+
+    if tier.provider in PARSL or ":" in tier.provider:
+        return ParslProvider(parsl_provider(tier), run)
+    names = ", ".join(["condor", "local", *PARSL])
+    raise ProviderError(f"tier {tier.name} has no provider {tier.provider!r}: write one of {names}, or MODULE:NAME")
 
 
 @dataclass(frozen=True)
@@ -31,7 +75,7 @@ class Lead:
 
 
 def python_of(environment: str | None) -> str:
-    """What starts a worker where a site names this environment; an archive is unpacked only later.
+    """Return what starts a worker where a site names this environment; an archive is unpacked only later.
 
     >>> python_of("/shared/envs/ctxflow"), python_of(None)
     ('/shared/envs/ctxflow/bin/python', 'python3')
@@ -42,7 +86,7 @@ def python_of(environment: str | None) -> str:
 
 
 def worker_command(tier: Tier, lead: Lead) -> list[str]:
-    """The words that start a worker where the program and the password have the paths of the lead.
+    """Return the command of a worker; program and password have the paths of the lead.
 
     >>> print(*worker_command(Tier(name="a10", disk_gb=9), Lead("n1", 9123, "ctxflow.pyz", "password")))
     python3 ctxflow.pyz worker n1:9123 --password password --tier a10 --cores 2 --memory 10000 --disk 9000 --gpus 0
@@ -55,7 +99,7 @@ def worker_command(tier: Tier, lead: Lead) -> list[str]:
 
 
 def worker_job(tier: Tier, lead: Lead) -> WorkerJob:
-    """What a provider is asked for: program and password travel with the job.
+    """Return the job of one worker; program and password travel with it.
 
     >>> worker_job(Tier(name="a10"), Lead("10.0.0.1", 9123, "/run/ctxflow.pyz", "/run/password")).command[:2]
     ['python3', 'ctxflow.pyz']
@@ -67,7 +111,7 @@ def worker_job(tier: Tier, lead: Lead) -> WorkerJob:
 
 
 def job_of(tier: Tier, words: Sequence[str], files: Sequence[str]) -> WorkerJob:
-    """A job of a tier's size and wishes that runs some words, with these files beside it."""
+    """Return a job with a tier's size and options that runs a command, with these files beside it."""
     return WorkerJob(
         tier.name,
         words,

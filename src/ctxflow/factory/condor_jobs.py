@@ -1,6 +1,6 @@
-"""How a worker job is said to HTCondor: the submit description, and the quoting that it needs.
+"""Translate worker jobs into submit descriptions of HTCondor, and its job events into changes.
 
-Pure: it needs no HTCondor. What does not live here: submitting it (condor.py).
+Pure: nothing here needs HTCondor.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import math
 import os
 import re
 import shlex
+import signal
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.factory.provider import JOB_VARIABLE, ProviderError, WorkerJob, arguments, check_job
+from ctxflow.factory.provider import JOB_VARIABLE, JobChange, JobState, ProviderError, WorkerJob, arguments, check_job
 from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS
 
 RUN_ATTRIBUTE = "CtxflowRun"
@@ -43,7 +45,7 @@ def describe(
     variables: str = "",
     submission: str = "",
 ) -> dict[str, str]:
-    """The submit description of a worker, or of several that are alike.
+    """Return the submit description of a worker, or of several that are alike.
 
     The job's standard output and error go to one file of the directory, as they are written. A job that waits or is
     held leaves the queue when nobody has set its `CtxflowSeen` to the present for the time of the lease.
@@ -110,7 +112,7 @@ def describe(
 
 
 def _with_options(description: dict[str, str], options: Mapping[str, Any], lease: int) -> dict[str, str]:
-    """A description with what the tier says besides: its own submit keys take the place of ours."""
+    """Add what the tier says: its own submit keys take the place of ours."""
     if options.get("require_gpus"):
         description["require_gpus"] = _one_line(str(options["require_gpus"]))
     if options.get("priority") is not None:
@@ -132,7 +134,7 @@ def _taken(theirs: dict[str, str], name: str) -> str:
 
 
 def excluded_text(hosts: Sequence[str]) -> str:
-    """The value of `CtxflowExcluded`, by which a job says on which machines it is not to run.
+    """Return the value of `CtxflowExcluded`, by which a job says on which machines it is not to run.
 
     >>> print(excluded_text(["n1.pool", "n2.pool"]))
     "n1.pool,n2.pool"
@@ -141,7 +143,7 @@ def excluded_text(hosts: Sequence[str]) -> str:
 
 
 def log_of(directory: str) -> str:
-    """Where the log of all jobs of a provider is kept.
+    """Return where the log of all jobs of a provider is kept.
 
     >>> log_of("/run/7")
     '/run/7/htcondor.log'
@@ -150,7 +152,7 @@ def log_of(directory: str) -> str:
 
 
 def output_of(directory: str, job: str) -> str:
-    """Where a job's output is kept.
+    """Return where a job's output is kept.
 
     >>> output_of("/run/7", "12.0")
     '/run/7/12.0.out'
@@ -159,7 +161,7 @@ def output_of(directory: str, job: str) -> str:
 
 
 def quoted(words: Sequence[str]) -> str:
-    """Words as the value of `arguments`, or settings as that of `environment`: each arrives as it is.
+    """Return words as the value of `arguments`, or settings as that of `environment`: each arrives as it is.
 
     >>> print(quoted(["two words", "plain", ""]))
     "'two words' plain ''"
@@ -172,7 +174,7 @@ def quoted(words: Sequence[str]) -> str:
 
 
 def variables_text(job: WorkerJob) -> str:
-    """A job's variables as its shell takes them in, "" if there are none.
+    """Return a job's variables as its shell takes them in, "" if there are none.
 
     :raises ProviderError: if a shell could not be told so.
 
@@ -189,7 +191,7 @@ def variables_text(job: WorkerJob) -> str:
 
 
 def literal(text: str) -> str:
-    """Text in which HTCondor finds no macros: neither of the submit description's nor of the match's."""
+    """Return text in which HTCondor finds no macros, neither the submit description's nor the match's."""
     return "".join(
         "$$(DOLLARDOLLAR)" if part == "$$" else "$(DOLLAR)" if part == "$" else part
         for part in re.split(r"(\$\$|\$)", text)
@@ -207,7 +209,7 @@ def _value(value: Any) -> str:
 
 
 def _files(paths: Sequence[str], private: Sequence[str]) -> dict[str, str]:
-    """The keys for a job's files, and for those that nobody else may read and that need not be there yet."""
+    """Return the keys for a job's files, and for those that nobody else may read and that need not be there yet."""
     for path in paths:
         if "," in path or path != path.strip():
             raise ProviderError(f"HTCondor cannot transfer a file named {path!r}: name it without commas and spaces")
@@ -224,7 +226,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _abandoned(lease: int) -> str:
-    """True of a job that waits, or is held, and was seen by no driver for the time of the lease."""
+    """Return an expression that is true of a job that waits, or is held, and that no driver has seen for a lease."""
     last = f"max({{ {SEEN_ATTRIBUTE}, EnteredCurrentStatus, QDate }})"
     return f"((JobStatus == 1 || JobStatus == 5) && time() - {last} > {lease})"
 
@@ -244,3 +246,118 @@ def _checked_options(job: WorkerJob) -> Mapping[str, Any]:
         if key.lower() in OWN_SUBMIT_KEYS:
             raise ProviderError(f"tier {job.tier}'s submit sets {key!r}, which ctxflow needs for itself: leave it out")
     return job.options
+
+
+_EXECUTING, _EVICTED, _TERMINATED, _SHADOW_FAILED, _ABORTED = 1, 4, 5, 7, 9
+_USER_REQUEST = 1  # Among the codes of why a job is held.
+_HELD, _RELEASED, _DISCONNECTED, _RECONNECTED, _GAVE_UP = 12, 13, 22, 23, 24
+
+
+def change_of(event: Mapping[str, Any]) -> JobChange | None:
+    """Return the change that an event stands for, None if it stands for none (an image's size, a file transfer).
+
+    A connection that HTCondor lost counts as an eviction, since to us the worker is lost with it, and `running` if it
+    is found again.
+
+    >>> change = change_of({"EventTypeNumber": 4, "Cluster": 12, "Proc": 0, "Reason": "Job vacated by schedd"})
+    >>> change.job, change.state, change.reason
+    ('12.0', 'evicted', 'Job vacated by schedd')
+    >>> change_of({"EventTypeNumber": 1, "Cluster": 12, "Proc": 0, "SlotName": "slot1_2@node7.site"}).host
+    'node7.site'
+    """
+    kind = event["EventTypeNumber"]
+    reason = str(event.get("Reason", ""))
+    told: dict[int, tuple[JobState, str]] = {
+        _EXECUTING: ("running", ""),
+        _RECONNECTED: ("running", "HTCondor found it again"),
+        _EVICTED: ("evicted", reason),
+        _SHADOW_FAILED: ("evicted", str(event.get("Message", "")).strip()),
+        _DISCONNECTED: ("evicted", f"HTCondor lost its connection: {event.get('DisconnectReason', '')}".rstrip(": ")),
+        _GAVE_UP: ("evicted", reason),
+        _HELD: ("held", str(event.get("HoldReason", "it was put on hold"))),
+        _RELEASED: ("queued", reason),
+        _TERMINATED: ("ended", _how(event)),
+        _ABORTED: ("ended", reason or "it was removed"),
+    }
+    if kind not in told:
+        return None
+    state, why = told[kind]
+    host = _host(event) if state == "running" else None
+    by_hand = kind == _HELD and event.get("HoldReasonCode") == _USER_REQUEST
+    return JobChange(f"{event['Cluster']}.{event['Proc']}", state, why, host, by_hand=by_hand)
+
+
+def _host(event: Mapping[str, Any]) -> str | None:
+    """Return the machine's name: it follows the slot's, or is part of an address."""
+    for key in ("SlotName", "StartdName"):
+        if "@" in str(event.get(key, "")):
+            return str(event[key]).rpartition("@")[2]
+    address = str(event.get("ExecuteHost", event.get("StartdAddr", "")))
+    found = re.search(r"[?&]alias=([^&>]+)", address) or re.search(r"<\[?([^>?\]]+?)\]?(:\d+)?[>?]", address)
+    return found.group(1) if found else None
+
+
+def _how(event: Mapping[str, Any]) -> str:
+    if event.get("TerminatedNormally", True):
+        return f"it ended with status {event.get('ReturnValue', 0)}"
+    number = int(event.get("TerminatedBySignal", 0))
+    try:
+        return f"it was killed by {signal.Signals(number).name}"
+    except ValueError:  # Those for real-time use have no names.
+        return f"it was killed by signal {number}"
+
+
+_NAMES = {2: "MAX_JOBS_SUBMITTED", 3: "MAX_JOBS_PER_OWNER", 4: "MAX_JOBS_PER_SUBMISSION"}
+_LEFT = re.compile(r"expected next ProcId to be (\d+), but Schedd says -([234])\b")
+_NONE = re.compile(r"\b(MAX_JOBS_\w+) exceeded")
+
+
+def room_left(complaint: str) -> tuple[int, str] | None:
+    """Return how many jobs the queue takes now, and the name of the limit; None if the complaint is another.
+
+    >>> room_left("expected next ProcId to be 4, but Schedd says -3")
+    (4, 'MAX_JOBS_PER_OWNER')
+    >>> room_left("Failed to create new cluster.SCHEDD:22:MAX_JOBS_SUBMITTED exceeded. Current=2, Limit=2")
+    (0, 'MAX_JOBS_SUBMITTED')
+    >>> room_left("Failed to create new cluster")
+    """
+    if found := _LEFT.search(complaint):
+        return int(found[1]), _NAMES[int(found[2])]
+    return (0, found[1]) if (found := _NONE.search(complaint)) else None
+
+
+def none_left(limit: str) -> str:
+    """Return what to tell where the queue takes no more jobs.
+
+    >>> none_left("MAX_JOBS_PER_OWNER").partition(":")[0]
+    "HTCondor's queue takes no more jobs of this user now, by its limit MAX_JOBS_PER_OWNER"
+    """
+    whose = "of this user" if limit == "MAX_JOBS_PER_OWNER" else "at all"
+    return (
+        f"HTCondor's queue takes no more jobs {whose} now, by its limit {limit}: the run goes on with the workers that "
+        "it has, and asks again"
+    )
+
+
+def schedd_time(ads: Sequence[Any]) -> int:
+    """Return the time by the schedd's own clock, by which it counts a lease; by ours where it does not say.
+
+    >>> schedd_time([{"ClusterId": 1, "ServerTime": 1700000000}])
+    1700000000
+    """
+    return int(next((ad["ServerTime"] for ad in ads if "ServerTime" in ad), time.time()))
+
+
+def escaped(text: str) -> str:
+    """Return text as it is written between the quotes of a ClassAd string."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def id_of(ad: Mapping[str, Any]) -> str:
+    """Return a job's id, CLUSTER.PROC."""
+    return f"{ad['ClusterId']}.{ad['ProcId']}"
+
+
+def machine_of(remote: str | None) -> str | None:
+    """Return the machine of a slot that a RemoteHost attribute names."""
+    return remote.rpartition("@")[2] if remote else None

@@ -1,24 +1,28 @@
-"""From a tier of a site to the Parsl provider that lends its workers.
+"""Parsl's execution providers: made for tiers, intercepted for what they leave out, and told of hosts to keep off.
 
-What does not live here: what is done with it (parsl_jobs.py).
+PBS has no way to exclude hosts. Submitting workers is parsl_provider.py's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
+import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from parsl.jobs.states import JobState as ParslState
+from parsl.jobs.states import JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import GridEngineProvider, KubernetesProvider, PBSProProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
-from ctxflow.factory.parsl_ear import sentence
-from ctxflow.factory.provider import ProviderError
+from ctxflow.factory.parsl_script import JobReport
+from ctxflow.factory.provider import JobState, ProviderError
 from ctxflow.installing import how_to_install
 from ctxflow.sites.tier import Tier
 
@@ -37,7 +41,7 @@ _WALLTIME = "01:00:00"
 
 
 def parsl_provider(tier: Tier) -> ExecutionProvider:
-    """The Parsl provider of a tier, whose options are that provider's keyword arguments.
+    """Return the Parsl provider of a tier, whose options are that provider's keyword arguments.
 
     - `slurm`: cores, memory and GPUs become cores_per_node, mem_per_node (in whole GiB) and `--gpus-per-node` in
       scheduler_options, unless the options have these, or a gres with GPUs. Nodes are shared (`exclusive`). One more
@@ -76,7 +80,7 @@ def parsl_provider(tier: Tier) -> ExecutionProvider:
 
 
 def _checked(tier: Tier, kind: type[ExecutionProvider]) -> dict[str, Any]:
-    """The tier's options, which its provider has all of."""
+    """Return the tier's options, if its provider knows all of them."""
     takes_image = tier.provider == "kubernetes"
     for key in tier.wishes:
         if not (key == "image" and takes_image):
@@ -158,7 +162,7 @@ def _kubernetes(tier: Tier, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(tier: Tier) -> ExecutionProvider:
-    """A site's own provider."""
+    """Return a site's own provider."""
     module, _, name = tier.provider.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -191,3 +195,209 @@ def _explained(tier: Tier, error: Exception) -> str:
 
 def _mebibytes(tier: Tier) -> int:
     return math.ceil(tier.memory / 2**20)
+
+
+_STATES: dict[ParslState, JobState] = {
+    ParslState.PENDING: "queued",
+    ParslState.RUNNING: "running",
+    ParslState.HELD: "held",
+    ParslState.CANCELLED: "ended",
+    ParslState.COMPLETED: "ended",
+    ParslState.FAILED: "ended",
+    ParslState.TIMEOUT: "ended",
+}
+
+
+class ParslIntercept:
+    """Intercept what Parsl tells the batch system, and what that answers: Parsl's own messages leave it out.
+
+    :param label: what the batch system is called.
+    :ivar script: the script that was submitted last.
+    """
+
+    def __init__(self, parsl: Any, label: str) -> None:
+        self._label = label
+        self.script = ""
+        self._answer: tuple[int, str, str] = (0, "", "")
+        self._trying = self._muted = False
+        self._plain = getattr(parsl, "execute_wait", None)
+        if self._plain is not None:
+            parsl.execute_wait = self._heard
+
+    def _heard(self, command: str, timeout: float | None = None) -> tuple[int, str, str]:
+        if command.startswith(("sbatch ", "qsub ", "bsub ")):
+            self.script = command.rsplit(maxsplit=1)[-1]
+        if self._muted:
+            return 1, "", ""
+        if self._trying:
+            command = command.replace("sbatch ", "sbatch --test-only ", 1)
+        assert self._plain is not None
+        self._answer = self._plain(command, timeout)
+        return self._answer
+
+    def forget(self) -> None:
+        """Forget the last answer."""
+        self._answer = (0, "", "")
+
+    def complaint(self) -> str:
+        """Return what the batch system said last, "" if nothing."""
+        return sentence(self._answer[2] or self._answer[1])
+
+    def called(self, what: str, call: Callable[..., Any], *words: Any) -> Any:
+        """Call Parsl, and turn its exceptions into one sentence.
+
+        :param what: what the batch system did, or did not, if that fails.
+        :raises ProviderError: if Parsl complains.
+        """
+        self.forget()
+        try:
+            return call(*words)
+        except Exception as error:  # Whatever a provider raises: each has errors of its own.
+            raise ProviderError(f"{self._label} {what}: {self.complaint() or sentence(str(error))}") from None
+
+    def run(self, command: str) -> str:
+        """Return what a command of the batch system writes.
+
+        :raises ProviderError: if it fails.
+        """
+        status, output, _ = self.called("does not answer", self._heard, command)
+        if status != 0:
+            raise ProviderError(f"{self._label} does not answer: {self.complaint() or f'status {status}'}")
+        return str(output)
+
+    def rehearsal(self, submit: Callable[[], object]) -> str:
+        """Return the script that would be submitted, "" where Parsl has none; nothing is submitted."""
+        if self._plain is None:
+            return ""
+        self._muted = True
+        log = logging.getLogger("parsl")
+        before, log.propagate = log.propagate, False
+        try:
+            submit()
+        except Exception:
+            if not self.script:
+                raise
+        finally:
+            self._muted, log.propagate = False, before
+        with open(self.script) as file:
+            return file.read()
+
+    def trial(self, submit: Callable[[], object]) -> str:
+        """Return what Slurm has against a submission that is only tried, "" if nothing."""
+        self._trying = True
+        self.forget()
+        log = logging.getLogger("parsl.providers.slurm.slurm")  # It takes a trial for a failure.
+        before, log.disabled = log.disabled, True
+        try:
+            submit()
+        except Exception:
+            if not self._answer[2]:  # Parsl itself has something against it: a walltime that is none, for example.
+                raise
+        finally:
+            self._trying, log.disabled = False, before
+        status, output, error = self._answer
+        return (error or output).strip() if status else ""
+
+
+class OnePod:
+    """Kubernetes' client for Parsl, with pods that run once: Parsl's would be restarted when they end.
+
+    :ivar excluded: the nodes on which the next ones are not to run.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.excluded: tuple[str, ...] = ()
+
+    def create_namespaced_pod(self, namespace: str, body: Any) -> Any:
+        """Create a pod that is not restarted, and knows its node."""
+        body.spec.restart_policy = "Never"
+        if self.excluded:
+            body.spec.affinity = node_affinity(self.excluded)
+        field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        for container in body.spec.containers:
+            container.env = [*(container.env or ()), {"name": MACHINE_VARIABLE, "valueFrom": field}]
+        return self._client.create_namespaced_pod(namespace=namespace, body=body)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def word_of(status: JobStatus, label: str) -> JobReport | None:
+    """Return what Parsl reports of a job, None if it does not know.
+
+    >>> word_of(JobStatus(ParslState.TIMEOUT), "pbspro")
+    JobReport(state='ended', reason='pbspro says TIMEOUT', taken=True, host=None, restarts=None)
+    """
+    state = _STATES.get(status.state)
+    if state is None:
+        return None
+    taken = status.state in (ParslState.TIMEOUT, ParslState.CANCELLED)
+    return JobReport(state, status.message or f"{label} says {status.state.name}", taken)
+
+
+def sentence(text: str) -> str:
+    """Return text as one sentence that may be followed by more.
+
+    >>> sentence("sbatch: error:\\n it is down.")
+    'sbatch: error: it is down'
+    """
+    return " ".join(text.split()).rstrip(".")[:500]
+
+
+MACHINE_VARIABLE = "CTXFLOW_MACHINE"
+"""In which variable a pod finds the name of its node: its host name is the pod's own."""
+
+
+def slurm_options(options: str, hosts: Sequence[str]) -> str:
+    """Return Slurm's options with these nodes excluded beside those that they exclude: only the last `--exclude`
+    counts.
+
+    >>> print(slurm_options("#SBATCH --exclude=n1", ["n2"]), end="")
+    #SBATCH --exclude=n1
+    #SBATCH --exclude=n1,n2
+    """
+    theirs = re.findall(r"^#SBATCH\s+(?:--exclude[=\s]|-x)\s*(\S+)", options, re.MULTILINE)
+    return f"{options.rstrip()}\n#SBATCH --exclude={','.join([*theirs[-1:], *hosts])}\n".lstrip()
+
+
+def grid_engine_options(options: str, hosts: Sequence[str]) -> str:
+    """Return Grid Engine's options with these hosts excluded; requests on several lines add up.
+
+    >>> print(grid_engine_options("#$ -l gpu=1", ["n1", "n2"]), end="")
+    #$ -l gpu=1
+    #$ -l hostname=!(n1|n2)
+    """
+    return f"{options.rstrip()}\n#$ -l hostname=!({'|'.join(hosts)})\n".lstrip()
+
+
+EXCLUDES: Mapping[str, Callable[[str, Sequence[str]], str] | None] = {
+    "slurm": slurm_options,
+    "grid_engine": grid_engine_options,
+    "kubernetes": None,
+}
+"""Who can be told, by the label of Parsl's provider, and with which change of its `scheduler_options`."""
+
+
+@contextlib.contextmanager
+def kept_from(parsl: Any, label: str, hosts: Sequence[str]) -> Iterator[None]:
+    """Keep what Parsl submits meanwhile from these hosts, as far as its batch system can."""
+    change = EXCLUDES.get(label)
+    if label == "kubernetes":
+        parsl.kube_client.excluded = tuple(hosts)
+    if change is None or not hosts:
+        yield
+        return
+    before = parsl.scheduler_options
+    parsl.scheduler_options = change(before, hosts)
+    try:
+        yield
+    finally:
+        parsl.scheduler_options = before
+
+
+def node_affinity(hosts: Sequence[str]) -> dict[str, Any]:
+    """Return the affinity of a pod that is on none of these nodes; Kubernetes takes one node name in a condition."""
+    conditions = [{"key": "metadata.name", "operator": "NotIn", "values": [host]} for host in hosts]
+    terms = {"nodeSelectorTerms": [{"matchFields": conditions}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
