@@ -21,8 +21,7 @@ from ctxflow.cli.app import main
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.ending import tell
-from ctxflow.observe.progress import Progress
-from ctxflow.observe.status_file import VERSION
+from ctxflow.observe.progress import VERSION, Progress
 from ctxflow.terminal import guard_log, guarded_streams, visible
 
 EVIL = "bad \x1b]0;owned\x07\x1b[2J\x9b5nrow\r\b\u202e"

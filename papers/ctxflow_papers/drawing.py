@@ -1,6 +1,6 @@
 """Writing a paper's figures, as drawn from our own runs, to files.
 
-What does not live here: what is drawn (each paper's pictures.py), and the style (ctxflow.observe.style).
+What does not live here: what is drawn (each paper's pictures.py), and the style (ctxflow.observe.formatting).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
-from ctxflow.observe.style import STYLE
+from ctxflow.observe.formatting import STYLE
 from ctxflow.safe_files import written_whole
 
 

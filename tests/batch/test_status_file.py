@@ -13,8 +13,7 @@ from ctxflow.batch.driver import run_job
 from ctxflow.batch.search import exit_status, found_below, told
 from ctxflow.batch.status_file import StatusFile, find_status, read_status
 from ctxflow.errors import ContextError
-from ctxflow.observe.progress import Progress
-from ctxflow.observe.status_file import condition
+from ctxflow.observe.progress import Progress, condition
 
 
 def run(function, output="out.jsonl", **choices):

@@ -17,7 +17,7 @@ from ctxflow.cli.clean import seconds_of
 from ctxflow.errors import UsageError
 from ctxflow.host.process import python_path
 from ctxflow.host.scratch import Scratch
-from ctxflow.observe.status_file import VERSION, owner, write_status
+from ctxflow.observe.progress import VERSION, owner, write_status
 
 DAY = 86_400
 WEEK_AGO = time.time() - 8 * DAY

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ctxflow.cli.app import app
-from ctxflow.observe.status_file import VERSION, owner, write_status
+from ctxflow.observe.progress import VERSION, owner, write_status
 
 
 def worker(name, host, job=None, **facts):

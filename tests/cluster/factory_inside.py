@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.factory.connection import live_runs
-from ctxflow.observe.report import as_data, read_report
+from ctxflow.observe.run_report import as_data, read_report
 
 AHEAD = 120  # Items on their way, so that a program that may end does so soon.
 

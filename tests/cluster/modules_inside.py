@@ -25,7 +25,7 @@ def table(size):
 def modules_of_ctxflow():
     """Where a worker finds what all have, and what few want: the files' names."""
     from ctxflow.models import Generation
-    from ctxflow.observe.rates import Rates
+    from ctxflow.observe.progress import Rates
 
     return [Path(sys.modules[each.__module__].__file__).parents[2].name for each in (Generation, Rates)]
 

@@ -30,7 +30,7 @@ from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.taskvine import setup
 from ctxflow.factory.connection import live_runs, runs_directory
 from ctxflow.host.seal import key_of
-from ctxflow.observe.report import read_report
+from ctxflow.observe.run_report import read_report
 from ctxflow.sites import Site
 from ctxflow.sites.tier import Tier
 

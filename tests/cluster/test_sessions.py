@@ -15,7 +15,7 @@ import pytest
 from driver import INSIDE
 
 from ctxflow.observe.plots import draw
-from ctxflow.observe.report import read_report
+from ctxflow.observe.run_report import read_report
 
 if TYPE_CHECKING:
     from conftest import Testbed

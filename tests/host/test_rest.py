@@ -68,7 +68,7 @@ def worker(tmp_path):
 
 
 def import_lazily():
-    from ctxflow.observe.rates import __file__ as place
+    from ctxflow.observe.progress import __file__ as place
 
     return place
 
@@ -76,20 +76,20 @@ def import_lazily():
 def import_by_name():
     import importlib
 
-    return importlib.import_module("ctxflow.observe.rates").__file__
+    return importlib.import_module("ctxflow.observe.progress").__file__
 
 
 def import_in_another_process():
     import multiprocessing
 
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(eval, ("__import__('ctxflow.observe.rates').observe.rates.__file__",))
+        return pool.apply(eval, ("__import__('ctxflow.observe.progress').observe.rates.__file__",))
 
 
 def import_in_a_fork():
     read, write = os.pipe()
     if not os.fork():
-        from ctxflow.observe.rates import __file__ as place
+        from ctxflow.observe.progress import __file__ as place
 
         os.write(write, place.encode())
         os._exit(0)
@@ -106,7 +106,7 @@ def import_through_a_public_name():
 def import_through_another_module():
     """As an installed package that ctxflow knows nothing of would."""
     module = types.ModuleType("stranger")
-    exec("from ctxflow.observe.rates import __file__ as place", vars(module))
+    exec("from ctxflow.observe.progress import __file__ as place", vars(module))
     return module.place
 
 
@@ -126,12 +126,12 @@ def test_a_call_waits_for_what_it_imports(worker, function):
 
 
 def test_a_reference_in_a_pickle_is_found(worker):
-    from ctxflow.observe.rates import Pace
+    from ctxflow.observe.progress import Throughput
 
-    call = worker.start(lambda kind=Pace: kind.__module__)
+    call = worker.start(lambda kind=Throughput: kind.__module__)
     assert worker.asked() == ["lacks"]
     worker.bring()
-    assert worker.result(call) == "ctxflow.observe.rates"
+    assert worker.result(call) == "ctxflow.observe.progress"
 
 
 def test_it_is_asked_for_once(worker):
@@ -184,7 +184,7 @@ def run_alone(directory, code, **variables):
 
 
 def test_where_the_worker_is_gone_an_import_says_so(tmp_path):
-    done = run_alone(tmp_path, "import ctxflow.observe.rates", CTXFLOW_REST=str(tmp_path / "gone"))
+    done = run_alone(tmp_path, "import ctxflow.observe.progress", CTXFLOW_REST=str(tmp_path / "gone"))
     assert done.stderr.endswith(
         "ImportError: ctxflow.observe cannot be had: the worker is ending (No such file or directory)\n"
     )
@@ -196,7 +196,7 @@ def test_what_never_comes_is_told_in_a_sentence(tmp_path):
     os.mkfifo(cache / rest._BELL)
     bell = os.open(cache / rest._BELL, os.O_RDWR | os.O_NONBLOCK)
     try:
-        code = "from ctxflow.host import rest; rest._LIMIT_SECONDS = 0.3; import ctxflow.observe.rates"
+        code = "from ctxflow.host import rest; rest._LIMIT_SECONDS = 0.3; import ctxflow.observe.progress"
         done = run_alone(tmp_path, code, CTXFLOW_REST=str(cache))
         assert "ctxflow.observe did not come from the driver within 0 s" in done.stderr
         assert os.read(bell, 10) == b".", "asked for once in ten seconds"

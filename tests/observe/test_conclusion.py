@@ -4,9 +4,8 @@ import pytest
 from observe_data import EVENTS
 from played_run import Played
 
-from ctxflow.observe.conclusion import conclusion, presence_around
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.summary import summarise
+from ctxflow.observe.summary import conclusion, presence_around, summarise
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import line

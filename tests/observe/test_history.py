@@ -12,10 +12,10 @@ from observe_data import EVENTS
 from played_run import RELIEF, SQUEEZE, Played
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.observe.history import Tier
+from ctxflow.observe.history import TierHistory
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.report import Report, as_data
-from ctxflow.observe.text import as_text
+from ctxflow.observe.report_text import as_text
+from ctxflow.observe.run_report import Report, as_data
 from ctxflow.observe.transfers import Transfers
 
 
@@ -192,7 +192,7 @@ AGES = st.lists(st.floats(0.1, 1e4), max_size=30)
 
 @given(AGES, AGES)
 def test_the_share_evicted_by_an_age(lifetimes, stays):
-    shares = [share for _, share in Tier(lifetimes=lifetimes, stays=stays).survival()]
+    shares = [share for _, share in TierHistory(lifetimes=lifetimes, stays=stays).survival()]
     assert len(shares) == len(lifetimes)
     assert shares == sorted(shares)
     assert all(0 < share <= 1 for share in shares)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.observe.measures import Histogram, Seen, Timeline
+from ctxflow.observe.history import Histogram, SeenItems, Timeline
 
 durations = st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200)
 
@@ -59,7 +59,7 @@ def test_a_timeline_counts_what_was_until_each_bin(additions):
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 50))))
 def test_what_was_seen_is_known(ranges):
-    seen, true = Seen(), set()
+    seen, true = SeenItems(), set()
     for first, length in ranges:
         items = set(range(first, first + length))
         assert seen.add(first, first + length) == len(items - true)

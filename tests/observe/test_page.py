@@ -10,14 +10,14 @@ from played_run import Played
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.errors import CtxflowError
-from ctxflow.observe import report as reports
-from ctxflow.observe.history import App, ContextLoads
+from ctxflow.observe import run_report as reports
+from ctxflow.observe.history import AppHistory, ContextLoads
 from ctxflow.observe.history_reader import read_history, told_apart
-from ctxflow.observe.report import Report, read_report
-from ctxflow.observe.staging import ContextFile, Peer
+from ctxflow.observe.run_report import Report, read_report
+from ctxflow.observe.staging_notes import ContextFile, Peer
 from ctxflow.observe.summary import SUMMARY, keep, summarise
+from ctxflow.observe.transfer_trees import file_trees
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
-from ctxflow.observe.tree import file_trees
 
 pytest.importorskip("jinja2")
 from ctxflow.observe.page import page, write_page
@@ -54,7 +54,7 @@ class Parsed(html.parser.HTMLParser):
 
 def drawn(report):
     pytest.importorskip("matplotlib")
-    from ctxflow.observe.drawings import drawings
+    from ctxflow.observe.plots import drawings
 
     return drawings(report)
 
@@ -194,7 +194,11 @@ def test_two_templates_of_one_app_are_two_names(tmp_path):
 
 
 def test_names_that_nothing_tells_apart_are_numbered():
-    apps = {"a": App("judge", {"context": "c"}), "b": App("judge", {"context": "d"}), "c": App("other")}
+    apps = {
+        "a": AppHistory("judge", {"context": "c"}),
+        "b": AppHistory("judge", {"context": "d"}),
+        "c": AppHistory("other"),
+    }
     assert list(told_apart(apps).values()) == ["judge #1", "judge #2", "other"]
     assert list(told_apart(apps, {"c": "small", "d": "large"}).values()) == [
         "judge by small",

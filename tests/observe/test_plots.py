@@ -8,11 +8,11 @@ from observe_data import EVENTS, RUN
 from ctxflow.observe.history import History
 from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.plots import draw
-from ctxflow.observe.report import read_report
-from ctxflow.observe.staging import Peer
+from ctxflow.observe.run_report import read_report
+from ctxflow.observe.staging_notes import Peer
 from ctxflow.observe.tier_plots import workers_and_items
+from ctxflow.observe.transfer_trees import file_trees
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
-from ctxflow.observe.tree import file_trees
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 

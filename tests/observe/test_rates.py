@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.observe.rates import Rates
+from ctxflow.observe.progress import Rates
 
 
 def paced(counts, rest, seconds=None, tokens=None):

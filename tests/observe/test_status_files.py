@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ctxflow.observe.status_file import VERSION, StatusReader, condition, load_status, owner, write_status
+from ctxflow.observe.progress import VERSION, StatusReader, condition, load_status, owner, write_status
 from ctxflow.process_identity import birth_of
 
 

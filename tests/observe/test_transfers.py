@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observe_data import DEBUG, STAGING
 
-from ctxflow.observe.staging import ContextFile, Peer, Staging, read_staging
+from ctxflow.observe.staging_notes import ContextFile, Peer, StagingNotes, read_staging
 from ctxflow.observe.transfers import MANAGER, Transfer, read_transfers, with_notes
 
 LINES = DEBUG.read_bytes().splitlines(keepends=True)
@@ -152,7 +152,7 @@ def written(plan):
 
 @given(PLANS)
 def test_what_was_planned_is_read(plan):
-    notes = Staging(
+    notes = StagingNotes(
         origin=ZERO,
         names={f"temp-{n}": f"digest-{n}" for n in range(4)},
         files={f"digest-{n}": ContextFile(f"digest-{n}", f"file {n}", 1000 * (n + 1)) for n in range(4)},
@@ -206,7 +206,7 @@ def test_a_transfer_that_the_log_does_not_end():
 
 
 def test_an_address_that_two_workers_had():
-    notes = Staging(
+    notes = StagingNotes(
         origin=ZERO,
         names={"temp-0": "d"},
         peers={

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ctxflow.observe.style import COLOURS, GREY, PALE, WIDTH
+from ctxflow.observe.formatting import COLOURS, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.gh_agh.day import VOLATILITIES
 from ctxflow_papers.gh_agh.printed import ROLLING, RUNTIMES

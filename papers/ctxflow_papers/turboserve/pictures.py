@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, WIDTH
+from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.traces import generate

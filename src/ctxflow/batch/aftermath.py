@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.batch.display import Display
 from ctxflow.batch.job import Job
-from ctxflow.observe.report import BATCH, EVENTS, summary_of
+from ctxflow.observe.run_report import BATCH, EVENTS, summary_of
 from ctxflow.observe.summary import SUMMARY, keep
 from ctxflow.sites.model import Site
 

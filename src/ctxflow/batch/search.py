@@ -14,7 +14,7 @@ from typing import Any
 from ctxflow.batch.status_file import SUFFIX
 from ctxflow.batch.words import duration
 from ctxflow.executors.run_status import NAME
-from ctxflow.observe.status_file import ENDED, condition, load_status
+from ctxflow.observe.progress import ENDED, condition, load_status
 
 _DEPTH = 4
 _MOST_FOLDERS = 5000

@@ -1,6 +1,6 @@
 """OUTPUT.status.json: how a job stands, for other terminals and programs; a copy lies in the run's directory.
 
-What does not live here: how a status file is written, and whether its writer lives (observe/status_file.py).
+What does not live here: how a status file is written, and whether its writer lives (observe/progress.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.executors.run import Run
 from ctxflow.executors.run_status import NAME, StatusWriter
-from ctxflow.observe.progress import Progress
-from ctxflow.observe.status_file import VERSION, load_status, owner
+from ctxflow.observe.progress import VERSION, Progress, load_status, owner
 
 SUFFIX = ".status.json"
 _SECONDS = 1.0
@@ -51,7 +50,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
     :returns: the file's JSON: "version", "state" ("starting", "running", "done", "failed", "interrupted"), "reason" (of
         a failure), "updated" (seconds since 1970), "pid" and "host" of the driver, "run" (the run's directory, or
         ""), "output", and the fields of `ctxflow.observe.progress.Progress`. Whether a driver that seems to run still
-        does, `ctxflow.observe.status_file.condition` tells.
+        does, `ctxflow.observe.progress.condition` tells.
 
     >>> read_status(Path("no/such/output.jsonl")) is None
     True

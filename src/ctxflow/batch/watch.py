@@ -1,6 +1,6 @@
 """Looks at a job while it runs, and says how it stands: to its display and to its status file.
 
-What does not live here: how figures are made of counts (observe/rates.py), and how they are shown (display.py).
+What does not live here: how figures are made of counts (observe/progress.py), and how they are shown (display.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from ctxflow.batch.status_file import StatusFile
 from ctxflow.batch.words import one_line
 from ctxflow.executors.bare import BareExecutor
 from ctxflow.executors.status import Status, figures_of
-from ctxflow.observe.progress import Progress
-from ctxflow.observe.rates import Rates
+from ctxflow.observe.progress import Progress, Rates
 from ctxflow.rows.source import Source
 
 _SHOW_SECONDS = 0.5

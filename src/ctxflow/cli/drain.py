@@ -14,7 +14,7 @@ from ctxflow.cli.top import Which, chosen
 from ctxflow.errors import UsageError
 from ctxflow.executors.drain_requests import ask, drained
 from ctxflow.executors.worker_table import read_workers
-from ctxflow.observe.status_file import condition
+from ctxflow.observe.progress import condition
 from ctxflow.wording import counted
 
 

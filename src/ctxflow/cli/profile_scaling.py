@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ctxflow.cli.simulate import progress, recorded_of
 from ctxflow.consoles import VisibleConsole
-from ctxflow.observe.report import EVENTS, find_run
+from ctxflow.observe.run_report import EVENTS, find_run
 from ctxflow.policies.registry import described
 from ctxflow.policies.turboserve.profiling import Profiled, levels
 from ctxflow.simulator.changes import parse

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError
 from ctxflow.installing import how_to_install
-from ctxflow.observe.report import Report, as_data, find_run, logs_of, read_report
-from ctxflow.observe.text import as_text
+from ctxflow.observe.report_text import as_text
+from ctxflow.observe.run_report import Report, as_data, find_run, logs_of, read_report
 
 _PATIENCE = 2.0  # Seconds without a progress display.
 _PLAIN = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
@@ -126,7 +126,7 @@ def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
     with _spinning("Drawing ..."):
         drawings = {}
         if pictures and _may_draw():
-            from ctxflow.observe.drawings import drawings as draw
+            from ctxflow.observe.plots import drawings as draw
 
             drawings = draw(what)
         write_page(path, page(what, drawings, every))

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ctxflow.cli.simulation_text import as_data, recorded_data, show
 from ctxflow.consoles import VisibleConsole
 from ctxflow.installing import how_to_install
-from ctxflow.observe.report import read_report
+from ctxflow.observe.run_report import read_report
 from ctxflow.simulator.changes import Change, combinations, parse, parse_sweep
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.scenario import Scenario, load_scenario, read_recorded, recorded_scenario

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxflow.consoles import VisibleConsole
-from ctxflow.observe.words import seconds
+from ctxflow.observe.formatting import seconds
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.result import Result
 from ctxflow.simulator.studies import Summary

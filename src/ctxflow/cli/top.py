@@ -21,8 +21,7 @@ from ctxflow.batch.search import LIVE, exit_status, found_below, told
 from ctxflow.batch.status_file import find_status, read_status
 from ctxflow.batch.view import View
 from ctxflow.consoles import VisibleConsole
-from ctxflow.observe.progress import Progress
-from ctxflow.observe.status_file import StatusReader, condition
+from ctxflow.observe.progress import Progress, StatusReader, condition
 from ctxflow.terminal import timed
 
 _LOOK_SECONDS = 0.5

@@ -1,7 +1,7 @@
 """What a run tells of itself as it goes: its status file, and a reminder of the workers that it waits for.
 
 The file is `status.json` in its directory: for `ctxflow top` and `ctxflow status` beside any program.
-What does not live here: how it is written (observe/status_file.py), and a batch's, which says more (batch/).
+What does not live here: how it is written (observe/progress.py), and a batch's, which says more (batch/).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 
 from ctxflow.executors.status import Status, awaiting_text, figures_of
 from ctxflow.host.descriptors import advice
-from ctxflow.observe.progress import Progress
-from ctxflow.observe.rates import Rates
-from ctxflow.observe.status_file import VERSION, owner, write_status
+from ctxflow.observe.progress import VERSION, Progress, Rates, owner, write_status
 from ctxflow.scheduler.run_state import RunState
 
 logger = logging.getLogger("ctxflow")

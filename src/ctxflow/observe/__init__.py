@@ -1,5 +1,4 @@
-"""What happened in a run, seen afterwards: its history, its transfers, and reports and pictures of both; and while it
-runs: how it stands (progress.py), how fast it goes (rates.py), and the file that tells others (status_file.py).
+"""Observe runs: how they stand while they go on (progress.py), and what happened in them, as reports and pictures.
 
-What does not live here: what a scheduler knows at the moment (executors/status.py), and the commands (cli/).
+What a scheduler knows at the moment is in executors/; the commands are in cli/.
 """

@@ -1,7 +1,4 @@
-"""What the time of a run's workers went into, told by the event log: every second of every worker, once.
-
-What does not live here: what follows from it for a person (summary.py).
-"""
+"""Account for the time of a run's workers, from the event log: every second of every worker, once."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def _nothing() -> dict[str, float]:
 
 
 @dataclasses.dataclass
-class Group:
+class AccountGroup:
     """The workers of one tier that have the same GPUs. Times in seconds on the run's clock, of workers.
 
     :ivar gpus: that each of them has; 0 for workers without.
@@ -54,7 +51,7 @@ class Group:
 
     @property
     def kind(self) -> tuple[str | None, int]:
-        """What decides how fast these workers are, as far as one knows."""
+        """What decides how fast these workers are, as far as is known."""
         return self.gpu_model, self.gpus
 
 
@@ -65,7 +62,7 @@ class Accounts:
     :ivar begin: when the first items were submitted, None if none were; `end`: when the last were answered.
     """
 
-    groups: list[Group] = dataclasses.field(default_factory=list)
+    groups: list[AccountGroup] = dataclasses.field(default_factory=list)
     begin: float | None = None
     end: float | None = None
 
@@ -88,7 +85,7 @@ class _Worker:
     and all parts add up.
     """
 
-    def __init__(self, group: Group, slots: int, now: float) -> None:
+    def __init__(self, group: AccountGroup, slots: int, now: float) -> None:
         self.group = group
         self.slots = slots
         self.joined = self.last = now
@@ -98,7 +95,7 @@ class _Worker:
         self.staging: set[str] = set()
 
     def advance(self, now: float) -> None:
-        """What it did since the last time goes to where it belongs."""
+        """Add the time since the last call to what the worker did meanwhile."""
         elapsed = max(0.0, now - self.last)
         self.last += elapsed
         if self.calls:
@@ -107,26 +104,26 @@ class _Worker:
             self.group.seconds["loading" if self.loading else "staging" if self.staging else "idle"] += elapsed
 
     def part(self, call: _Call) -> float:
-        """A call's part of the worker's time since it was asked last."""
+        """Return a call's part of the worker's time since it was asked last."""
         part, call.share = self.share - call.share, self.share
         return part
 
 
 class AccountsReader:
-    """Takes one event after another into accounts.
+    """Add up the accounts of a log, event by event.
 
     :param accounts: empty ones, which are filled.
     """
 
     def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
-        self._groups: dict[tuple[str, str | None, int], Group] = {}
+        self._groups: dict[tuple[str, str | None, int], AccountGroup] = {}
         self._workers: dict[str, _Worker] = {}
         self._noticed: set[str] = set()
         self._released: set[str] = set()
 
     def take(self, event: dict[str, Any], commands: list[dict[str, Any]]) -> None:
-        """One event with what it led to."""
+        """Take an event, with the commands that it led to."""
         kind, now = event["is"], event["time"]
         if kind == "WorkerJoined":
             self._joined(event["worker"], now)
@@ -147,7 +144,7 @@ class AccountsReader:
                 self._released.add(command["worker"])
 
     def end(self, now: float) -> None:
-        """The log has ended: those who are connected were so until then."""
+        """End the accounts: those who are connected were so until the log's end."""
         for name in list(self._workers):
             self._gone(name, now, "unfinished")
 
@@ -157,7 +154,7 @@ class AccountsReader:
         key = (spec["tier"], spec.get("gpu_model"), spec.get("gpus", 0))
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(*key)
+            group = self._groups[key] = AccountGroup(*key)
             self.accounts.groups.append(group)
         self._gone(spec["id"], now, "lost")  # Of the same name: its loss was not told.
         group.joined += 1
@@ -199,7 +196,7 @@ class AccountsReader:
             worker.group.presence.append((now, -1))
 
     def _ended(self, worker: _Worker, number: int, now: float, why: str) -> None:
-        """A call ended before its time: what it has answered is kept."""
+        """Record that a call ended before its time; what it has answered counts."""
         worker.advance(now)
         call = worker.calls.pop(number, None)
         if call is not None:
@@ -207,7 +204,7 @@ class AccountsReader:
             _settle(worker.group, call, 1.0)
 
     def _answered(self, worker: _Worker, event: dict[str, Any], commands: list[dict[str, Any]], now: float) -> None:
-        """A call answered some items, or all, or has no more to answer."""
+        """Record that a call answered some items, or all, or has no more to answer."""
         worker.advance(now)
         number = event["attempt"]
         call = worker.calls.get(number)
@@ -266,12 +263,12 @@ def _count(ranges: list[list[int]]) -> int:
 
 
 def _take(call: _Call, part: float, taken: float) -> None:
-    """A part of a call's time led to answers, of which this share was taken."""
+    """Move a part of a call's time to answers, of which this share was accepted."""
     call.useful += part * taken
     call.unneeded += part * (1 - taken)
 
 
-def _note_items(group: Group, app: str, taken: int, tokens: int | None, count: int) -> None:
+def _note_items(group: AccountGroup, app: str, taken: int, tokens: int | None, count: int) -> None:
     if taken:
         group.items[app] = group.items.get(app, 0) + taken
         group.app_seconds.setdefault(app, 0.0)
@@ -279,8 +276,8 @@ def _note_items(group: Group, app: str, taken: int, tokens: int | None, count: i
             group.tokens = (group.tokens or 0.0) + tokens * taken / count
 
 
-def _settle(group: Group, call: _Call, scale: float) -> None:
-    """A call has ended: so much of what led to its answers goes to where it belongs."""
+def _settle(group: AccountGroup, call: _Call, scale: float) -> None:
+    """Settle an ended call: this much of what led to its answers goes to where it belongs."""
     group.seconds["useful"] += scale * call.useful
     group.seconds["unneeded"] += scale * call.unneeded
     if call.app in group.app_seconds:

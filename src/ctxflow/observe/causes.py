@@ -1,6 +1,6 @@
-"""Why things failed: failures that differ in numbers and paths alone are one cause, with an example.
+"""Group failures by cause: those that differ in numbers and paths alone are one, with an example.
 
-What does not live here: where failures come from (history_reader.py, and a batch job's dead letters in report.py).
+They come from history_reader.py, and from a batch job's dead letters in run_report.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REPLACED = [
 
 
 def pattern(message: str) -> str:
-    """A message without what differs from time to time: its numbers, ids and paths.
+    """Return a message without what differs from time to time: its numbers, ids and paths.
 
     >>> pattern("row 17 of /data/night/claims.csv needs 2.5e9 bytes at 0x7f31")
     'row N of PATH needs N bytes at ID'
@@ -39,7 +39,7 @@ def pattern(message: str) -> str:
 
 @dataclasses.dataclass
 class Cause:
-    """Failures with one cause.
+    """Failures that have one cause.
 
     :ivar error: the name of the exception, or what kind of failure it was; `pattern`: its message without numbers.
     :ivar calls, contexts: how many failed; `items`: how many died of it; `rows`: of a batch job's dead letters.
@@ -60,13 +60,13 @@ class Cause:
 
     @property
     def count(self) -> int:
-        """By which causes are ordered: what was lost for good, or else what failed."""
+        """What causes are ordered by: items lost for good, or else failures."""
         return max(self.rows, self.items) or self.calls + self.contexts
 
 
 @dataclasses.dataclass
 class Causes:
-    """All causes of a run's failures. Beyond `MOST`, failures of further causes are one cause together.
+    """The causes of a run's failures. Beyond `MOST`, those of further causes are one together.
 
     >>> causes = Causes()
     >>> for row in (3, 17):
@@ -79,23 +79,23 @@ class Causes:
     _by_pattern: dict[str, Cause] = dataclasses.field(default_factory=dict)
 
     def ordered(self) -> list[Cause]:
-        """The causes, that of the most failures first."""
+        """Return the causes, that of the most failures first."""
         return sorted(self.found.values(), key=lambda cause: -cause.count)
 
     def call(self, failure: dict[str, Any]) -> None:
-        """A call failed."""
+        """Count a failed call."""
         self._of(failure).calls += 1
 
     def context(self, failure: dict[str, Any]) -> None:
-        """A context could not be built."""
+        """Count a context that could not be built."""
         self._of(failure).contexts += 1
 
     def bury(self, failure: dict[str, Any], items: int) -> None:
-        """Items died."""
+        """Count items that died."""
         self._of(failure).items += items
 
     def dead_letters(self, lines: Iterable[bytes]) -> None:
-        """The rows of a batch job's dead letters; lines that are none are passed over."""
+        """Count the rows of a batch job's dead letters; lines that are none are passed over."""
         for text in lines:
             try:
                 letter = json.loads(text)

@@ -1,8 +1,7 @@
-"""Folders of runs that have ended: which there are, how large they are, and removing them.
+"""Find and remove the folders of runs that have ended.
 
-A run's folder holds its event log, its summary and what its workers said: what reports are made of. No job needs it to
-go on: that is in OUTPUT.progress and what lies beside it, which nothing here touches. What does not live here: asking
-whether to (cli/clean.py), and how a run's owner is told from a dead one (status_file.py).
+A run's folder holds its event log, its summary and what its workers wrote: what reports are made of. No job needs it to
+be resumed: that is in OUTPUT.progress and what lies beside it, which nothing here touches.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ctxflow.observe.status_file import ENDED, condition, load_status
+from ctxflow.observe.progress import ENDED, condition, load_status
 
 _OVER = (*ENDED, "died")
 _STATUS = "status.json"
@@ -24,7 +23,7 @@ _STATUS = "status.json"
 
 @dataclasses.dataclass(frozen=True)
 class KnownRun:
-    """A run that left a folder.
+    """A run's folder.
 
     :ivar state: "done", "failed", "interrupted" or "died" if it is over; "starting", "running", or "silent" where its
         driver is on another machine and cannot be asked.
@@ -46,13 +45,13 @@ class KnownRun:
 
 
 def known_runs(base: Path) -> list[KnownRun]:
-    """The runs that wrote to `runs/TIME-PID/LABEL` below a folder, the oldest first; links are not followed."""
+    """Return the runs that wrote to `runs/TIME-PID/LABEL` below a folder, the oldest first; links are not followed."""
     found = [run for folder in _folders(base / "runs") for run in _runs_in(folder)]
     return sorted(found, key=lambda run: run.updated)
 
 
 def removable(runs: list[KnownRun], older_than: float, now: float | None = None) -> list[KnownRun]:
-    """Those that are over, and have been for so many seconds.
+    """Return those that are over, and have been for so many seconds.
 
     >>> run = KnownRun(Path("runs/a/ctxflow"), "done", 100.0, 5, "")
     >>> removable([run], 60, now=150.0), removable([run], 60, now=170.0) == [run]

@@ -1,7 +1,4 @@
-"""A run's history read from its event log, in one pass and little memory.
-
-What does not live here: what a history is (history.py), and the parts that others read (accounts.py, transfers.py).
-"""
+"""Read a run's history from its event log, in one pass and little memory."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ctxflow.observe.accounts import AccountsReader
-from ctxflow.observe.history import App, ContextLoads, History, HostFigures, Tier
-from ctxflow.observe.measures import Seen
+from ctxflow.observe.history import AppHistory, ContextLoads, History, HostFigures, SeenItems, TierHistory
 
 
 def read_history(lines: Iterable[str]) -> History:
-    r"""The history that an event log tells.
+    r"""Return the history that an event log tells.
 
     Takes time in proportion to the log, and memory for a byte an item and some for every worker there was. The log
     of a run that is going on, or was killed, may end in the middle of a line.
@@ -61,14 +57,15 @@ _ALIKE = 20  # If more are the same at the beginning, they are left out.
 
 
 def told_apart(
-    those: Mapping[str, App] | Mapping[str, ContextLoads], contexts: Mapping[str, str] | None = None
+    those: Mapping[str, AppHistory] | Mapping[str, ContextLoads], contexts: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """A name for each app or context by which it differs from all others: its own, and what tells it from namesakes.
+    """Return a name for each app or context by which it differs from all others: its own, and what tells it from
+    namesakes.
 
     :param contexts: the names of apps' contexts.
 
     >>> said = [{"constants": "top=1"}, {"constants": "top=2"}, {}]
-    >>> list(told_apart({str(n): App("verify", spec) for n, spec in enumerate(said)}).values())
+    >>> list(told_apart({str(n): AppHistory("verify", spec) for n, spec in enumerate(said)}).values())
     ['verify (top=1)', 'verify (top=2)', 'verify']
     """
     alike: dict[str, list[str]] = {}
@@ -88,7 +85,7 @@ def told_apart(
 
 
 def _from_difference(text: str, others: Iterable[str]) -> str:
-    """The part of a text by which it differs from the others, as far as there is room."""
+    """Return the part of a text by which it differs from the others, as far as there is room."""
     common = max((_alike(text, other) for other in others if other != text), default=0)
     begin = common - 4 if common > _ALIKE else 0
     part = text[begin : begin + _SHOWN]
@@ -96,24 +93,25 @@ def _from_difference(text: str, others: Iterable[str]) -> str:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many letters two texts begin with that are the same."""
+    """Return how many letters two texts begin with that are the same."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (mine, its) in pairs if mine != its), min(len(one), len(other)))
 
 
 class _Reader:
-    """Takes one event after another into a history."""
+    """Add up the history of a log, event by event."""
 
     def __init__(self) -> None:
         self.history = History()
-        self._tier_of: dict[str, Tier] = {}  # By worker; also of those that are gone, whose answers may come late.
+        # By worker; also of those that are gone, whose answers may come late.
+        self._tier_of: dict[str, TierHistory] = {}
         self._host_of: dict[str, HostFigures] = {}  # By worker, likewise.
         self._joined_at: dict[str, float] = {}
         self._noticed_ones: set[str] = set()
         self._released: set[str] = set()
         self._running: dict[str, dict[int, tuple[str, int]]] = {}  # Worker -> attempt -> its app, and how many items.
         self._answered: dict[int, int] = {}  # Attempt -> how many items it has answered one by one.
-        self._ran, self._closed = Seen(), Seen()
+        self._ran, self._closed = SeenItems(), SeenItems()
         self._accounts = AccountsReader(self.history.accounts)
         self._takes = {
             "WorkerJoined": self._joined,
@@ -138,7 +136,7 @@ class _Reader:
         }
 
     def take(self, event: dict[str, Any], commands: list[dict[str, Any]]) -> None:
-        """One event with what it led to."""
+        """Take an event, with the commands that it led to."""
         history = self.history
         time: float = event["time"]
         take = self._takes.get(event["is"])
@@ -170,7 +168,7 @@ class _Reader:
         history.duration = max(history.duration, time)
 
     def end(self) -> None:
-        """The log has ended: those who are connected were so until then."""
+        """End the history: those who are connected were so until the log's end."""
         end = self.history.duration
         self._accounts.end(end)
         for worker, joined in self._joined_at.items():
@@ -249,10 +247,10 @@ class _Reader:
 
     # --- tiers and their jobs
 
-    def _tier(self, name: str) -> Tier:
+    def _tier(self, name: str) -> TierHistory:
         known = self.history.tiers.get(name)
         if known is None:
-            known = self.history.tiers[name] = Tier()
+            known = self.history.tiers[name] = TierHistory()
         return known
 
     def _offered(self, event: dict[str, Any]) -> None:
@@ -281,10 +279,10 @@ class _Reader:
     def _cancelled(self, event: dict[str, Any]) -> None:
         self.history.items.cancelled += self._close(event["items"])
 
-    def _app_of(self, app: str) -> App:
+    def _app_of(self, app: str) -> AppHistory:
         known = self.history.apps.get(app)
         if known is None:  # Not with setdefault, which would make an app, with its histograms, for every call.
-            known = self.history.apps[app] = App(app)
+            known = self.history.apps[app] = AppHistory(app)
         return known
 
     def _finished(self, event: dict[str, Any]) -> None:
@@ -295,7 +293,7 @@ class _Reader:
         self._call(self._app_of(attempt[0]), attempt[1], event["seconds"])
 
     @staticmethod
-    def _call(app: App, items: int, seconds: float) -> None:
+    def _call(app: AppHistory, items: int, seconds: float) -> None:
         app.calls += 1
         app.items += items
         app.call_seconds.add(seconds)
@@ -305,7 +303,7 @@ class _Reader:
         self._answered[event["attempt"]] = event["first"] + event["count"]
 
     def _ended(self, event: dict[str, Any]) -> None:
-        """A call that answered its items one by one, and may have ended before the last."""
+        """Record the end of a call that answered its items one by one, maybe before the last."""
         attempt = self._running.get(event["worker"], {}).pop(event["attempt"], None)
         items = self._answered.pop(event["attempt"], 0)
         if attempt is not None:
@@ -317,7 +315,7 @@ class _Reader:
         self._on(event).calls += 1
 
     def _on(self, event: dict[str, Any]) -> HostFigures:
-        """Where it happened."""
+        """Return where it happened."""
         return self._host_of.get(event["worker"], HostFigures())
 
     def _failed(self, event: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
-"""A report as one page of HTML that needs nothing else: no network, no other file, no script.
+"""Write a report as one page of HTML that needs nothing else: no network, no other file, no script.
 
-Needs jinja2 (the extra "report"), and matplotlib for the pictures, if they are wanted. What does not live here: what is
-told (report.py, summary.py, text.py), and how it looks (page.html, page.css).
+This needs jinja2 (the extra "report"), and matplotlib for the pictures, if they are wanted. How the page looks:
+page.html, page.css. Transfer trees are nested lists, which fold.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import re
 import time
@@ -16,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.observe import summary as summaries
-from ctxflow.observe.conclusion import conclusion
-from ctxflow.observe.report import EVENTS, Report
-from ctxflow.observe.text import counts_text, overview, tables
-from ctxflow.observe.tree_page import tree_sections
-from ctxflow.observe.words import even, figure, seconds
+from ctxflow.observe.formatting import even, figure, seconds
+from ctxflow.observe.report_text import counts_text, overview, tables
+from ctxflow.observe.run_report import EVENTS, Report
+from ctxflow.observe.summary import conclusion
+from ctxflow.observe.transfer_trees import FileTree, TreeNode, describe, root_name, title
+from ctxflow.observe.transfers import Transfers
 from ctxflow.safe_files import written_whole
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 _MOST_CAUSES = 50
 _MOST_HOSTS = 400
@@ -38,7 +41,7 @@ _PICTURES = {
 
 
 def page(report: Report, drawings: Mapping[str, tuple[str, str]], every: bool = False) -> str:
-    """The page. All that comes from the run is escaped.
+    """Return the page. All that comes from the run is escaped.
 
     :param drawings: pictures as `drawings.drawings` gives them; none are shown if it is empty.
     :param every: show all causes of failures and all transfers, however large the page gets.
@@ -98,7 +101,7 @@ def _resource(name: str) -> str:
 
 
 def _name(report: Report) -> str:
-    """What a person knows the run by: a batch job's output, else the run's directory."""
+    """Return what a person knows the run by: a batch job's output, else the run's directory."""
     if report.batch is not None and isinstance(report.batch.get("output"), str):
         return Path(report.batch["output"]).name
     parts = report.run.resolve().parts
@@ -113,7 +116,7 @@ def _written(report: Report) -> str:
 
 
 def _cards(report: Report) -> list[tuple[str, str, str]]:
-    """The figures that one looks at first: (what, the figure, a remark)."""
+    """Return the figures that one looks at first: (what, the figure, a remark)."""
     summary = report.summary
     if summary is None:
         return []
@@ -139,7 +142,7 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What workers' time went into, as a bar and a table, and what ran where."""
+    """Return what workers' time went into, as a bar and a table, and what ran where."""
     if summary is None or not summary["places"]:
         return None
     scale, unit = summaries.span_unit(summary["unit"], summary["hours"]["connected"])
@@ -163,30 +166,30 @@ def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _unbroken(text: str) -> str:
-    """A text in which no line ends between a number and its unit."""
+    """Return a text in which no line ends between a number and its unit."""
     return re.sub(r"(?<=\d) (?=(%|m?s)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
 def _settings(report: Report) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """What ran, and how: (of what, [(setting, value)]), without what was left as it is."""
-    for title, key in (("Job", "job"), ("Site", "site")):
+    """Yield what ran, and how: (of what, [(setting, value)]), without what was left as it is."""
+    for heading, key in (("Job", "job"), ("Site", "site")):
         noted = (report.batch or {}).get(key)
         if isinstance(noted, dict):
-            yield title, list(noted.items())
+            yield heading, list(noted.items())
     history = report.history
     if history is None:
         return
     kinds: Sequence[tuple[str, Any]] = (("App", history.apps), ("Context", history.contexts))
-    for title, found in kinds:
+    for heading, found in kinds:
         for each in found.values():
             given = [(name, value) for name, value in each.spec.items() if value not in (None, "", [], {}, False)]
             given = [(name, value) for name, value in given if name not in ("is", "name")]
             if given:
-                yield f"{title}: {each.name}", given
+                yield f"{heading}: {each.name}", given
 
 
 def _value(value: Any) -> str:
-    """A setting's value in words.
+    """Return a setting's value in words.
 
     >>> _value(["a", "b"]), _value({"policy": "fixed", "size": 3}), _value(None)
     ('a, b', 'policy: fixed, size: 3', 'none')
@@ -198,3 +201,90 @@ def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_value, value))
     return str(value)
+
+
+_MOST = 400  # Lines of a file, if not all are wanted.
+_MOST_FILES = 30
+_OPEN = 60  # Trees of more lines than this are folded below their second level.
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A file's tree: its title and its lists, as HTML that is escaped."""
+
+    title: str
+    html: Any
+
+
+def tree_sections(report: Report, every: bool) -> list[Section]:
+    """Return a section for each file, the one that was sent most often first; beyond the first few, a line says how
+    many more.
+
+    :param every: all of them, and all of their transfers.
+    """
+    trees = sorted(report.trees, key=lambda tree: -(tree.copies + tree.links))
+    shown = trees if every else trees[:_MOST_FILES]
+    sections = [Section(title(tree, report.transfers), _html(tree, report.transfers, every)) for tree in shown]
+    if len(shown) < len(trees):
+        sections.append(Section(f"... and {len(trees) - len(shown):,} more files (--all shows them)", ""))
+    return sections
+
+
+def _html(tree: FileTree, found: Transfers, every: bool) -> Any:
+    """Return nested lists: each transfer below the one that brought the file to its sender; a host's hard links on a
+    line.
+
+    Goes through the tree with a stack of its own, so that no depth of a tree is too much.
+    """
+    from markupsafe import Markup, escape
+
+    total = sum(1 for _ in tree.walk())
+    most = total if every else _MOST
+    senders: dict[str, list[TreeNode]] = {}
+    for node in tree.roots:
+        senders.setdefault("" if node.transfer.kind == "made" else node.transfer.sender, []).append(node)
+    out: list[str] = []
+    stack: list[str | tuple[TreeNode, int]] = []
+    for sender, roots in reversed(senders.items()):
+        top = f"<ul><li><span class=sender>{escape(root_name(sender, roots, found))}</span>"
+        stack += ["</li></ul>", *_below(roots, 1, found)[::-1], top]
+    drawn = 0
+    while stack:
+        part = stack.pop()
+        if isinstance(part, str):
+            out.append(part)
+            continue
+        node, depth = part
+        drawn += 1
+        if drawn > most:
+            continue
+        line = f"<span{' class=failed' if node.transfer.error else ''}>{escape(describe(node.transfer, found))}</span>"
+        if node.children:
+            folded = "" if total > _OPEN and depth >= 2 else " open"
+            out.append(f"<li><details{folded}><summary>{line}</summary>")
+            stack += ["</details></li>", *_below(node.children, depth + 1, found)[::-1]]
+        else:
+            out.append(f"<li>{line}</li>")
+    if drawn > most:
+        out.append(f"<p class=remark>These are the first {most:,} of {total:,} transfers; --all shows them all.</p>")
+    return Markup("".join(out))
+
+
+def _below(nodes: list[TreeNode], depth: int, found: Transfers) -> list[str | tuple[TreeNode, int]]:
+    """Return the list of what is below one place, in parts: nodes, and HTML around them."""
+    from markupsafe import escape
+
+    linked: dict[str, list[str]] = {}
+    parts: list[str | tuple[TreeNode, int]] = ["<ul>"]
+    for node in nodes:
+        transfer = node.transfer
+        peer = found.peers.get(transfer.receiver)
+        if transfer.kind == "linked" and not transfer.error and not node.children and peer is not None and peer.host:
+            linked.setdefault(peer.host.partition(".")[0], []).append(transfer.receiver)
+        else:
+            parts.append((node, depth))
+    for host, workers in linked.items():
+        names = ", ".join(workers[:8]) + (f" and {len(workers) - 8} more" if len(workers) > 8 else "")
+        count = "hard link" if len(workers) == 1 else f"{len(workers)} hard links"
+        parts.append(f"<li class=link>{escape(f'{count} on {host}: {names}')}</li>")
+    return [*parts, "</ul>"]

@@ -1,12 +1,16 @@
-"""The pictures of a report: all that there are; here the transfer tree and the histogram of call times.
+"""Draw the pictures of a report, into files and for its page.
 
-Needs matplotlib (the extra "report"), which is imported when a picture is drawn. What does not live here: what is
-shown, which is data by then, and the pictures of tiers (tier_plots.py).
+This needs matplotlib (the extra "report"), which is imported when a picture is drawn. The transfer tree and the
+histogram
+of call times are drawn here, the pictures of tiers in tier_plots.py; `drawings` gives all of them as SVG that takes its
+colours from the page, in a wide and in a narrow form.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,12 @@ import numpy as np
 
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
-from ctxflow.observe.history import App, History
-from ctxflow.observe.style import COLOURS, DARK, GREY, PALE, STYLE, WIDTH
+from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, STYLE, WIDTH, seconds, shortened
+from ctxflow.observe.history import AppHistory, History
+from ctxflow.observe.run_report import Report
 from ctxflow.observe.tier_plots import lifetimes, workers_and_items
+from ctxflow.observe.transfer_trees import FileTree, file_name, megabytes
 from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
-from ctxflow.observe.tree import FileTree, file_name, megabytes
-from ctxflow.observe.words import seconds, shortened
 from ctxflow.safe_files import written_whole
 from ctxflow.wording import counted
 
@@ -31,7 +35,7 @@ _ARROWS = 400  # More transfers than this are lines without heads.
 def draw(
     directory: Path, history: History | None, found: Transfers, trees: Sequence[FileTree], form: str = "png"
 ) -> list[Path]:
-    """Draw what there is to draw, and give the files.
+    """Draw the pictures that there is something for, and return their files.
 
     :param directory: where they go; made if it is not there.
     :param form: "png", "svg" or "pdf".
@@ -55,7 +59,7 @@ def draw(
 def pictures(
     history: History | None, found: Transfers, trees: Sequence[FileTree]
 ) -> list[tuple[str, Callable[[Any], Any]]]:
-    """What there is to draw: each picture's name, and what makes it with a given class of figures."""
+    """Return what there is to draw: each picture's name, and what makes it with a given class of figures."""
     there: list[tuple[str, Callable[[Any], Any]]] = []
     if found.transfers:
         there.append(("transfers", lambda figure: _transfers(figure, found, trees)))
@@ -72,7 +76,7 @@ def pictures(
 
 
 def _transfers(figure_class: Any, found: Transfers, trees: Sequence[FileTree]) -> Any:
-    """Time to the right, a row for the manager and each worker, an arrow from sender to receiver for each transfer."""
+    """Draw time to the right, a row for the manager and each worker, an arrow for each transfer."""
     rows, hosts = _rows(found)
     height = min(max(2.2, 0.9 + 0.2 * len(rows)), 9.5)
     figure = figure_class(figsize=(WIDTH, height), layout="constrained")
@@ -102,7 +106,7 @@ def _span(transfers: Sequence[Transfer]) -> tuple[float, float]:
 
 
 def _rows(found: Transfers) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
-    """The row of everybody, those of a host side by side, and (host, first row, last row) of each."""
+    """Return the row of everybody, those of a host side by side, and (host, first row, last row) of each."""
     order: dict[str, list[str]] = {}
     for transfer in found.transfers:
         for name in (transfer.sender, transfer.receiver):
@@ -128,7 +132,7 @@ def _stripes(axes: Any, hosts: list[tuple[str, int, int]], rows: dict[str, int])
 
 
 def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, end: float) -> None:
-    """A pale line while a worker is connected, with a bar where it was lost."""
+    """Draw a pale line while a worker is connected, with a bar where it was lost."""
     line = 0.8 if len(rows) <= _LABELLED else 0.25
     lines: list[tuple[float, float, int, int]] = []
     lost: list[tuple[float, int]] = []
@@ -145,14 +149,14 @@ def _presence(axes: Any, found: Transfers, rows: dict[str, int], begin: float, e
 
 
 def _joined(lines: Sequence[tuple[float, float, int, int]]) -> tuple[list[float], list[float]]:
-    """Lines (from, to, row, row there) as one with gaps: drawn one by one, thousands take minutes."""
+    """Return lines (from, to, row, row there) as one with gaps: drawn one by one, thousands take minutes."""
     across = [at for begin, end, _, _ in lines for at in (begin, end, math.nan)]
     down = [at for _, _, above, below in lines for at in (above, below, math.nan)]
     return across, down
 
 
 def _lines(axes: Any, transfers: Sequence[Transfer], rows: dict[str, int], colours: dict[str, str]) -> None:
-    """Transfers that went well as lines, which end in a dot."""
+    """Draw transfers that went well as lines that end in a dot."""
     alike: dict[tuple[str, bool], list[tuple[float, float, int, int]]] = {}
     for transfer in transfers:
         begin = transfer.start if transfer.start is not None else transfer.asked
@@ -208,7 +212,7 @@ def _label_rows(axes: Any, rows: dict[str, int], hosts: list[tuple[str, int, int
 
 
 def _colours(found: Transfers, trees: Sequence[FileTree]) -> dict[str, str]:
-    """The largest files have a colour each, the others are grey."""
+    """Return the largest files have a colour each, the others are grey."""
 
     def size(tree: FileTree) -> int:
         file = found.files.get(tree.file)
@@ -246,7 +250,7 @@ def _key(figure: Any, found: Transfers, trees: Sequence[FileTree], colours: dict
 
 
 def _call_times(figure_class: Any, history: History) -> Any:
-    """A histogram of the durations of calls for each of the apps that called most, one above the other."""
+    """Return a histogram of the durations of calls for each of the apps that called most, one above the other."""
     apps = sorted((app for app in history.apps.values() if app.calls), key=lambda app: -app.calls)[:4]
     least = min(app.call_seconds.least for app in apps)
     most = max(app.call_seconds.most for app in apps)
@@ -268,7 +272,7 @@ def _call_times(figure_class: Any, history: History) -> Any:
     return figure
 
 
-def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bool) -> None:
+def _one_histogram(axes: Any, app: AppHistory, edges: Any, colour: str, logarithmic: bool) -> None:
     beyond = 0.0
     counts = np.array(app.call_seconds.rebinned(edges))
     if np.isinf(edges[-1]):
@@ -296,3 +300,76 @@ def _one_histogram(axes: Any, app: App, edges: Any, colour: str, logarithmic: bo
     axes.set_title(
         f"{name}: {counted(app.calls, 'call')}, {counted(app.items, 'item')}{trimmed}", loc="left", pad=above
     )
+
+
+NARROW = 3.9  # Inches: a phone.
+_COLUMNS = {"workers_and_items": 2, "call_times": 2}  # Of a narrow picture's key; all others have one.
+_MOST = 1500  # More transfers than this are pixels, or they would be a page of megabytes.
+_LINE = 0.17  # Inches of a line of a key.
+_DIGITS = re.compile(r"(\.\d\d)\d+")
+_STYLE = {
+    **STYLE, "svg.fonttype": "none", "text.color": DARK, "axes.labelcolor": DARK, "figure.facecolor": "none",
+    "axes.facecolor": "none", "savefig.facecolor": "none", "font.family": "sans-serif",
+}  # fmt: skip
+
+
+def drawings(report: Report) -> dict[str, tuple[str, str]]:
+    """Return the wide and the narrow form of each picture, by name, as `<svg>` elements.
+
+    Their colours are CSS variables, named after what they are in print, such as `--c-0072b2`, with that as default.
+
+    :raises ImportError: if matplotlib is not installed.
+    """
+    from matplotlib import rc_context
+
+    found = {}
+    for name, picture in pictures(report.history, report.transfers, report.trees):
+        with rc_context(_STYLE):
+            many = name == "transfers" and len(report.transfers.transfers) + len(report.transfers.peers) > _MOST
+            forms = [_svg(name, picture, width, many) for width in (WIDTH, NARROW)]
+        found[name] = (forms[0], forms[1])
+    return found
+
+
+def _svg(name: str, picture: Callable[[Any], Any], width: float, pixels: bool) -> str:
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    class Sized(Figure):
+        """A figure as wide as the page has place for, with a key of so many columns."""
+
+        def __init__(self, figsize: tuple[float, float], **options: Any) -> None:
+            super().__init__(figsize=(width, figsize[1]), **options)
+
+        def legend(self, *what: Any, ncols: int = 1, **options: Any) -> Any:
+            most = ncols if width == WIDTH else min(ncols, _COLUMNS.get(name, 1))
+            made = super().legend(*what, ncols=most, **options)
+            entries = len(made.get_texts())
+            self.set_figheight(self.get_figheight() + _LINE * (math.ceil(entries / most) - math.ceil(entries / ncols)))
+            return made
+
+    figure = picture(Sized)
+    for axes in figure.axes if pixels else ():
+        axes.set_rasterization_zorder(10)
+    rcParams["svg.hashsalt"] = f"{name}-{width}"  # Names of parts must differ from those of other pictures.
+    written = io.StringIO()
+    figure.savefig(written, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+    return themed(written.getvalue(), name.replace("_", " "))
+
+
+def themed(svg: str, label: str) -> str:
+    """Return an SVG file as an element of a page, which decides its size, its letters and what its colours are.
+
+    >>> themed('<?xml?><svg width="9pt" height="9pt" viewBox="0 0 9 9"><path style="fill: #0072b2"/></svg>', "all")
+    '<svg role="img" aria-label="all" viewBox="0 0 9 9"><path style="fill: var(--c-0072b2, #0072b2)"/></svg>'
+    """
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r" <metadata>.*?</metadata>\n", "", svg, count=1, flags=re.DOTALL)
+    head, rest = svg.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    rest = re.sub(r'<g id="[^"]*"', "<g", rest)  # Nobody refers to groups, and all pictures have the same.
+    rest = re.sub(r"(?<=[ :])#[0-9a-f]{6}(?=[;\"])", lambda found: f"var(--c-{found[0][1:]}, {found[0]})", rest)
+    rest = re.sub(r"font-family: [^;\"]*;? ?", "", rest)
+    rest = re.sub(r'(?<= )(d|x|y)="[^"]*"', lambda found: _DIGITS.sub(r"\1", found[0].replace(" \n", " ")), rest)
+    rest = re.sub(r"\n +", "\n", rest)
+    return f'<svg role="img" aria-label="{label}" {box[0] if box else ""}>{rest}'.strip()

@@ -1,13 +1,24 @@
-"""How a batch job or a program's run stands while it runs. Plain data.
+"""Say how a batch job or a program's run stands while it runs: its progress, its rates, and the file that tells others.
 
-What does not live here: rates (rates.py), and what a scheduler knows (executors/status.py).
+`Progress` is plain data. `Rates` makes rates and the time left from counts; it is pure: time comes in. A status file is
+JSON that its owner rewrites about once a second for whoever looks.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import json
+import math
+import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from ctxflow.process_identity import birth_of, lives
+from ctxflow.safe_files import written_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Progress:
     :ivar seconds: since this run began.
     :ivar rate: rows a second now; `rate_overall`, over this run.
     :ivar tokens: that models read and wrote in this run, None where nobody counts them.
-    :ivar left: seconds that the rest takes, likely between `left_low` and `left_high` (`ctxflow.observe.rates`).
+    :ivar left: seconds that the rest takes, likely between `left_low` and `left_high` (`ctxflow.observe.progress`).
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's
         "gpu_hours", "worker_hours" and "cost" (None: no price) so far, and the "reason" why fewer joined, or "".
@@ -75,7 +86,7 @@ class Progress:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Progress:
-        """What a status file says.
+        """Return what a status file says.
 
         >>> Progress.of({"version": 1, "done": 3, "pid": 17}).done
         3
@@ -95,9 +106,226 @@ class Progress:
 
     @property
     def by_state(self) -> dict[str, int]:
-        """Contexts by what workers do with them, over all names."""
+        """How many workers are in which state of a context, over all contexts."""
         found: dict[str, int] = {}
         for counts in self.contexts.values():
             for state, count in counts.items():
                 found[state] = found.get(state, 0) + count
         return found
+
+
+_NOW_SECONDS = 10.0
+_NOW_STEPS = 4
+_KEPT_SECONDS = 300.0
+_STEP_SECONDS = 1.0
+_PARTS = 8
+_WIDTH = 2.0  # Standard deviations.
+
+
+@dataclasses.dataclass(frozen=True)
+class Throughput:
+    """How fast a job goes at a moment.
+
+    :ivar rate: items a second now; `rate_overall`, since the beginning.
+    :ivar tokens_per_s: tokens a second now, None if nobody counts them; `tokens_per_s_overall`, since the beginning.
+    :ivar left: seconds that the rest takes, None while that cannot be told; it is likely (some 95%) between
+        `left_low` and `left_high`, which are None while their distance cannot be told.
+    """
+
+    rate: float
+    rate_overall: float
+    tokens_per_s: float | None
+    tokens_per_s_overall: float | None
+    left: float | None
+    left_low: float | None
+    left_high: float | None
+
+
+class Rates:
+    """Rates now and overall, and the time left (eta) with its uncertainty, from counts as time goes on.
+
+    *Now* is the last 10 seconds, or as far back as it takes to see answers come four times: large batches come
+    seldom. Measuring begins with the first answer, not with the start: a context's load says nothing of the rest.
+
+    *The time left* is the rest over the rate r of the last five minutes. Its uncertainty comes from the spread of the
+    rates in eight equal parts of these minutes, each w seconds long; with their standard deviation s, the mean of
+    eight is off by s / sqrt(8), and the mean of a rest that takes H seconds by s sqrt(w / H), if parts differ at
+    random. So sigma^2 = s^2 (1 / 8 + w / H), and the bounds are the rest over r + 2 sigma and r - 2 sigma. What the
+    last minutes do not show, such as workers that will join or be evicted, or longer rows to come, is not in it.
+
+    >>> rates = Rates()
+    >>> for second in range(60):
+    ...     rates.note(second, 5 * second, None)
+    >>> pace = rates.pace(60, 300, None, rest=1000)
+    >>> pace.rate, pace.left, pace.left_low, pace.left_high
+    (5.0, 200.0, 200.0, 200.0)
+    """
+
+    def __init__(self) -> None:
+        # (seconds since the beginning, items, tokens) when answers came, a second apart or more.
+        self._steps: collections.deque[tuple[float, int, int]] = collections.deque()
+
+    def note(self, seconds: float, items: int, tokens: int | None) -> None:
+        """Take in the counts of a moment.
+
+        :param seconds: since the beginning.
+        :param items: answered since the beginning; `tokens` likewise, None if nobody counts them.
+        """
+        if items == 0:
+            return
+        if self._steps:
+            last, known, _ = self._steps[-1]
+            if items == known or seconds - last < _STEP_SECONDS:
+                return
+        self._steps.append((seconds, items, tokens or 0))
+        while len(self._steps) > _PARTS and self._steps[1][0] < seconds - _KEPT_SECONDS:
+            self._steps.popleft()
+
+    def pace(self, seconds: float, items: int, tokens: int | None, rest: int | None) -> Throughput:
+        """Return the figures of a moment.
+
+        :param rest: items that are left, None if that is not known.
+        """
+        rate_overall = items / seconds if seconds > 0 else 0.0
+        tokens_overall = None if tokens is None else tokens / seconds if seconds > 0 else 0.0
+        rate, token_rate = rate_overall, tokens_overall
+        since = self._since(seconds)
+        if since is not None:
+            passed = seconds - since[0]
+            rate = (items - since[1]) / passed
+            token_rate = None if tokens is None else (tokens - since[2]) / passed
+        return Throughput(rate, rate_overall, token_rate, tokens_overall, *self._left(seconds, items, rest))
+
+    def _since(self, seconds: float) -> tuple[float, int, int] | None:
+        """Return the step from which on it is now; None if too little came to tell."""
+        steps = self._steps
+        if len(steps) < 2 or seconds <= steps[0][0]:
+            return None
+        index = max(0, len(steps) - 1 - _NOW_STEPS)
+        while index and seconds - steps[index][0] < _NOW_SECONDS:
+            index -= 1
+        return steps[index]
+
+    def _left(self, seconds: float, items: int, rest: int | None) -> tuple[float | None, float | None, float | None]:
+        if rest is None:
+            return None, None, None
+        if rest <= 0:
+            return 0.0, 0.0, 0.0
+        if len(self._steps) < 2 or seconds <= self._steps[0][0]:
+            return None, None, None
+        begin, known, _ = self._steps[0]
+        span = seconds - begin
+        mean = (items - known) / span
+        if mean <= 0:
+            return None, None, None
+        left = rest / mean
+        if len(self._steps) < _PARTS:
+            return left, None, None
+        parts = self._parts(seconds, items)
+        variance = sum((part - mean) ** 2 for part in parts) / (_PARTS - 1)
+        sigma = math.sqrt(variance * (1 / _PARTS + span / _PARTS / left))
+        slowest = mean - _WIDTH * sigma
+        return left, rest / (mean + _WIDTH * sigma), rest / slowest if slowest > 0 else None
+
+    def _parts(self, seconds: float, items: int) -> list[float]:
+        """Return the rates in equal parts of the time that is kept."""
+        import numpy as np
+
+        times = [step[0] for step in self._steps] + [seconds]
+        counts = [step[1] for step in self._steps] + [items]
+        cuts = np.linspace(times[0], seconds, _PARTS + 1)
+        found: list[float] = (np.diff(np.interp(cuts, times, counts)) / np.diff(cuts)).tolist()
+        return found
+
+
+VERSION = 1
+SILENT_SECONDS = 30.0
+_GONE_SECONDS = 3.0
+ENDED = ("done", "failed", "interrupted")
+
+
+def owner() -> dict[str, Any]:
+    """Return who writes: keys by which a reader tells whether this process still lives."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "born": birth_of(os.getpid())}
+
+
+def write_status(path: Path, status: Mapping[str, Any]) -> None:
+    """Write a status file at once or not at all, so that a reader never sees half of it.
+
+    :raises OSError: if it cannot be written.
+    """
+    text = json.dumps(status, indent=1) + "\n"
+    # The last word is to outlive a power cut; the others are news for a second.
+    with written_whole(path, sync=status.get("state") in ENDED) as file:
+        file.write(text.encode())
+
+
+def load_status(path: Path) -> dict[str, Any] | None:
+    """Return what a status file says, None if there is none, or none of this version."""
+    try:
+        status = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return status if isinstance(status, dict) and status.get("version") == VERSION else None
+
+
+def condition(status: Mapping[str, Any], now: float | None = None) -> str:
+    """Return the state that a status file tells, or what became of an owner that cannot tell any more.
+
+    :param now: the time, in seconds since 1970.
+    :returns: the file's "state" ("starting", "running", "done", "failed", "interrupted"); "died" if its process is
+        gone from this host without a last word; "silent" if it was not rewritten for 30 s, by a process that hangs,
+        or on a host that cannot be seen from here.
+
+    >>> condition({"state": "done", "updated": 0.0})
+    'done'
+    >>> condition({"state": "running", "updated": 100.0, "pid": 1, "host": "another"}, now=140.0)
+    'silent'
+    """
+    state = str(status.get("state"))
+    if state in ENDED:
+        return state
+    age = (time.time() if now is None else now) - float(status.get("updated") or 0.0)
+    # A file that was written this moment has a live owner, even one whose number means nothing here (a container's).
+    if abs(age) > _GONE_SECONDS and status.get("host") == socket.gethostname() and not _lives(status):
+        return "died"
+    return "silent" if age > SILENT_SECONDS else state
+
+
+def _lives(status: Mapping[str, Any]) -> bool:
+    """Return whether the owner's process is there, and not another that has its number now."""
+    try:
+        return lives(int(status["pid"]), status.get("born"))
+    except (KeyError, ValueError, TypeError):
+        return False
+
+
+class StatusReader:
+    """A status file that is read repeatedly: one that changes has a live owner, whatever the clock that dates it.
+
+    :ivar status: what it said last, dated by this machine's clock once it has been seen to change.
+    """
+
+    def __init__(self, path: Path, status: dict[str, Any]) -> None:
+        self.path, self.status = path, status
+        self._said = status.get("updated")
+        self._changed: float | None = None
+
+    def look(self) -> dict[str, Any]:
+        """Read it again."""
+        status = load_status(self.path)
+        if status is None:
+            return self.status
+        if status.get("updated") != self._said:
+            self._said, self._changed = status.get("updated"), time.monotonic()
+        if self._changed is not None:
+            status["updated"] = time.time() - (time.monotonic() - self._changed)
+        self.status = status
+        return status
+
+    def settle(self, seconds: float = 2.5) -> dict[str, Any]:
+        """Read it again, if it seems silent, after it was to be rewritten: only its clock may be off."""
+        if condition(self.status) == "silent":
+            time.sleep(seconds)
+            self.look()
+        return self.status

@@ -1,7 +1,8 @@
-"""The summary of a run: what ran where, how fast, how near to what its workers could have done, and what their time
-went into. As data (which is kept with the run), and as text.
+"""Summarise a run: what ran where, how fast, how near to what its workers could do, and what their time went into.
 
-What does not live here: how the time is told apart (accounts.py), and the run's history (history.py).
+As data, which is kept with the run, and as text; `conclusion` is one sentence for whoever wants the next run faster.
+The
+time is accounted for by accounts.py.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ctxflow.observe.accounts import PARTS, Accounts, Group
+from ctxflow.observe.accounts import PARTS, AccountGroup, Accounts
+from ctxflow.observe.formatting import even, seconds, table
+from ctxflow.observe.formatting import seconds as duration
 from ctxflow.observe.history import History
-from ctxflow.observe.words import even, table
-from ctxflow.observe.words import seconds as duration
 from ctxflow.safe_files import written_whole
+from ctxflow.wording import counted
 
 SUMMARY = "summary.json"
 PART_NAMES = {
@@ -30,8 +32,8 @@ Kind = TypeVar("Kind")
 # --- how fast workers could have been
 
 
-def speeds(groups: Iterable[Group]) -> tuple[dict[tuple[str | None, int], float], float]:
-    """How much work a worker of each kind does in a second of its time, as measured, and how much all did.
+def speeds(groups: Iterable[AccountGroup]) -> tuple[dict[tuple[str | None, int], float], float]:
+    """Return how much work a worker of each kind does in a second of its time, as measured, and how much all did.
 
     A unit of work is what takes a worker of this run a second on average: an item of an app counts for the mean of the
     useful seconds that an item of it took, over all workers. With one app, speeds are as items a second; with
@@ -39,7 +41,8 @@ def speeds(groups: Iterable[Group]) -> tuple[dict[tuple[str | None, int], float]
 
     :returns: speed by kind (GPU model, GPUs of a worker), of those kinds alone that answered something; and the work.
 
-    >>> fast, slow = Group("t", "H100", 1, items={"a": 30}), Group("t", "A10", 1, items={"a": 10})
+    >>> fast = AccountGroup("t", "H100", 1, items={"a": 30})
+    >>> slow = AccountGroup("t", "A10", 1, items={"a": 10})
     >>> fast.app_seconds, slow.app_seconds = {"a": 10.0}, {"a": 10.0}
     >>> speeds([fast, slow])
     ({('H100', 1): 1.5, ('A10', 1): 0.5}, 20.0)
@@ -63,7 +66,7 @@ def speeds(groups: Iterable[Group]) -> tuple[dict[tuple[str | None, int], float]
 def fluid_seconds(
     presence: Iterable[tuple[float, Kind, int]], speed: Mapping[Kind, float], work: float, begin: float = 0.0
 ) -> float | None:
-    """The fluid bound: the least time in which the workers that were there could have done the work.
+    """Return the fluid bound: the least time in which the workers that were there could have done the work.
 
     Each worker works from its joining to its going at the measured speed of its kind, all of the time, and work can be
     split at will. Nothing is counted for staging, loading, sending, waiting, what evictions destroy, and the tail. A
@@ -93,7 +96,7 @@ def fluid_seconds(
 
 
 def _fluid(accounts: Accounts) -> dict[str, float | None]:
-    """The bound, beside how long it took from the first submission to the last answer."""
+    """Return the bound, beside how long it took from the first submission to the last answer."""
     begin, end = accounts.begin, accounts.end
     speed, work = speeds(accounts.groups)
     if begin is None or end is None or not speed:
@@ -108,7 +111,7 @@ def _fluid(accounts: Accounts) -> dict[str, float | None]:
 
 
 def summarise(history: History) -> dict[str, Any]:
-    """The summary of a run as data for JSON; docs/report.md tells what each figure is.
+    """Return the summary of a run as data for JSON; docs/report.md tells what each figure is.
 
     Hours are of GPUs if every worker had one, else of workers. Those of the parts add up to those connected.
     """
@@ -139,15 +142,15 @@ def summarise(history: History) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _alike(groups: Iterable[Group], key: Callable[[Group], Any]) -> list[list[Group]]:
-    """Groups that have the same key, those with the most time first."""
-    found: dict[Any, list[Group]] = {}
+def _alike(groups: Iterable[AccountGroup], key: Callable[[AccountGroup], Any]) -> list[list[AccountGroup]]:
+    """Return the groups that have the same key, those with the most time first."""
+    found: dict[Any, list[AccountGroup]] = {}
     for group in groups:
         found.setdefault(key(group), []).append(group)
     return sorted(found.values(), key=lambda alike: -sum(group.connected for group in alike))
 
 
-def _hours(groups: Iterable[Group], of_gpus: bool) -> dict[str, float]:
+def _hours(groups: Iterable[AccountGroup], of_gpus: bool) -> dict[str, float]:
     hours = dict.fromkeys(("connected", *PARTS), 0.0)
     for group in groups:
         weight = (group.gpus if of_gpus else 1) / 3600
@@ -157,8 +160,8 @@ def _hours(groups: Iterable[Group], of_gpus: bool) -> dict[str, float]:
     return hours
 
 
-def _row(alike: list[Group], of_gpus: bool) -> dict[str, Any]:
-    """Groups of one kind together. Rates are of a worker while its calls run."""
+def _row(alike: list[AccountGroup], of_gpus: bool) -> dict[str, Any]:
+    """Return a row for groups of one kind. Rates are of a worker while its calls run."""
     busy = sum(sum(group.app_seconds.values()) for group in alike)
     items = sum(sum(group.items.values()) for group in alike)
     tokens = [group.tokens for group in alike if group.tokens is not None]
@@ -188,7 +191,7 @@ def keep(run: Path, name: str, value: Mapping[str, Any]) -> None:
 
 
 def gpus_text(model: str | None, gpus: int) -> str:
-    """A kind of worker in words.
+    """Return a kind of worker in words.
 
     >>> gpus_text("NVIDIA A10", 1), gpus_text("NVIDIA A100", 4), gpus_text(None, 1), gpus_text(None, 0)
     ('NVIDIA A10', '4 x NVIDIA A100', 'GPU', 'no GPU')
@@ -199,7 +202,7 @@ def gpus_text(model: str | None, gpus: int) -> str:
 
 
 def span_unit(unit: str, hours: float) -> tuple[float, str]:
-    """What hours are shown in, so that a short run has digits: how many an hour has, and the name.
+    """Return what hours are shown in, so that a short run has digits: how many an hour has, and the name.
 
     >>> span_unit("GPU-hours", 3.0), span_unit("GPU-hours", 0.02)
     ((1.0, 'GPU-hours'), (60.0, 'GPU-minutes'))
@@ -211,7 +214,7 @@ def span_unit(unit: str, hours: float) -> tuple[float, str]:
 
 
 def percent(share: float) -> str:
-    """A share of all, with a digit where it is small.
+    """Return a share of all, with a digit where it is small.
 
     >>> percent(0.873), percent(0.0123), percent(0.0)
     ('87 %', '1.2 %', '0 %')
@@ -222,7 +225,7 @@ def percent(share: float) -> str:
 
 
 def efficiency_text(summary: Mapping[str, Any]) -> str:
-    """A sentence on the fluid bound; empty if there is none."""
+    """Return a sentence on the fluid bound; empty if there is none."""
     fluid = summary["fluid"]
     if fluid["efficiency"] is None:
         return ""
@@ -232,7 +235,7 @@ def efficiency_text(summary: Mapping[str, Any]) -> str:
 
 
 def parts_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float, float]]:
-    """(part, its name, time in the unit that fits, share of what was connected) for each part that there is."""
+    """Return (part, its name, time in the unit that fits, share of what was connected) for each part that there is."""
     hours = summary["hours"]
     scale, _ = span_unit(summary["unit"], hours["connected"])
     total = hours["connected"] or 1.0
@@ -244,7 +247,7 @@ def parts_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, float, float]
 
 
 def places_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """What ran where: the heads of a table, and its rows."""
+    """Return what ran where: the heads of a table, and its rows."""
     scale, unit = span_unit(summary["unit"], summary["hours"]["connected"])
     counted = summary["tokens"] is not None
     heads = ["tier", "GPU", "hosts", "workers", "items", "items/s busy", *(["tokens/s busy"] * counted), unit, "useful"]
@@ -267,7 +270,7 @@ def places_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """A summary as text: what ran where, the efficiency, and what the time went into."""
+    """Return a summary as text: what ran where, the efficiency, and what the time went into."""
     if not summary["places"]:
         return "No worker joined."
     heads, rows = places_table(summary)
@@ -279,3 +282,133 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     texts = [table(["Ran on", *heads[1:]], rows, words=2), table([unit, "", "share"], parts)]
     efficiency = efficiency_text(summary)
     return "\n\n".join([*texts, *([f"Efficiency  {efficiency}"] if efficiency else [])])
+
+
+_MOSTLY = 0.75  # A share of useful time with which there is little left to gain.
+_WENT_INTO = {
+    "evicted": "calls that evictions ended", "lost": "calls that were lost with their workers",
+    "failed": "calls that failed", "unneeded": "calls whose answers nobody needed",
+    "sending": "sending calls and answers", "unfinished": "calls that were not over when the log ended",
+    "loading": "loading", "staging": "bringing files",
+    "idle": "waiting",
+}  # fmt: skip
+
+
+def conclusion(summary: Mapping[str, Any], history: History | None = None) -> str:
+    """Return a sentence or two: what most of the workers' time went into, and why, as far as figures tell.
+
+    :param summary: as `summarise` makes it.
+    :param history: of the same run; without one no reason is given.
+
+    >>> hours = {**dict.fromkeys(PARTS, 0.0), "connected": 1.0, "useful": 0.9, "loading": 0.1}
+    >>> conclusion({"items": {"submitted": 5, "done": 5}, "workers": {"joined": 1}, "hours": hours})
+    '90 % of the time was useful; most of the rest, 10 %, went into loading.'
+    """
+    items, hours = summary["items"], summary["hours"]
+    connected = hours["connected"]
+    if not summary["workers"]["joined"] or not connected:
+        return "No worker joined, so that nothing could run." if items["submitted"] else "No worker joined."
+    share = {part: hours[part] / connected for part in PARTS}
+    worst = max((part for part in PARTS if part != "useful"), key=lambda part: share[part])
+    because = _reason(worst, summary, history) if history is not None else ""
+    into = f"{percent(share[worst])}, went into {_WENT_INTO[worst]}{because}"
+    if share["useful"] >= _MOSTLY:
+        text = f"{percent(share['useful'])} of the time was useful"
+        return f"{text}; most of the rest, {into}." if share[worst] >= 0.01 else f"{text}."
+    if not items["submitted"] and not (history is not None and history.chunks):
+        return f"Nothing was submitted: {percent(share[worst])} of the time went into {_WENT_INTO[worst]}."
+    if share["useful"] >= share[worst]:
+        return f"{percent(share['useful'])} of the time was useful; most of the rest, {into}."
+    useful = "nothing was useful" if not share["useful"] else f"{percent(share['useful'])} was useful"
+    return f"{percent(share[worst])} of the time went into {_WENT_INTO[worst]}{because}; {useful}."
+
+
+def _reason(part: str, summary: Mapping[str, Any], history: History) -> str:
+    found = _REASONS[part](summary, history) if part in _REASONS else ""
+    return f", since {found}" if found else ""
+
+
+def _lived(history: History) -> float:
+    """Return how long a worker was there, on average."""
+    return history.workers.worker_seconds / history.workers.joined
+
+
+def _gone(history: History) -> int:
+    return history.workers.evicted + history.workers.unexplained
+
+
+def _loading(summary: Mapping[str, Any], history: History) -> str:
+    loads = sum(context.load_seconds.count for context in history.contexts.values())
+    took = sum(context.load_seconds.mean * context.load_seconds.count for context in history.contexts.values())
+    failed = sum(context.failed for context in history.contexts.values())
+    if not loads:
+        return f"no context was built ({failed:,} failed)" if failed else "no context was built to its end"
+    load = took / loads
+    if _gone(history) and _gone(history) * 2 >= history.workers.joined:
+        return f"a worker lived {seconds(_lived(history))} on average, and a load took {seconds(load)}"
+    if loads > history.workers.joined * max(1, len(history.contexts)):
+        return (
+            f"contexts gave way for each other: {counted(loads, 'load')} on {counted(history.workers.joined, 'worker')}"
+        )
+    return f"a load took {seconds(load)}, and the run was over after {seconds(history.duration)}"
+
+
+def _staging(summary: Mapping[str, Any], history: History) -> str:
+    joined = history.workers.joined
+    if _gone(history) * 2 >= joined > 1:
+        return f"a worker lived {seconds(_lived(history))} on average, and each got the files anew"
+    return f"each of the {joined:,} workers got the files first" if joined > 1 else "the worker got the files first"
+
+
+def _evicted(summary: Mapping[str, Any], history: History) -> str:
+    calls = _mean_call(history)
+    lived = f"a worker lived {seconds(_lived(history))} on average"
+    return lived if calls is None else f"{lived}, and a call took {seconds(calls)}: smaller batches lose less"
+
+
+def _mean_call(history: History) -> float | None:
+    count = sum(app.call_seconds.count for app in history.apps.values())
+    return (
+        sum(app.call_seconds.mean * app.call_seconds.count for app in history.apps.values()) / count if count else None
+    )
+
+
+def _idle(summary: Mapping[str, Any], history: History) -> str:
+    accounts = history.accounts
+    if accounts.begin is None or accounts.end is None:
+        return "nothing was submitted" if accounts.begin is None else "nothing was answered"
+    idle = sum(group.seconds["idle"] for group in accounts.groups)
+    before, _, after = presence_around(history, accounts.begin, accounts.end)
+    if before >= idle / 2 and before >= after:
+        return f"workers were there before the first item was, for {seconds(before)} together"
+    if after >= idle / 2:
+        return f"workers stayed after the last answer, for {seconds(after)} together"
+    return "too few items were there for all workers at a time"
+
+
+def presence_around(history: History, begin: float, end: float) -> tuple[float, float, float]:
+    """Return the workers' seconds before a time, after it, and after another: connected, whatever they did."""
+    found = [0.0, 0.0, 0.0]
+    for group in history.accounts.groups:
+        for time, change in group.presence:
+            stops = [time, max(time, begin), max(time, end), max(time, history.duration)]
+            for place in range(3):
+                found[place] += change * (stops[place + 1] - stops[place])
+    return found[0], found[1], found[2]
+
+
+def _failed(summary: Mapping[str, Any], history: History) -> str:
+    ordered = history.causes.ordered()
+    failed = sum(sum(app.failed.values()) for app in history.apps.values())
+    return f"{counted(failed, 'call')} did, mostly with {ordered[0].error}" if ordered and failed else ""
+
+
+def _sending(summary: Mapping[str, Any], history: History) -> str:
+    calls = _mean_call(history)
+    return "" if calls is None else f"a call took only {seconds(calls)}: larger batches are sent more rarely"
+
+
+_REASONS: dict[str, Callable[[Mapping[str, Any], History], str]] = {
+    "loading": _loading, "staging": _staging, "evicted": _evicted, "idle": _idle, "failed": _failed,
+    "sending": _sending,
+}  # fmt: skip

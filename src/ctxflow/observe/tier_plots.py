@@ -1,7 +1,4 @@
-"""The pictures of tiers: workers connected and items completed over time, and how long workers lived.
-
-What does not live here: how all pictures look (style.py), and drawing them into files (plots.py).
-"""
+"""Draw the pictures of tiers: workers connected and items completed over time, and how long workers lived."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.observe.history import History, Tier
-from ctxflow.observe.style import DARK, GREY, PALE, WIDTH
-from ctxflow.observe.words import shortened
+from ctxflow.observe.formatting import DARK, GREY, PALE, WIDTH, shortened
+from ctxflow.observe.history import History, TierHistory
 from ctxflow.wording import counted
 
 # Of Okabe and Ito's; vermilion is for evictions, and what is dark beside it is lost.
@@ -22,7 +18,7 @@ _POINTS = 700  # That can be told apart from left to right.
 
 
 def unit_of(longest: float) -> tuple[float, str]:
-    """Seconds in the unit that fits an axis, and its name.
+    """Return seconds in the unit that fits an axis, and its name.
 
     >>> unit_of(90), unit_of(7200), unit_of(90000)
     ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
@@ -34,7 +30,7 @@ def unit_of(longest: float) -> tuple[float, str]:
 
 
 def shades(history: History) -> dict[str, str]:
-    """The colour of each tier that had workers, those with the most worker time first, and of all that are left."""
+    """Return the colour of each tier that had workers, those with the most worker time first, and of all others."""
     names = sorted(
         (name for name, tier in history.tiers.items() if tier.joined),
         key=lambda name: -history.tiers[name].worker_seconds,
@@ -47,7 +43,7 @@ def shades(history: History) -> dict[str, str]:
 
 
 def workers_and_items(figure_class: Any, history: History) -> Any:
-    """Workers connected above, completed items below, both stacked by tier, on one axis of time.
+    """Return workers connected above, completed items below, both stacked by tier, on one axis of time.
 
     In a run of sessions alone, their chunks are below.
     As the paper's Figures 6 and 7 have them.
@@ -77,18 +73,18 @@ def workers_and_items(figure_class: Any, history: History) -> Any:
 
 
 def _thinned(times: Any) -> Any:
-    """Times that are as many as can be told apart in a picture, at most."""
+    """Return as many of the times as can be told apart in a picture."""
     return times if len(times) <= _POINTS else np.linspace(times[0], times[-1], _POINTS)
 
 
 def _steps(points: list[tuple[float, int]], times: Any) -> Any:
-    """What a count is at each of the times, when it changes at its points."""
+    """Return what a count is at each of the times, when it changes at its points."""
     at = np.array([time for time, _ in points])
     return np.array([count for _, count in points])[np.searchsorted(at, times, side="right") - 1]
 
 
 def _folded(series: dict[str, Any]) -> dict[str, Any]:
-    """Those that have no colour of their own, added up."""
+    """Return those that have no colour of their own, added up."""
     folded: dict[str, Any] = {}
     for n, (name, values) in enumerate(series.items()):
         key = name if n < len(_SHADES) else _OTHERS
@@ -104,7 +100,7 @@ def _stack(
     labels: dict[str, str] | None = None,
     step: str | None = None,
 ) -> None:
-    """Areas one upon the other, with a line along the top of all."""
+    """Draw areas one upon the other, with a line along the top of all."""
     total = np.zeros(len(times))
     drawn = "default" if step is None else f"steps-{step}"
     for name, values in series.items():
@@ -145,7 +141,7 @@ def _items(axes: Any, history: History, end: float, length: float, colours: dict
 
 
 def lifetimes(figure_class: Any, history: History) -> Any:
-    """The share of each tier's workers that were evicted by an age, as `Tier.survival` estimates it."""
+    """Return the share of each tier's workers that were evicted by an age, as `Tier.survival` estimates it."""
     figure = figure_class(figsize=(WIDTH, 2.9), layout="constrained")
     axes = figure.add_subplot()
     colours = shades(history)
@@ -170,5 +166,5 @@ def lifetimes(figure_class: Any, history: History) -> Any:
     return figure
 
 
-def _oldest(tier: Tier) -> float:
+def _oldest(tier: TierHistory) -> float:
     return max(*tier.lifetimes, *tier.stays, 1e-3)

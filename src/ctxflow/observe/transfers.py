@@ -1,4 +1,4 @@
-"""Who sent which file to whom, when, and how fast: read from the debug log of TaskVine's manager in one pass.
+"""Read who sent which file to whom, when, and how fast, from the debug log of TaskVine's manager in one pass.
 
 The lines that tell it (TaskVine 7.15.9), each after a local time in hundredths of a second:
 
@@ -13,7 +13,7 @@ The lines that tell it (TaskVine 7.15.9), each after a local time in hundredths 
 - `rx from HOST (ADDRESS): transfer-port PORT`: where the worker itself listens;
 - `worker HOST (ADDRESS) removed`: it is gone.
 
-What does not live here: names and hard links (staging.py), and the tree that transfers make (tree.py).
+Names and hard links come from staging_notes.py; the trees that transfers make, from transfer_trees.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from ctxflow.observe.staging import ContextFile, Peer, Staging
+from ctxflow.observe.staging_notes import ContextFile, Peer, StagingNotes
 
 MANAGER = "manager"
 """What the manager is called as a sender."""
@@ -68,12 +68,12 @@ class Transfer:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took."""
+        """How long it took, in seconds."""
         return None if self.start is None or self.end is None else self.end - self.start
 
     @property
     def bytes_per_second(self) -> float | None:
-        """How fast it was; None for hard links and where unknown."""
+        """Its speed; None for hard links and where unknown."""
         seconds = self.seconds
         return self.bytes / seconds if self.kind == "sent" and not self.error and self.bytes and seconds else None
 
@@ -109,8 +109,8 @@ class _Worker:
     failed: Transfer | None = None
 
 
-def read_transfers(lines: Iterable[bytes], staging: Staging | None = None) -> Transfers:
-    """The transfers that a manager's debug log tells of; `with_notes` adds those of which it knows nothing.
+def read_transfers(lines: Iterable[bytes], staging: StagingNotes | None = None) -> Transfers:
+    """Return the transfers that a manager's debug log tells of; `with_notes` adds those of which it knows nothing.
 
     Takes time in proportion to the log, and memory for workers and transfers. Torn lines, and lines of other kinds,
     are passed over. With staging notes, only the files that they name are told of, workers have their names, and
@@ -129,16 +129,16 @@ def read_transfers(lines: Iterable[bytes], staging: Staging | None = None) -> Tr
     >>> transfer.sender, transfer.receiver, transfer.bytes, round(transfer.start, 2), round(transfer.end, 2)
     ('10.0.0.1:50', '10.0.0.2:60', 100, 2.02, 2.82)
     """
-    reader = _Reader(staging or Staging())
+    reader = _Reader(staging or StagingNotes())
     for line in lines:
         reader.take(line)
     return reader.result()
 
 
 class _Reader:
-    """Takes one line after another."""
+    """Collect the transfers of a log, line by line."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: StagingNotes) -> None:
         self._staging = staging
         self._names = dict(staging.names)  # Cache name -> digest.
         self._workers: dict[str, _Worker] = {}
@@ -160,7 +160,7 @@ class _Reader:
     # --- lines
 
     def take(self, line: bytes) -> None:
-        """One line of the log."""
+        """Take a line of the log."""
         if self._lines < 2:
             self._begin(self._stamp(line[:22]))
         if _WORTH.search(line) is None:
@@ -176,7 +176,7 @@ class _Reader:
         self._message(address, worker, stamp, message, message.split())
 
     def _begin(self, stamp: float | None) -> None:
-        """The first lines: the very first may be in another time zone, since writing it makes TaskVine set TZ."""
+        """Take the first lines: the very first may be in another time zone, since writing it makes TaskVine set TZ."""
         self._lines += 1
         if stamp is not None and (self._first is None or abs(stamp - self._first) >= _QUARTER):
             self._first = stamp
@@ -221,7 +221,7 @@ class _Reader:
         return self._listens.get(listens, listens)
 
     def _named(self, address: str, worker: _Worker, name: str, alias: str) -> None:
-        """A call's file has a name that tells what it is: so is now known what was sent for it just before."""
+        """Take the name of a call's file, which also tells what was sent for it just before."""
         told = _NAMED.fullmatch(alias)
         if told is None:
             return
@@ -276,7 +276,7 @@ class _Reader:
             worker.failed = self._found[-1]
 
     def _reason(self, worker: _Worker, name: str, message: str) -> None:
-        """The line after a cache-invalid says why."""
+        """Take the line after a cache-invalid, which says why."""
         if worker.failed is not None and self._found and self._found[-1] is worker.failed:
             why = message.partition("with error:")[2].strip().rpartition(f"'{name}': ")[2]
             self._found[-1] = dataclasses.replace(worker.failed, error=why or worker.failed.error)
@@ -306,14 +306,14 @@ class _Reader:
         size: int,
         error: str = "",
     ) -> None:
-        """Note a transfer, for now in local stamps, by addresses."""
+        """Record a transfer, for now in local stamps, by addresses."""
         digest = self._digest(name)
         if digest not in self._files:
             self._files[digest] = self._staging.files.get(digest, ContextFile(digest, name, size))
         self._found.append(Transfer(digest, sending.sender, address, kind, sending.stamp, start, end, size, error))
 
     def _stamp(self, text: bytes) -> float | None:
-        """A local time as seconds since 1970 as if it were UTC."""
+        """Return a local time as seconds since 1970 as if it were UTC."""
         try:
             if text[:16] != self._minute:
                 date = (int(text[:4]), int(text[5:7]), int(text[8:10]), int(text[11:13]), int(text[14:16]), 0)
@@ -323,7 +323,7 @@ class _Reader:
             return None
 
     def _zero(self) -> float:
-        """The local stamp of the run's clock 0."""
+        """Return the local stamp of the run's clock 0."""
         first = self._first or 0.0
         if self._staging.origin is None:
             return first
@@ -333,7 +333,7 @@ class _Reader:
         return self._staging.origin - offset
 
     def _peer(self, address: str, time: float) -> str:
-        """The name of whoever had an address at a time; the manager, a URL and what is unknown keep theirs."""
+        """Return the name of whoever had an address at a time; the manager, a URL and what is unknown keep theirs."""
         known = self._known.get(address, [])
         if not known and address not in self._hosts:
             return address
@@ -342,7 +342,7 @@ class _Reader:
         return self._peers.setdefault(peer.worker, peer).worker
 
     def result(self) -> Transfers:
-        """What was found, on the run's clock and by the workers' names."""
+        """Return what was found, on the run's clock and by the workers' names."""
         zero, staging = self._zero(), self._staging
         for address, worker in self._workers.items():
             for sending in worker.pending.values():
@@ -358,8 +358,8 @@ class _Reader:
         return Transfers(sorted(found, key=_began), {**staging.files, **self._files}, {**staging.peers, **self._peers})
 
 
-def with_notes(found: list[Transfer], staging: Staging) -> list[Transfer]:
-    """Transfers with those that only the engine knows of: hard links, and what the manager's log does not tell."""
+def with_notes(found: list[Transfer], staging: StagingNotes) -> list[Transfer]:
+    """Return the transfers with those that only the engine knows of: hard links, and what the log does not tell."""
     told = {(transfer.receiver, transfer.file) for transfer in found if not transfer.error}
     sizes = {digest: file.bytes for digest, file in staging.files.items()}
     extra = [
@@ -380,7 +380,7 @@ def _began(transfer: Transfer) -> float:
 
 
 def _seconds(word: str) -> float:
-    """Of "0.83s"."""
+    """Return the seconds of "0.83s"."""
     try:
         return max(0.0, float(word.rstrip("s")))
     except ValueError:

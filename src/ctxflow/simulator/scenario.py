@@ -17,7 +17,7 @@ import pydantic
 
 from ctxflow.errors import UsageError
 from ctxflow.executors.embedded import TIER, default_workers
-from ctxflow.observe.report import EVENTS, find_run, read_report
+from ctxflow.observe.run_report import EVENTS, find_run, read_report
 from ctxflow.scheduler import Limits
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools

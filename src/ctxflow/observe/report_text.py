@@ -1,19 +1,15 @@
-"""A report as text.
-
-What does not live here: a file's tree as text (tree.py).
-"""
+"""Write a report as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ctxflow.observe.causes import Cause
-from ctxflow.observe.history import App, History, HostFigures, Tier
-from ctxflow.observe.measures import Histogram, percentiles
-from ctxflow.observe.report import Report
+from ctxflow.observe.formatting import even, figure, seconds, table
+from ctxflow.observe.history import AppHistory, Histogram, History, HostFigures, TierHistory, percentiles
+from ctxflow.observe.run_report import Report
 from ctxflow.observe.summary import percent, summary_text
-from ctxflow.observe.tree import tree_lines
-from ctxflow.observe.words import even, figure, seconds, table
+from ctxflow.observe.transfer_trees import tree_lines
 from ctxflow.wording import counted
 
 _MOST = 40  # Transfers of a file, if not all are wanted.
@@ -22,7 +18,7 @@ _MOST_HOSTS = 20
 
 
 def as_text(report: Report, every: bool = False) -> str:
-    """A report as text: a summary, calls and contexts as tables, and the tree of each file.
+    """Return a report as text: a summary, calls and contexts as tables, and the tree of each file.
 
     :param every: show all transfers of large trees.
     """
@@ -47,7 +43,7 @@ def as_text(report: Report, every: bool = False) -> str:
 
 
 def causes_text(causes: Sequence[Cause], most: int | None = None) -> str:
-    """Why things failed, a line for each cause and what failed of it.
+    """Return why things failed, a line for each cause and what failed of it.
 
     >>> print(causes_text([Cause("ValueError", "row N is empty", message="row 3 is empty", calls=5, items=2, rows=2)]))
     Failures
@@ -65,7 +61,7 @@ def causes_text(causes: Sequence[Cause], most: int | None = None) -> str:
 
 
 def counts_text(cause: Cause) -> str:
-    """What failed of a cause."""
+    """Return what failed of a cause."""
     counts = [
         (cause.calls, "call", "calls"), (cause.contexts, "context load", "context loads"),
         (cause.items, "item for good", "items for good"), (cause.rows, "dead letter", "dead letters"),
@@ -74,7 +70,7 @@ def counts_text(cause: Cause) -> str:
 
 
 def overview(history: History) -> list[tuple[str, str]]:
-    """What a run came to: (what, in words)."""
+    """Return what a run came to: (what, in words)."""
     items, workers = history.items, history.workers
     rate = items.done / history.duration if history.duration else 0.0
     rest = {"dead": items.dead, "cancelled": items.cancelled, "without an answer": items.open}
@@ -98,7 +94,9 @@ def overview(history: History) -> list[tuple[str, str]]:
 
 
 def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
-    """Calls, context loads, tiers and lifetimes, as far as there are any: heads and rows, remarks as rows of one."""
+    """Return calls, context loads, tiers and lifetimes, as far as there are any: heads and rows, remarks as rows of
+    one.
+    """
     heads = ["count", "mean", "p50", "p90", "p99", "longest"]
     found: list[tuple[list[str], list[list[str]]]] = []
     apps = sorted(history.apps.values(), key=lambda app: -app.calls)
@@ -126,7 +124,7 @@ def tables(history: History) -> list[tuple[list[str], list[list[str]]]]:
 
 
 def _host_table(history: History) -> tuple[list[str], list[list[str]]]:
-    """What was done on each host, and what failed there: those with the most trouble first."""
+    """Return what was done on each host, and what failed there: those with the most trouble first."""
 
     def trouble(named: tuple[str, HostFigures]) -> tuple[int, int, str]:
         name, host = named
@@ -146,7 +144,7 @@ def _host_table(history: History) -> tuple[list[str], list[list[str]]]:
 
 
 def _quarantine_table(history: History) -> tuple[list[str], list[list[str]]]:
-    """The hosts and workers that got no work for a while, and why."""
+    """Return the hosts and workers that got no work for a while, and why."""
     rows = []
     for since, each in history.quarantines:
         gpus = f", GPU {', '.join(each['devices'])}" if each["devices"] else ""
@@ -156,7 +154,7 @@ def _quarantine_table(history: History) -> tuple[list[str], list[list[str]]]:
 
 
 def _plan_table(history: History) -> tuple[list[str], list[list[str]]]:
-    """The placement that held when the log ended: workers by tier, and how many of them hold each context."""
+    """Return the placement that held when the log ended: workers by tier, and how many of them hold each context."""
     since, plan = history.plans[-1]
     contexts = list(dict.fromkeys(context for context, *_ in [*plan["tiers"], *plan["holders"]]))
     names = [history.contexts[each].name if each in history.contexts else each for each in contexts]
@@ -181,7 +179,7 @@ def _plan_table(history: History) -> tuple[list[str], list[list[str]]]:
     return ["Planned", "workers", *names], rows
 
 
-def _tier_rows(name: str, tier: Tier) -> list[list[str]]:
+def _tier_rows(name: str, tier: TierHistory) -> list[list[str]]:
     counts = [tier.items_done, tier.joined, tier.evicted, tier.unexplained, tier.returned]
     waited = seconds(tier.waits.percentile(50)) if tier.waits.count else "-"
     rows = [[name, *(f"{count:,}" for count in counts), waited]]
@@ -190,13 +188,13 @@ def _tier_rows(name: str, tier: Tier) -> list[list[str]]:
     return rows
 
 
-def _lifetime_row(name: str, tier: Tier, rate: str) -> list[str]:
+def _lifetime_row(name: str, tier: TierHistory, rate: str) -> list[str]:
     ages = percentiles(tier.lifetimes)
     shown = [seconds(ages[part]) for part in ("p10", "p50", "p90", "most")]
     return [name, f"{tier.evicted:,}", rate, *shown]
 
 
-def _app_rows(app: App) -> list[list[str]]:
+def _app_rows(app: AppHistory) -> list[list[str]]:
     rows = [[app.name, *_cells(app.call_seconds)]]
     if app.items > app.calls:
         rows.append(["  per item", *_cells(app.item_seconds, app.items)])

@@ -1,7 +1,4 @@
-"""The tree that a file's transfers make: each hangs under the one that brought the file to its sender.
-
-What does not live here: how transfers are found (transfers.py), and the picture (plots.py).
-"""
+"""Arrange a file's transfers as a tree: each hangs under the one that brought the file to its sender."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 
 
 @dataclasses.dataclass
-class Node:
+class TreeNode:
     """A transfer and those that its receiver made possible, by time."""
 
     transfer: Transfer
-    children: list[Node] = dataclasses.field(default_factory=list)
+    children: list[TreeNode] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class FileTree:
-    """How one file spread. Under each root's sender ("manager", a URL, a worker that wrote it, "") hang its transfers.
+    """How one file spread: under each root's sender ("manager", a URL, a worker that wrote it, "") hang its transfers.
 
     :ivar copies: arrivals over the network; `links`: hard links; `failed`: transfers that failed.
     :ivar depth: how many times the file was sent on the longest way from a root; hard links do not count.
@@ -29,7 +26,7 @@ class FileTree:
     """
 
     file: str
-    roots: list[Node]
+    roots: list[TreeNode]
     from_manager: int = 0
     copies: int = 0
     links: int = 0
@@ -37,8 +34,8 @@ class FileTree:
     depth: int = 0
     seconds: float | None = None
 
-    def walk(self) -> Iterator[tuple[Node, int]]:
-        """Every node, in the order of the text, with how many hops over the network led there."""
+    def walk(self) -> Iterator[tuple[TreeNode, int]]:
+        """Yield every node, in the order of the text, with how many hops over the network led there."""
         stack = [(node, 0) for node in reversed(self.roots)]
         while stack:
             node, before = stack.pop()
@@ -48,7 +45,7 @@ class FileTree:
 
 
 def file_trees(transfers: Sequence[Transfer]) -> list[FileTree]:
-    """A tree for each file, in the order in which they were first asked for.
+    """Return a tree for each file, in the order in which they were first asked for.
 
     Every transfer is in exactly one tree, once. A sender that nobody is known to have sent the file to is a root.
 
@@ -65,8 +62,8 @@ def file_trees(transfers: Sequence[Transfer]) -> list[FileTree]:
 
 
 def _tree(file: str, transfers: list[Transfer]) -> FileTree:
-    nodes = [Node(transfer) for transfer in transfers]
-    arrivals: dict[str, list[Node]] = {}
+    nodes = [TreeNode(transfer) for transfer in transfers]
+    arrivals: dict[str, list[TreeNode]] = {}
     for node in sorted(nodes, key=lambda node: _or_zero(node.transfer.end)):
         if not node.transfer.error:
             arrivals.setdefault(node.transfer.receiver, []).append(node)
@@ -78,8 +75,8 @@ def _tree(file: str, transfers: list[Transfer]) -> FileTree:
     return tree
 
 
-def _source(node: Node, arrivals: list[Node]) -> Node | None:
-    """The last arrival at the sender before this transfer ended; not itself, nor one that came later."""
+def _source(node: TreeNode, arrivals: list[TreeNode]) -> TreeNode | None:
+    """Return the last arrival at the sender before this transfer ended; not itself, nor one that came later."""
     end = node.transfer.end if node.transfer.end is not None else node.transfer.asked
     if node.transfer.kind == "made" or end is None:
         return None
@@ -109,14 +106,14 @@ def _or_zero(time: float | None) -> float:
 
 
 def tree_lines(tree: FileTree, found: Transfers, most: int | None = None) -> list[str]:
-    """A file's tree as lines of text.
+    """Return a file's tree as lines of text.
 
     :param most: leave out transfers beyond so many, saying how many; None for all.
     """
     lines = [title(tree, found)]
     drawn = 0
     total = sum(1 for _ in tree.walk())
-    senders: dict[str, list[Node]] = {}
+    senders: dict[str, list[TreeNode]] = {}
     for node in tree.roots:
         senders.setdefault("" if node.transfer.kind == "made" else node.transfer.sender, []).append(node)
     for sender, roots in senders.items():
@@ -135,7 +132,7 @@ def tree_lines(tree: FileTree, found: Transfers, most: int | None = None) -> lis
 
 
 def title(tree: FileTree, found: Transfers) -> str:
-    """One line on a file and how it spread.
+    """Return one line on a file and how it spread.
 
     >>> title(FileTree("f", [], from_manager=1, copies=3, links=4, failed=1, depth=2, seconds=2.5), Transfers())
     'f: 3 copies sent (1 by the manager), 4 hard links, 1 failed, 2 hops deep, 2.50 s'
@@ -153,7 +150,7 @@ def title(tree: FileTree, found: Transfers) -> str:
 
 
 def file_name(file: str, found: Transfers) -> str:
-    """A file's name, with its digest's beginning where another has that name too."""
+    """Return a file's name, with its digest's beginning where another has that name too."""
     known = found.files.get(file)
     if known is None:
         return file
@@ -161,8 +158,8 @@ def file_name(file: str, found: Transfers) -> str:
     return known.name if same == 1 else f"{known.name} [{file[:8]}]"
 
 
-def root_name(sender: str, roots: list[Node], found: Transfers) -> str:
-    """Whom a tree begins with."""
+def root_name(sender: str, roots: list[TreeNode], found: Transfers) -> str:
+    """Return the sender that a tree begins with."""
     if sender == MANAGER:
         return MANAGER
     if sender:
@@ -171,13 +168,13 @@ def root_name(sender: str, roots: list[Node], found: Transfers) -> str:
 
 
 def worker_name(worker: str, found: Transfers) -> str:
-    """A worker with its host."""
+    """Return a worker with its host."""
     peer = found.peers.get(worker)
     return f"{worker} ({peer.host.partition('.')[0]})" if peer is not None and peer.host else worker
 
 
 def describe(transfer: Transfer, found: Transfers) -> str:
-    """A transfer in words, but for its sender.
+    """Return a transfer in words, but for its sender.
 
     >>> describe(Transfer("f", "m", "w1", "sent", 2.4, 2.5, 4.5, 10_000_000), Transfers())
     'w1  2.50-4.50 s, 10.0 MB at 5.0 MB/s'
@@ -202,7 +199,7 @@ def _waited(transfer: Transfer) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Bytes in megabytes, or gigabytes where there are many.
+    """Return bytes in megabytes, or gigabytes where there are many.
 
     >>> megabytes(100_000_000), megabytes(1_234), megabytes(3_700_000_000)
     ('100.0 MB', '0.001 MB', '3.70 GB')

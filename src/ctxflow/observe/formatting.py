@@ -1,4 +1,4 @@
-"""Figures and tables in words: what all text of a report is made of."""
+"""Format figures and tables as text, and say what all pictures look like: colours and sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def seconds(value: float) -> str:
-    """A duration with three digits that count.
+    """Return a duration with three digits that count.
 
     >>> seconds(0.01234), seconds(12), seconds(1234.5)
     ('12.3 ms', '12.0 s', '1,234 s')
@@ -16,7 +16,7 @@ def seconds(value: float) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A number with three digits that count.
+    """Return a number with three digits that count.
 
     >>> figure(0.01234), figure(57), figure(12345.6), figure(None)
     ('0.0123', '57.0', '12,346', '-')
@@ -31,7 +31,7 @@ def _three(value: float) -> str:
 
 
 def decimals(value: float) -> int:
-    """How many decimals give a number three digits that count.
+    """Return how many decimals give a number three digits that count.
 
     >>> decimals(0.01234), decimals(9.999), decimals(57.0), decimals(1234.0), decimals(math.inf)
     (4, 1, 1, 0, 0)
@@ -43,7 +43,7 @@ def decimals(value: float) -> int:
 
 
 def even(values: Sequence[float | None]) -> list[str]:
-    """Numbers that stand in one column, with as many decimals each: the largest has three digits that count.
+    """Return numbers that stand in one column, with as many decimals each: the largest has three digits that count.
 
     >>> even([50.9, 0.0188, None, 57.0])
     ['50.9', '0.0', '-', '57.0']
@@ -53,7 +53,7 @@ def even(values: Sequence[float | None]) -> list[str]:
 
 
 def shortened(name: str) -> str:
-    """A name that fits a picture.
+    """Return a name that fits a picture.
 
     >>> shortened("model.safetensors"), shortened("model-00001-of-00004.safetensors")
     ('model.safetensors', 'model-00001-of-00004.saf...')
@@ -62,7 +62,7 @@ def shortened(name: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """Columns of text: the first to the left, the others to the right; a row that is shorter is a remark.
+    """Return columns of text: the first to the left, the others to the right; a row that is shorter is a remark.
 
     :param words: how many columns are to the left.
 
@@ -81,3 +81,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+# Okabe and Ito's colours, which people of every colour vision tell apart, without yellow, which is pale on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY, PALE, DARK = "#7A7A7A", "#E4E4E4", "#222222"
+WIDTH = 7.0  # Inches: a page's text.
+STYLE = {
+    "font.size": 8.5, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "",
+    "text.parse_math": False,
+    "axes.edgecolor": GREY, "xtick.color": DARK, "ytick.color": DARK, "axes.axisbelow": True,
+}  # fmt: skip

@@ -1,7 +1,8 @@
-"""What the TaskVine engine notes of staging, in `taskvine/staging.jsonl`: names for what its manager's log calls
-by addresses and cache names, and hard links, of which that log knows nothing.
+"""Read what the TaskVine engine notes of staging, in `taskvine/staging.jsonl`.
 
-What does not live here: the manager's debug log (transfers.py).
+It has names for what the manager's debug log (transfers.py) calls by addresses and cache names, and hard links, of
+which
+that log knows nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Peer:
 
 
 @dataclasses.dataclass
-class Staging:
-    """All that a staging file says. Times in seconds on the run's clock.
+class StagingNotes:
+    """What a staging file says. Times in seconds on the run's clock.
 
     :ivar origin: the Unix time of the run's clock 0, None if it is not said.
     :ivar names: cache name -> digest.
@@ -53,14 +54,14 @@ class Staging:
     fetches: list[tuple[float, str, str, float]] = dataclasses.field(default_factory=list)
 
 
-def read_staging(lines: Iterable[str]) -> Staging:
-    r"""What a staging file says; lines that are torn or of a kind not known here are left out.
+def read_staging(lines: Iterable[str]) -> StagingNotes:
+    r"""Return what a staging file says; lines that are torn or of a kind not known here are left out.
 
     >>> staging = read_staging(['{"is":"origin","unix":1763700000.0}\n', '{"is":"lin'])
     >>> staging.origin, staging.links
     (1763700000.0, [])
     """
-    staging = Staging()
+    staging = StagingNotes()
     for line in lines:
         try:
             record = json.loads(line)
@@ -70,7 +71,7 @@ def read_staging(lines: Iterable[str]) -> Staging:
     return staging
 
 
-def _take(staging: Staging, record: dict[str, Any]) -> None:
+def _take(staging: StagingNotes, record: dict[str, Any]) -> None:
     match record["is"]:
         case "origin":
             staging.origin = float(record["unix"])

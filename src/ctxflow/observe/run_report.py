@@ -1,6 +1,6 @@
-"""A report on a run: finds the run's files, reads them, and says what they tell as text or as data.
+"""Read a run's files into a report, and give it as data.
 
-What does not live here: pictures (plots.py), the page (page.py), and the command (cli/report.py).
+As text: report_text.py; as a page: page.py; pictures: plots.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any, BinaryIO
 
 from ctxflow.errors import UsageError
 from ctxflow.observe.causes import Cause, Causes
-from ctxflow.observe.history import History, Tier
+from ctxflow.observe.history import History, TierHistory, percentiles
 from ctxflow.observe.history_reader import read_history
-from ctxflow.observe.measures import percentiles
-from ctxflow.observe.staging import Staging, read_staging
+from ctxflow.observe.staging_notes import StagingNotes, read_staging
 from ctxflow.observe.summary import SUMMARY, summarise
+from ctxflow.observe.transfer_trees import FileTree, file_trees
 from ctxflow.observe.transfers import Transfers, read_transfers, with_notes
-from ctxflow.observe.tree import FileTree, file_trees
 
 EVENTS = "events.jsonl"
 BATCH = "batch.json"
@@ -51,7 +50,7 @@ class Report:
 
 
 def find_run(path: Path | None = None, here: Path = Path()) -> Path:
-    """The directory of a run.
+    """Return the directory of a run.
 
     :param path: the run's directory, or one above it that holds exactly one; by default, the latest run below
         ./runs, ./runinfo and the folder of `ctxflow demo`.
@@ -91,7 +90,7 @@ def _age(run: Path) -> float:
 
 
 def logs_of(run: Path) -> list[Path]:
-    """All files that a report on a run reads."""
+    """Return all files that a report on a run reads."""
     letters = _dead_letters(read_object(run / BATCH))
     found = [path for path in (run / EVENTS, run / STAGING, letters) if path is not None and path.is_file()]
     return found + _debug_logs(run)
@@ -114,7 +113,7 @@ def read_report(run: Path, advance: Callable[[int], None] = lambda count: None) 
     if (run / EVENTS).is_file():
         with open(run / EVENTS, "rb") as file:
             history = read_history(line.decode("utf-8", "replace") for line in _counted(file, advance))
-    staging = Staging()
+    staging = StagingNotes()
     if (run / STAGING).is_file():
         with open(run / STAGING, "rb") as file:
             staging = read_staging(line.decode("utf-8", "replace") for line in _counted(file, advance))
@@ -138,13 +137,13 @@ def read_report(run: Path, advance: Callable[[int], None] = lambda count: None) 
 
 
 def summary_of(run: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-    """The summary of a run, from its event log alone; the parameters and errors are those of `read_report`."""
+    """Return the summary of a run, from its event log alone; the parameters and errors are those of `read_report`."""
     with open(run / EVENTS, "rb") as file:
         return summarise(read_history(line.decode("utf-8", "replace") for line in _counted(file, advance)))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is none, or another thing."""
+    """Return the JSON object in a file; None if there is none, or another thing."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -172,7 +171,7 @@ def _counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterable[bytes]:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """All of a report as data for JSON: times in seconds on the run's clock, sizes in bytes."""
+    """Return all of a report as data for JSON: times in seconds on the run's clock, sizes in bytes."""
     trees = [
         {
             name: getattr(tree, name)
@@ -233,7 +232,7 @@ def _history_data(history: History) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tier_data(tier: Tier) -> dict[str, Any]:
+def _tier_data(tier: TierHistory) -> dict[str, Any]:
     lifetimes = {"count": len(tier.lifetimes), **(percentiles(tier.lifetimes) if tier.lifetimes else {})}
     return {
         "joined": tier.joined, "lost": tier.lost, "evicted": tier.evicted, "unexplained": tier.unexplained,
