@@ -61,7 +61,7 @@ def test_without_a_plan_that_divides_the_apps_own_context_answers():
 
 
 def test_a_batch_writes_who_answered(tmp_path, monkeypatch):
-    monkeypatch.setattr("ctxflow.batch.driver.BareExecutor", lambda site: ContextExecutor(site, placement=Halves()))
+    monkeypatch.setattr("ctxflow.batch.work.BareExecutor", lambda site: ContextExecutor(site, placement=Halves()))
     rows = tmp_path / "rows.csv"
     rows.write_text("item\n" + "".join(f"{n}\n" for n in range(20)))
     monkeypatch.syspath_prepend(str(tmp_path))

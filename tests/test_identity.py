@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow import ContextExecutor, batch_app
-from ctxflow.batch import driver, load_job
+from ctxflow.batch import load_job, work
 from ctxflow.batch.display import LineDisplay
 from ctxflow.batch.driver import begin_job, run_job
 from ctxflow.identity import Identity, changes, identity_of
@@ -120,7 +120,7 @@ def kept(tmp_path_factory):
         executor = ContextExecutor(workers=1, log_events=False)
         executor.run_dir = str(folder / "runs")
         with executor:
-            patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
+            patch.setattr(work, "BareExecutor", lambda site: contextlib.nullcontext(executor))
             assert run_job(job()).done == 2
             assert mapped() == ["AAA!", "BBB!"]
             yield folder

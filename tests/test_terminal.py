@@ -14,9 +14,8 @@ import pytest
 from rich.live import Live
 
 from ctxflow import consoles
-from ctxflow.batch.display import LineDisplay
-from ctxflow.batch.view import View
-from ctxflow.batch.words import one_line
+from ctxflow.batch.display import JobView, LineDisplay
+from ctxflow.batch.phrases import one_line
 from ctxflow.cli.app import main
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError
@@ -81,7 +80,7 @@ def test_what_rich_draws_of_foreign_text_is_visible_and_still_has_colours(termin
         tier = {"joined": 1, "asked": 2, "gpu_hours": 1.0, "worker_hours": 1.0, "cost": None}
         tiers = {EVIL: tier, "[bold]a[/x]": tier}  # As a forged status file may have them.
         now = Progress(newest_dead=EVIL, done=1, total=2, workers=1, tiers=tiers)
-        with Live(View(now, EVIL, "failed", EVIL, "red"), console=console, auto_refresh=False) as live:
+        with Live(JobView(now, EVIL, "failed", EVIL, "red"), console=console, auto_refresh=False) as live:
             print(EVIL, file=sys.stderr)
             live.refresh()
     drawn = terminal.getvalue()

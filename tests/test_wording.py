@@ -5,9 +5,9 @@ import re
 import pytest
 
 from ctxflow import batch_app
-from ctxflow.batch.display import describe, summary
-from ctxflow.batch.outcome import Outcome
-from ctxflow.batch.tolerance import Tolerance
+from ctxflow.batch.job import Outcome
+from ctxflow.batch.phrases import describe, summary
+from ctxflow.batch.pump import Tolerance
 from ctxflow.cli.factory import _report
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.ending import cancelled_text
@@ -17,8 +17,7 @@ from ctxflow.models.errors import InputTooLong
 from ctxflow.models.prompts import check_texts
 from ctxflow.models.sampling import per_row
 from ctxflow.observe.progress import Progress
-from ctxflow.rows.readers import open_source
-from ctxflow.rows.tables import open_table
+from ctxflow.rows.opening import open_source, open_table
 from ctxflow.scheduler.events import ContextSpec, TierSpec
 from ctxflow.scheduler.refusal import refused
 

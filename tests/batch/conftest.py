@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.batch import driver
+from ctxflow.batch import work
 from ctxflow.cli import main
 from ctxflow.executors.bare import BareExecutor
 
@@ -102,7 +102,7 @@ def executor(
 @pytest.fixture
 def shared(executor: BareExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the jobs of a test run on the module's executor."""
-    monkeypatch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
+    monkeypatch.setattr(work, "BareExecutor", lambda site: contextlib.nullcontext(executor))
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import shutil
 
-from ctxflow.batch.aftermath import kept_summary, note_job
 from ctxflow.batch.display import QuietDisplay
 from ctxflow.batch.job import Job
+from ctxflow.batch.work import kept_summary, note_job
 from ctxflow.observe.run_report import BATCH, EVENTS, read_object, read_report
 from ctxflow.observe.summary import SUMMARY
 from ctxflow.sites import load_site

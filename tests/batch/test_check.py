@@ -233,8 +233,8 @@ def test_rows_of_json_lines_may_differ(folder, command):
 
 
 def test_a_template_that_some_of_the_first_rows_satisfy_is_not_refused(folder, refused):
-    from ctxflow.batch.check import Head, Subject, check
     from ctxflow.batch.job import Job
+    from ctxflow.batch.preparation import Head, Subject, check
     from ctxflow.errors import UsageError
 
     rows = [{"a": 1}, {"b": 2}]

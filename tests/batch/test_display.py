@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from ctxflow.batch import display
-from ctxflow.batch.display import LineDisplay, LiveDisplay, QuietDisplay, describe, make_display
-from ctxflow.batch.search import told
-from ctxflow.batch.view import View
+from ctxflow.batch.display import JobView, LineDisplay, LiveDisplay, QuietDisplay, make_display
+from ctxflow.batch.job_status import told
+from ctxflow.batch.phrases import describe
 from ctxflow.observe.progress import Progress
 
 WIDTHS = (80, 100, 160)
@@ -42,7 +42,7 @@ TWO_HUNDRED = Progress(
 def lines_of(now, width, *told_of, encoding="utf-8", **more):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
-    Console(file=stream, width=width, **more).print(View(now, "/home/somebody/results.jsonl", *told_of))
+    Console(file=stream, width=width, **more).print(JobView(now, "/home/somebody/results.jsonl", *told_of))
     return raw.getvalue().decode(encoding).splitlines()
 
 
@@ -131,7 +131,7 @@ def test_what_became_of_a_job_is_said(status, parts):
 
 def test_long_titles_lose_their_beginning():
     stream = io.StringIO()
-    Console(file=stream, width=80).print(View(TWO, "/very" * 40 + "/results.jsonl"))
+    Console(file=stream, width=80).print(JobView(TWO, "/very" * 40 + "/results.jsonl"))
     first = stream.getvalue().splitlines()[0]
     assert first.startswith("...") and "/results.jsonl" in first and first.endswith("1 min 23 s")
 
@@ -239,5 +239,5 @@ def test_why_workers_are_lacking_is_shown_and_what_a_terminal_would_obey_is_not(
     assert describe(Progress(workers=1, tiers={"gpu": tier})).endswith(f"1 worker; {lacking}")
     assert "lacks" not in describe(Progress(workers=3, tiers={"gpu": enough}))
     stream = io.StringIO()
-    Console(file=stream, width=100).print(View(Progress(workers=1, tiers={"gpu": tier, "b": enough}), "out.jsonl"))
+    Console(file=stream, width=100).print(JobView(Progress(workers=1, tiers={"gpu": tier, "b": enough}), "out.jsonl"))
     assert lacking in " ".join(stream.getvalue().split()) and "b lacks" not in stream.getvalue()

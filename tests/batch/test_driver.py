@@ -11,9 +11,9 @@ import pytest
 from batch_helpers import Notes, read_lines, write_lines
 
 from ctxflow import ContextExecutor
-from ctxflow.batch import driver, load_job, pump, watch
+from ctxflow.batch import load_job, pump, work
 from ctxflow.batch.driver import run_job
-from ctxflow.batch.tolerance import TooManyErrors
+from ctxflow.batch.pump import TooManyErrors
 from ctxflow.errors import ContextError, RunEnded, UsageError
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -32,7 +32,7 @@ def without_executor(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an executor was started")
 
-    monkeypatch.setattr(driver, "BareExecutor", refuse)
+    monkeypatch.setattr(work, "BareExecutor", refuse)
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_an_engine_that_fails_buries_nobody(folder, monkeypatch):
             return executor
 
     with monkeypatch.context() as patch, pytest.raises(RunEnded):
-        patch.setattr(driver, "BareExecutor", Stopped)
+        patch.setattr(work, "BareExecutor", Stopped)
         run("in.jsonl", "slow", column=["t"])
     assert stopped and not (folder / "out.jsonl.errors.jsonl").exists()
 
@@ -472,7 +472,7 @@ def test_memory_is_bounded_by_rows_and_by_bytes(folder, monkeypatch):
         def progress(self, now):
             on_their_way.append(now.running)
 
-    monkeypatch.setattr(watch, "_SHOW_SECONDS", 0)
+    monkeypatch.setattr(work, "_SHOW_SECONDS", 0)
     assert run("in.jsonl", "upper", column=["t"], display=Watching()).done == 60
     # A chunk is a megabyte at most, 20 of these rows, and is taken in whole.
     assert max(on_their_way) <= 24

@@ -11,9 +11,8 @@ from batch_helpers import read_lines, write_lines
 
 import forked
 from ctxflow.batch import load_job
-from ctxflow.batch.apart import check_apart
 from ctxflow.batch.driver import begin_job, run_job
-from ctxflow.batch.files import files_of
+from ctxflow.batch.job_files import check_apart, files_of
 from ctxflow.errors import UsageError
 
 SITE = 'name = "here"\nengine = "embedded"\nworkers = 1\n'

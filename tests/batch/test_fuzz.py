@@ -17,9 +17,9 @@ from batch_helpers import Notes, read_lines
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ctxflow.batch import driver, load_job
+from ctxflow.batch import load_job, work
 from ctxflow.batch.driver import run_job
-from ctxflow.rows import files
+from ctxflow.rows import text_lines
 
 COUNT = 12
 LONGEST = 2000  # Bytes that a line may have here, in place of 16 MiB.
@@ -31,8 +31,8 @@ TEXTS = [f"text {n} é" if n % 3 else f"some text, {n}" for n in range(COUNT)]
 def short_rows(executor):
     """Jobs of properties run on one executor, too, which `shared` is not for: it ends with each test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
-        patch.setattr(files, "MAX_ROW_BYTES", LONGEST)
+        patch.setattr(work, "BareExecutor", lambda site: contextlib.nullcontext(executor))
+        patch.setattr(text_lines, "MAX_ROW_BYTES", LONGEST)
         yield
 
 
@@ -47,8 +47,8 @@ def run(path, **choices):
     except ValueError as error:  # What the command prints as one line, with exit status 1.
         sentence = str(error)
         assert sentence and "\n" not in sentence and "Traceback" not in sentence
-    files = [output, path.with_name("out.jsonl.errors.jsonl")]
-    listed = [read_lines(file) if file.exists() else [] for file in files]
+    text_lines = [output, path.with_name("out.jsonl.errors.jsonl")]
+    listed = [read_lines(file) if file.exists() else [] for file in text_lines]
     results, dead = [{each["row"]: each for each in lines} for lines in listed]
     counts = len(results), len(dead)
     assert counts == tuple(map(len, listed)) and not set(results) & set(dead), "no row is there twice"
@@ -100,7 +100,7 @@ def mutated(draw, data):
             else:
                 lines[n], lines[other] = lines[other], lines[n]
             data = b"\n".join(lines)
-    assume(not files._seems_utf16(data[:4]))  # Of which all is refused.
+    assume(not text_lines._seems_utf16(data[:4]))  # Of which all is refused.
     return data
 
 

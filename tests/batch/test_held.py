@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.batch import load_job
-from ctxflow.batch.display import summary
 from ctxflow.batch.driver import run_job
-from ctxflow.batch.held import Held
+from ctxflow.batch.phrases import summary
 from ctxflow.batch.publish import PUBLISHED, publish
+from ctxflow.batch.records import Held
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.batch.keys import SeenKeys, as_keys, contained, id_key
+from ctxflow.batch.journal import SeenKeys, as_keys, contained, id_key
 
 numbers = st.integers(0, 30)
 

@@ -10,7 +10,7 @@ from plain_loop import QUESTIONS, chat_requests, given_answers, plain_answers
 
 from ctxflow.batch import load_job
 from ctxflow.batch.driver import run_job
-from ctxflow.batch.status_file import read_status
+from ctxflow.batch.job_status import read_status
 from ctxflow.models import LabelClassifier, SentenceEncoder
 from ctxflow.models.answering import classify, embed, label_chooser
 from ctxflow.models.errors import InputTooLong

@@ -6,10 +6,9 @@ import socket
 import numpy as np
 import pytest
 
-from ctxflow.batch.intake import Prepared
+from ctxflow.batch.intake import Prepared, RowError
 from ctxflow.batch.job import Job
 from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
-from ctxflow.batch.requests import RowError
 from ctxflow.errors import CallCrashed, RemoteTraceback
 from ctxflow.executors.futures import error_of
 from ctxflow.scheduler.events import Failure

@@ -12,7 +12,7 @@ from batch_helpers import write_lines
 
 from ctxflow import ContextExecutor
 from ctxflow.append_file import AppendFile
-from ctxflow.batch import driver, load_job
+from ctxflow.batch import load_job, work
 from ctxflow.batch.driver import run_job
 
 ROWS = [{"id": n, "text": text, "source": "x"} for n, text in enumerate("abcd")]
@@ -29,7 +29,7 @@ def done(functions, tmp_path_factory):
         executor = ContextExecutor(workers=1, log_events=False)
         executor.run_dir = str(tmp_path_factory.mktemp("runs"))
         with executor:
-            patch.setattr(driver, "BareExecutor", lambda site: contextlib.nullcontext(executor))
+            patch.setattr(work, "BareExecutor", lambda site: contextlib.nullcontext(executor))
             write_lines(folder / "in.jsonl", ROWS)
             for name, more in (("out.jsonl", {}), ("ids.jsonl", {"id_column": "id"}), ("out.csv", {})):
                 choices = {"function": "batch_functions:upper", "column": ["text"], **more}

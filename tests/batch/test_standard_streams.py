@@ -14,7 +14,7 @@ from batch_helpers import read_lines
 import forked
 from ctxflow.batch import driver, load_job
 from ctxflow.batch.driver import run_job
-from ctxflow.batch.standard_streams import with_input
+from ctxflow.batch.job_files import with_input
 from ctxflow.errors import UsageError
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'

@@ -8,10 +8,9 @@ import pytest
 from batch_helpers import write_lines
 
 from ctxflow import ContextExecutor
-from ctxflow.batch import load_job, status_file
+from ctxflow.batch import job_status, load_job
 from ctxflow.batch.driver import run_job
-from ctxflow.batch.search import exit_status, found_below, told
-from ctxflow.batch.status_file import StatusFile, find_status, read_status
+from ctxflow.batch.job_status import StatusFile, exit_status, find_status, found_below, read_status, told
 from ctxflow.errors import ContextError
 from ctxflow.observe.progress import Progress, condition
 
@@ -69,7 +68,7 @@ def test_a_driver_that_finished_but_could_not_say_so_is_set_right_by_the_next(fo
 
 
 def test_it_is_rewritten_also_while_nothing_changes(folder, monkeypatch):
-    monkeypatch.setattr(status_file, "_SECONDS", 0.01)
+    monkeypatch.setattr(job_status, "_SECONDS", 0.01)
     with StatusFile(folder / "out.jsonl") as file:
         assert read_status(folder / "out.jsonl")["state"] == "starting"
         file.update(Progress(done=1, total=2))

@@ -3,7 +3,7 @@
 import pytest
 
 from ctxflow.batch.job import Job
-from ctxflow.batch.tasks import model_app
+from ctxflow.batch.job_apps import model_app
 from ctxflow.models import Generation
 from ctxflow.models.answering import generate
 

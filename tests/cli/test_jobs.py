@@ -10,8 +10,7 @@ import typer
 from in_process import ctxflow
 from rich.console import Console
 
-from ctxflow.batch.detached import Detached, View
-from ctxflow.batch.detached_state import Standing
+from ctxflow.batch.detached import Detached, DetachedView, Standing
 from ctxflow.cli import jobs as verbs
 from ctxflow.factory import condor_driver
 
@@ -50,16 +49,16 @@ def test_the_table_says_how_jobs_stand_in_80_columns():
     held = Standing("held", NOW - 60, 3, "the driver was killed by signal 9 at its start number 10: see ctxflow logs 2")
     text = shown(
         [
-            View(made(1), Standing("running", NOW - 60), status),
-            View(made(2), held, {**status, "guessed": False}),
-            View(made(3), Standing("done", NOW - 90_000, status=0), None),
+            DetachedView(made(1), Standing("running", NOW - 60), status),
+            DetachedView(made(2), held, {**status, "guessed": False}),
+            DetachedView(made(3), Standing("done", NOW - 90_000, status=0), None),
         ]
     )
     assert all(len(line) <= 80 for line in text.splitlines())
     joined = " ".join(text.split())
     assert "1 running" in joined and "1,234,567 of ~10,000,000 12 1,234" in joined
     assert "2 held" in joined and "number 10: see ctxflow logs 2" in joined and "/w/out3.jsonl" in joined
-    assert len(shown([View(made(3), held, None)], 200).splitlines()) == 3
+    assert len(shown([DetachedView(made(3), held, None)], 200).splitlines()) == 3
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import urllib.request
 import pytest
 
 import forked
-from ctxflow.batch.metrics import serving
-from ctxflow.batch.status_file import StatusFile
+from ctxflow.batch.job_status import StatusFile, serving
 from ctxflow.cli.app import main
 from ctxflow.errors import CtxflowError
 from ctxflow.observe.progress import Progress

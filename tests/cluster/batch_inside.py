@@ -71,7 +71,7 @@ def models() -> dict[str, Any]:
 
 def answers_on(site: str) -> dict[str, dict[Any, Any]]:
     """What comes out where a site says."""
-    from ctxflow.batch import driver, load_job
+    from ctxflow.batch import driver, load_job, work
     from ctxflow.executors import ContextExecutor
 
     name = Path(site).stem
@@ -79,7 +79,7 @@ def answers_on(site: str) -> dict[str, dict[Any, Any]]:
     labels = ["mathematics", "networking", "files", "testing"]
     found: dict[str, dict[Any, Any]] = {}
     with ContextExecutor(site, workers=1) as executor:
-        driver.ContextExecutor = lambda _: contextlib.nullcontext(executor)  # type: ignore[assignment, misc]
+        work.BareExecutor = lambda _: contextlib.nullcontext(executor)  # type: ignore[assignment, misc]
         for size in (3, 8):
             output = f"{name}-chat-{size}.jsonl"
             chat = {"model": "lm", "dtype": "float64", "batch_size": size, "site": site}

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.rows import files
-from ctxflow.rows.files import file_identity
-from ctxflow.rows.readers import CsvSource, JsonLinesSource, Reading, detect, open_source
+from ctxflow.rows import text_lines
+from ctxflow.rows.formats import CsvSource, JsonLinesSource
+from ctxflow.rows.opening import Reading, detect, open_source
 from ctxflow.rows.source import RowError
+from ctxflow.rows.text_lines import file_identity
 
 GOOD = '{"a": 1}'
 
@@ -69,7 +70,7 @@ def test_any_bytes_are_rows_or_errors_and_good_lines_are_read(tmp_path_factory, 
 
 
 def test_a_giant_line_is_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(text_lines, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "in.jsonl"
     longest = json.dumps({"a": "x" * 990})
     path.write_text("\n".join([GOOD, json.dumps({"a": "x" * 5000}), longest, GOOD, "y" * 3000]))
@@ -105,7 +106,7 @@ def test_csv(tmp_path):
 
 
 def test_csv_goes_on_behind_a_giant_field(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(text_lines, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "in.csv"
     path.write_text("a\n" + "x" * 5000 + "\n1\n")
     found = outcomes(rows_of(CsvSource(path)))

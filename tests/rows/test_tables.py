@@ -11,9 +11,9 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-from ctxflow.rows.readers import open_source
+from ctxflow.rows.opening import open_source, open_table
 from ctxflow.rows.source import CHUNK_ROWS, RowError
-from ctxflow.rows.tables import open_table, values_of
+from ctxflow.rows.tables import values_of
 
 COUNT = 2500
 COLUMNS = {"n": list(range(COUNT)), "text": [f"text {n}" for n in range(COUNT)]}
@@ -197,8 +197,8 @@ def test_a_streaming_dataset_may_not_know_its_columns():
 
 def test_nothing_is_imported_that_was_not_given():
     program = (
-        "import sys, ctxflow.mapping, ctxflow.rows.tables as tables\n"
-        "tables.open_table([1]); list(tables.values_of(range(3)))\n"
+        "import sys, ctxflow.mapping, ctxflow.rows.opening as opening, ctxflow.rows.tables as tables\n"
+        "opening.open_table([1]); list(tables.values_of(range(3)))\n"
         "print([name for name in ('pandas', 'pyarrow', 'datasets') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout == "[]\n"

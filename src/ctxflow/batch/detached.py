@@ -1,13 +1,12 @@
-"""Jobs whose driver is a job itself: each has a folder of its user's, in which all is kept that is known of it.
+"""Follow detached jobs, whose driver is a job of HTCondor's: each has a folder of its user's that keeps all of it.
 
     JOBS/3/job.json      every choice that was made, as `ctxflow batch --job` reads it
     JOBS/3/driver.sh     becomes the driver: in the folder, with the environment and the Python of who submitted it
     JOBS/3/driver.log    what the driver says, of all its starts
     JOBS/3/events.log    what HTCondor says of it
-    JOBS/3/about.json    what this module has to know
+    JOBS/3/about.json    what this module has to know (`Detached`)
 
-What does not live here: HTCondor (factory/condor_driver.py), how a job stands by its events (detached_state.py), and
-what is printed (cli/jobs.py).
+How such a folder comes to be is in detaching.py.
 """
 
 from __future__ import annotations
@@ -16,33 +15,110 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
-import secrets
-import shlex
-import shutil
-import sys
-import time
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import Any, Literal
 
-from ctxflow.batch.detached_state import ENDED, Standing, standing_of
-from ctxflow.batch.job import Job
-from ctxflow.batch.status_file import read_status
-from ctxflow.batch.templates import template_text
-from ctxflow.errors import CtxflowError, UsageError
+from ctxflow.batch.job_status import read_status
+from ctxflow.errors import CtxflowError
 from ctxflow.factory import condor_driver
-from ctxflow.factory.condor_jobs import BATCH_VARIABLE
-from ctxflow.safe_files import make_own_folder, own_folder, read_own, write_private
-from ctxflow.sites import Site, load_site
+from ctxflow.factory.condor_jobs import change_of
+from ctxflow.safe_files import own_folder, read_own
 
-# What belongs to the terminal, to another job of HTCondor's, or, like the directory that is removed when its user has
-# logged out, to the login: a driver outlives all of them.
-_NOT_CARRIED = re.compile(
-    r"_|PWD|OLDPWD|SHLVL|TERM.*|DISPLAY|SSH_.*|_CONDOR_.*|_condor_.*|CONDOR_.*|XDG_(RUNTIME|SESSION).*"
-)
-_TEMPORARY = ("TMPDIR", "TEMP", "TMP")  # HTCondor sets them to a folder that it removes, of a name that may be long.
+State = Literal["queued", "running", "held", "done", "failed", "cancelled", "lost"]
+ENDED = ("done", "failed", "cancelled", "lost")
+_EXECUTING, _EVICTED, _TERMINATED, _ABORTED = 1, 4, 5, 9
+_SOME_DEAD, _INTERRUPTED = 3, 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How a job stands.
+
+    :ivar state: "queued" (its driver waits to start, or to start again), "running", "held", or how it ended: "done"
+        (every row was tried), "failed", "cancelled", "lost" (HTCondor has it no more, and does not say why).
+    :ivar since: when that began, in seconds since 1970.
+    :ivar restarts: how often the driver was started again.
+    :ivar reason: why, "" where there is nothing to say.
+    :ivar status: the driver's exit status, None if it has not ended by itself.
+    """
+
+    state: State
+    since: float
+    restarts: int = 0
+    reason: str = ""
+    status: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """What waiting for the job ends with: as the driver itself ended, 130 if it was cancelled.
+
+        >>> Standing("done", since=0, status=3).exit_status, Standing("lost", since=0).exit_status
+        (3, 1)
+        """
+        if self.state == "cancelled":
+            return _INTERRUPTED
+        return 1 if self.status is None else self.status
+
+
+def standing_of(events: Iterable[Mapping[str, Any]], submitted: float) -> Standing:
+    """How a job stands after some events.
+
+    :param events: HTCondor's, each with "time"; in the order of its log.
+    :param submitted: when the job was submitted.
+
+    >>> begin = {"EventTypeNumber": 1, "Cluster": 12, "Proc": 0, "time": 5.0}
+    >>> standing_of([begin], submitted=4.0).state
+    'running'
+    >>> standing_of([begin, {**begin, "EventTypeNumber": 5, "ReturnValue": 3, "time": 9.0}], submitted=4.0).status
+    3
+    """
+    state: State = "queued"
+    since, starts, reason = submitted, 0, ""
+    status: int | None = None
+    for event in events:
+        kind = event["EventTypeNumber"]
+        change = change_of(event)
+        if change is None:
+            continue
+        reason, status = change.reason, None
+        if kind == _EXECUTING:
+            starts += 1
+        if kind == _TERMINATED:
+            if event.get("TerminatedNormally", True):
+                status = int(event.get("ReturnValue", 0))
+            state = "done" if status in (0, _SOME_DEAD) else "failed"
+            reason = "" if state == "done" else change.reason
+        elif kind == _ABORTED:
+            state = "cancelled"
+        elif change.state == "held":
+            state = "held"
+        elif change.state == "running":
+            state = "running"
+        else:
+            state, reason = "queued", _why_again(event, change.reason) if kind == _EVICTED else change.reason
+        since = float(event["time"])
+    return Standing(state, since, max(0, starts - 1), " ".join(reason.split()), status)
+
+
+def _why_again(event: Mapping[str, Any], reason: str) -> str:
+    """Why a driver that ended starts again.
+
+    >>> _why_again({"TerminatedAndRequeued": True, "TerminatedNormally": True, "ReturnValue": 130}, "OnExitRemove ...")
+    'it was interrupted'
+    """
+    if not event.get("TerminatedAndRequeued"):
+        return reason or "it was vacated"
+    if event.get("TerminatedNormally"):
+        status = int(event.get("ReturnValue", 0))
+        return "it was interrupted" if status == _INTERRUPTED else f"it ended with status {status}"
+    number = int(event.get("TerminatedBySignal", 0))
+    try:
+        return f"it was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"it was killed by signal {number}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +157,7 @@ class Detached:
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class DetachedView:
     """A job, and how it stands.
 
     :ivar status: its status file, None if there is none of this job's.
@@ -100,172 +176,6 @@ def jobs_directory() -> Path:
     """
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(base) / "ctxflow" / "jobs"
-
-
-# --- detaching
-
-
-def site_for_detaching(job: Job) -> Site:
-    """The site of a job that is to be detached.
-
-    :raises UsageError: if it is a site for which no driver can be submitted.
-    :raises CtxflowError: if none can be submitted from here, or one that is not over writes the same
-        output; saying what to do.
-    """
-    site = load_site(job.site, workers=job.workers)
-    if site.engine != "taskvine":
-        raise UsageError(
-            "--detach makes the driver a job of HTCondor's, beside its workers: give --site with a site file whose "
-            "tiers are HTCondor's; on this machine, run the command in tmux or with nohup"
-        )
-    if others := [tier for tier in site.tiers if tier.provider != "condor"]:
-        raise UsageError(
-            f"--detach submits the driver to HTCondor, and the tier {others[0].name} of {job.site} is "
-            f"{others[0].provider}'s: leave --detach out, and run the command in tmux or with nohup"
-        )
-    if (why := condor_driver.why_no_driver()) is not None:
-        raise CtxflowError(f"the job cannot be detached: {why}")
-    for other in views([each for each in found_jobs() if each.output == os.path.abspath(job.output)]):
-        if other.standing.state not in ENDED:
-            raise CtxflowError(
-                f"job {other.job.id} writes {job.output} and is {other.standing.state}: see `ctxflow jobs`, or end it "
-                f"with `ctxflow cancel {other.job.id}`"
-            )
-    return site
-
-
-def detach(job: Job, site: Site, flags: Sequence[str] = ()) -> Detached:
-    """Submit a job's driver, and remember it.
-
-    :param flags: of `ctxflow batch`, for the driver; what changes results is in the job.
-    :raises CtxflowError: if HTCondor refuses.
-    """
-    number, folder = _new_folder()
-    about = Detached(
-        id=number,
-        tag=f"{number}-{secrets.token_hex(6)}",
-        cluster="",
-        host=gethostname(),
-        directory=os.getcwd(),
-        input=os.path.abspath(job.input),
-        output=os.path.abspath(job.output),
-        site=os.path.abspath(job.site),
-        submitted=time.time(),
-        does=what_it_does(job),
-    )
-    try:
-        write_private(str(folder / "job.json"), json.dumps(self_contained(job), indent=1) + "\n")
-        environment = carried(os.environ, keep_runtime=site.acquire == "factory")
-        write_private(str(folder / "driver.sh"), driver_script(about, folder, environment, flags))
-        write_private(str(folder / "events.log"), "")
-        description = condor_driver.describe_driver(
-            str(folder / "driver.sh"), about.directory, str(folder / "events.log"), str(folder / "shell.log"), about.tag
-        )
-        about = dataclasses.replace(about, cluster=condor_driver.submit_driver(description))
-        write_private(str(folder / "about.json"), json.dumps(dataclasses.asdict(about), indent=1) + "\n")
-    except BaseException:
-        if about.cluster:
-            condor_driver.end_jobs({about.cluster: 0})
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return about
-
-
-def _new_folder() -> tuple[int, Path]:
-    base = jobs_directory()
-    try:
-        make_own_folder(str(base))
-        number = max((int(name) for name in os.listdir(base) if name.isdigit()), default=0)
-        while True:
-            number += 1
-            with contextlib.suppress(FileExistsError):  # Another one was quicker.
-                (base / str(number)).mkdir(mode=0o700)
-                return number, base / str(number)
-    except OSError as error:
-        raise CtxflowError(
-            f"{base}, where jobs are remembered, cannot be written ({error.strerror}): set XDG_STATE_HOME"
-        ) from None
-
-
-def self_contained(job: Job) -> dict[str, Any]:
-    """A job as JSON, in which files that must be found are named in full, and templates are what their files hold now.
-
-    The model stays as it was named: it is a part of what tells jobs apart, and the driver runs in the same directory.
-
-    >>> made = self_contained(Job(input="in.csv", output="out.jsonl", model="lm", site="campus.toml", top_k=3))
-    >>> made["model"], made["top_k"], os.path.isabs(made["input"]), os.path.isabs(made["site"]), "stop" in made
-    ('lm', 3, True, True, False)
-    """
-    values = job.model_dump(mode="json", exclude_defaults=True)
-    for name in ("input", "output", "site"):
-        if name in values:
-            values[name] = os.path.abspath(values[name])
-    for name in ("template", "system"):
-        if values.get(name) is not None and not (text := template_text(values[name])).startswith("@"):
-            values[name] = text
-    return values
-
-
-def carried(environment: Mapping[str, str], keep_runtime: bool = False) -> dict[str, str]:
-    """The variables that a driver finds as they are now.
-
-    :param keep_runtime: whether XDG_RUNTIME_DIR is one of them: a factory of the login's is found there.
-
-    >>> carried({"HF_HOME": "/data/hf", "TERM": "xterm", "XDG_RUNTIME_DIR": "/run/user/1000"})
-    {'HF_HOME': '/data/hf'}
-    """
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
-        and (not _NOT_CARRIED.fullmatch(name) or (keep_runtime and name == "XDG_RUNTIME_DIR"))
-    }
-
-
-def driver_script(about: Detached, folder: Path, environment: Mapping[str, str], flags: Sequence[str]) -> str:
-    """The shell's program that becomes the driver."""
-    log, job = shlex.quote(str(folder / "driver.log")), shlex.quote(str(folder / "job.json"))
-    words = [*_this_command(), "batch", "--job"]
-    return "\n".join(
-        [
-            "#!/bin/sh",
-            f"# The driver of job {about.id}. It may be run by hand, when the job is over.",
-            f"exec >>{log} 2>&1 </dev/null",
-            "umask " + f"{_umask():03o}",
-            f"unset {' '.join(_TEMPORARY)}",
-            *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-            f"export {BATCH_VARIABLE}={about.tag}",
-            f"cd {shlex.quote(about.directory)} || exit 1",
-            'echo "--- $(date "+%Y-%m-%d %H:%M:%S"): the driver starts on $(uname -n)"',
-            f"exec {shlex.join(words)} {job} {shlex.join(flags)}".rstrip(),
-            "",
-        ]
-    )
-
-
-def _this_command() -> list[str]:
-    """The words that start ctxflow as it was started now."""
-    script = os.path.abspath(sys.argv[0])
-    called = os.path.basename(script) == "ctxflow" and os.path.isfile(script)
-    return [sys.executable, script] if called else [sys.executable, "-m", "ctxflow"]
-
-
-def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
-
-
-def what_it_does(job: Job) -> str:
-    """A job in some words.
-
-    >>> what_it_does(Job(input="in.csv", output="out.jsonl", model="package:minilm", task="embed"))
-    'embed with package:minilm'
-    """
-    return f"function {job.function}" if job.function else f"{job.task or 'generate'} with {job.model}"
-
-
-# --- looking
 
 
 def found_jobs() -> list[Detached]:
@@ -291,7 +201,7 @@ def job_named(name: str) -> Detached:
     raise ValueError(f"there is no job {name!r}: {known}; `ctxflow jobs` lists them")
 
 
-def views(jobs: Sequence[Detached]) -> list[View]:
+def views(jobs: Sequence[Detached]) -> list[DetachedView]:
     """How jobs stand, by what HTCondor wrote in their folders, and one question to its queue about those not over.
 
     :raises CtxflowError: if HTCondor's Python bindings are missing.
@@ -306,7 +216,7 @@ def views(jobs: Sequence[Detached]) -> list[View]:
     return [_lost(view_of(view.job)) if view.job.id in missing else view for view in found]
 
 
-def view_of(job: Detached) -> View:
+def view_of(job: Detached) -> DetachedView:
     """How a job stands, by what is in its folder."""
     standing = standing_of(condor_driver.driver_events(str(job.folder / "events.log")), job.submitted)
     if standing.state == "failed":
@@ -314,10 +224,10 @@ def view_of(job: Detached) -> View:
     status = read_status(Path(job.output))
     # One from before is another run's.
     current = status is not None and float(status.get("updated") or 0) >= job.submitted
-    return View(job, standing, status if current else None)
+    return DetachedView(job, standing, status if current else None)
 
 
-def _lost(view: View) -> View:
+def _lost(view: DetachedView) -> DetachedView:
     """A job that the queue has no more: it ended in this moment, or nobody knows how."""
     if view.standing.state in ENDED:
         return view

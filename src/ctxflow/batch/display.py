@@ -1,22 +1,22 @@
-"""What a person sees of a job while it runs: a view on a terminal, lines elsewhere, nothing if that is wanted.
+"""Show a job while it runs: a live view on a terminal, lines elsewhere, nothing with `--quiet`.
 
-One protocol, so that another can take its place. What does not live here: any figure (outcome.py), and what the view
-looks like (view.py).
+`Display` is the protocol, so that another can take its place. `JobView` renders a `Progress` on any terminal from 80
+columns on, in the terminal's own colours, and tells nothing by colour alone. It adds no figure of its own.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from typing import Protocol, TextIO
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from ctxflow.batch.outcome import Outcome
-from ctxflow.batch.view import View
-from ctxflow.batch.words import duration, lacking, number, one_line
+from ctxflow.batch.phrases import describe, duration, hours, lacking, number, one_line, time_left
 from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.progress import Progress
 from ctxflow.terminal import timed, visible
@@ -111,7 +111,7 @@ class LiveDisplay(LineDisplay):
         """Draw it anew."""
         if not self._live.is_started:
             self._live.start()
-        self._live.update(View(now, self._title), refresh=True)
+        self._live.update(JobView(now, self._title), refresh=True)
 
     def end(self) -> None:
         """Take the view away."""
@@ -132,57 +132,234 @@ def make_display(quiet: bool, title: str = "") -> Display:
     return LiveDisplay(console, title) if console.is_terminal else LineDisplay()
 
 
-def describe(now: Progress) -> str:
-    """A line on how a job stands.
+_WIDE = 120
+_TIERS = 8  # Lines; what is beyond becomes one.
+_SMALL_BAR = 12
+_SPARE = 20  # Columns of two lines that words may leave empty.
+_STATES = ("warm", "loading", "staging")
 
-    >>> describe(Progress(done=1200, dead=3, total=5000, rate=20.0, left=190.0, workers=2, evictions=1))
-    '1,200 of 5,000 rows, 3 dead, 20 rows/s, 3 min 10 s left, 2 workers, 1 eviction'
-    >>> describe(Progress(sessions={"running": 7, "idle": 2}, chunks=120, chunks_per_s=4.5, workers=2))
-    '9 sessions (7 running), 4.5 chunks/s, 2 workers'
+
+class JobView:
+    """A job's view.
+
+    :param title: what the job is called, such as its output.
+    :param state: what it does, such as "running".
+    :param note: a sentence below it, such as why it failed.
+    :param style: of state and note.
     """
-    total = "" if now.total is None else f" of {'about ' if now.guessed else ''}{now.total:,}"
-    parts = []
-    if now.counts_rows:
-        parts.append(f"{now.done:,}{total} {now.unit}")
-        if now.dead:
-            parts.append(f"{now.dead:,} dead")
-        parts.append(f"{number(now.rate)} {now.unit}/s")
-    if now.sessions:
-        parts.append(f"{counted(sum(now.sessions.values()), 'session')} ({now.sessions.get('running', 0):,} running)")
-        parts.append(f"{number(now.chunks_per_s)} chunks/s")
-    if now.tokens_per_s is not None:
-        parts.append(f"{number(now.tokens_per_s)} tokens/s")
-    if now.left:
-        parts.append(f"{duration(now.left)} left")
-    if now.workers is not None:
-        parts.append(counted(now.workers, "worker"))
-    parts += [f"{amount} {state}" for state, amount in now.by_state.items() if state != "warm"]
-    if now.evictions:
-        parts.append(counted(now.evictions, "eviction"))
-    return "; ".join([", ".join(parts), *lacking(now.tiers)])
+
+    def __init__(self, now: Progress, title: str, state: str = "running", note: str = "", style: str = "") -> None:
+        self._now = now
+        self._title = title
+        self._state = state
+        self._note = note
+        self._style = style
+        self._ended = state not in ("starting", "running", "silent")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Its lines."""
+        now, width = self._now, options.max_width
+        yield self._headline(width)
+        if now.total:
+            share = min(1.0, (now.done + now.dead) / now.total)
+            bar_width = width - 7
+            bar = _bar(now.done / now.total, now.dead / now.total, bar_width, options.ascii_only)
+            yield bar.append(f" {_percent(share):>6}", "bold")
+        rows = _job_lines(now, self._ended) if now.counts_rows else []
+        job: RenderableType = _grid(rows + _session_lines(now, self._ended))
+        run: RenderableType = _grid(_run_lines(now))
+        if len(now.tiers) > 1:
+            run = Group(run, _tiers(now, options.ascii_only))
+        if width >= _WIDE:
+            yield _beside(job, run)
+        else:
+            yield job
+            yield run
+        if now.newest_dead:
+            yield Text(one_line(f"newest dead letter: {now.newest_dead}", 2 * width - _SPARE), "red")
+        if self._note:
+            yield Text(self._note, self._style)
+
+    def _headline(self, width: int) -> Table:
+        right = Text(self._state, f"bold {self._style}".strip(), no_wrap=True)
+        if self._now.seconds:
+            right.append(
+                f" {'for' if self._state in ('starting', 'running') else 'after'} {duration(self._now.seconds)}",
+                "not bold",
+            )
+        line = Table.grid(padding=(0, 2), expand=True)
+        line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        line.add_column(justify="right", no_wrap=True)
+        line.add_row(Text(_end_of(self._title, width - len(right.plain) - 2), "bold"), right)
+        return line
 
 
-def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
-    """A sentence or two on how a job ended.
+Lines = list[tuple[str, Text]]
+"""Labels and what stands beside them."""
 
-    :param goes_on: whether it can be taken up again.
+
+def _job_lines(now: Progress, ended: bool) -> Lines:
+    rows = Text(f"{now.done:,}", "bold").append(" done", "not bold")
+    if now.dead:
+        rows.append(", ", "not bold").append(f"{now.dead:,} dead", "red not bold")
+    if now.rest is not None:
+        rows.append(f", {'about ' if now.guessed else ''}{now.rest:,} left", "not bold")
+    elif now.running:
+        rows.append(f", {now.running:,} queued or running", "not bold")
+    overall = ("overall", _speed(now.rate_overall, now.unit, now.tokens_per_s_overall))
+    if ended:
+        return [(now.unit, rows), overall]
+    lines = [(now.unit, rows), ("now", _speed(now.rate, now.unit, now.tokens_per_s)), overall]
+    if now.rest is not None:
+        lines.append(("time left", Text(time_left(now.left, now.left_low, now.left_high))))
+    return lines
+
+
+def _session_lines(now: Progress, ended: bool) -> Lines:
+    if not now.sessions:
+        return []
+    told = ", ".join(f"{many:,} {state}" for state, many in now.sessions.items() if many)
+    chunks = Text(f"{now.chunks:,}", "bold").append(" made", "not bold")
+    if not ended:
+        chunks.append(f", {number(now.chunks_per_s)} chunks/s now", "not bold")
+    if now.migrations:
+        chunks.append(f", {counted(now.migrations, 'migration')}", "not bold")
+    return [("sessions", Text(told or "none is open"))] * (not ended) + [("chunks", chunks)]
+
+
+def _speed(rate: float, unit: str, tokens: float | None) -> Text:
+    text = Text(f"{number(rate)} {unit}/s")
+    return text if tokens is None else text.append(f", {number(tokens)} tokens/s")
+
+
+def _run_lines(now: Progress) -> Lines:
+    if now.workers is None:
+        return [("workers", Text("none is needed yet"))]
+    asked = [tier["asked"] for tier in now.tiers.values() if tier["asked"] is not None]
+    workers = Text(f"{now.workers:,}", "bold")
+    if asked:
+        workers.append(f" of {sum(asked):,} asked for", "not bold")
+    if len(now.tiers) == 1:
+        workers.append(f" ({next(iter(now.tiers))})", "not bold")
+    lines = [("workers", workers)]
+    lines += [("lacking", Text(text, "yellow")) for text in lacking(now.tiers)]
+    if now.contexts:
+        found = now.by_state
+        names = [state for state in _STATES if state in found] + sorted(found.keys() - set(_STATES))
+        told = ", ".join(f"{found[state]:,} {state}" for state in names) or "none"
+        lines.append(("contexts", Text(told)))
+    lost = Text().append(counted(now.evictions, "eviction"), "yellow" if now.evictions else "")
+    if now.crashes:
+        lost.append(", ").append(counted(now.crashes, "crash", "crashes"), "red")
+    lines.append(("losses", lost))
+    lines.append(("used", Text(_used(now.gpu_hours, now.worker_hours, now.cost))))
+    lines += [("limit", Text(_limit(each), "yellow" if each["used"] >= each["limit"] else "")) for each in now.limits]
+    return lines
+
+
+def _used(gpu_hours: float, worker_hours: float, cost: float | None) -> str:
+    """GPU-hours, or the workers' where none has a GPU; the cost where there are prices."""
+    used = f"{hours(gpu_hours)} GPU-hours" if gpu_hours else f"{hours(worker_hours)} worker-hours"
+    return used if cost is None else f"{used}, cost {cost:,.2f}"
+
+
+def _limit(each: Mapping[str, Any]) -> str:
+    """How much of a limit is used.
+
+    >>> _limit({"scope": "run", "measure": "gpu_hours", "used": 1.5, "limit": 8.0})
+    '1.5 of 8 GPU-hours (run)'
     """
-    if outcome.already:
-        text = f"nothing to do: {counted(outcome.done, 'row')} done before, in {output}"
-    else:
-        text = f"{counted(outcome.done_now, 'row')} done in {duration(outcome.seconds)}"
-        text += f", {outcome.done:,} in all: {output}" if outcome.done != outcome.done_now else f": {output}"
-    if outcome.truncated_now:
-        text += f'\n{counted(outcome.truncated_now, "row")} of these too long, and cut: they say "truncated": true'
-    for column, many in outcome.nulled.items():
-        values = counted(many, "value")
-        text += f"\n{values} of {column} became null, since the output cannot hold {'it' if many == 1 else 'them'}"
-    for column, many in outcome.altered.items():
-        were, are = ("was", "it as it is") if many == 1 else ("were", "them as they are")
-        texts = counted(many, "text or key", "texts or keys")
-        text += f"\n{texts} of {column} {were} written otherwise, since the output cannot hold {are}"
-    if outcome.dead:
-        text += f"\n{counted(outcome.dead, 'row')} failed"
-        if output != os.devnull:
-            text += f", see {output}.errors.jsonl" + ("; --retry-errors tries them again" if goes_on else "")
-    return text
+    unit = "GPU-hours" if each["measure"] == "gpu_hours" else "cost"
+    return f"{each['used']:.4g} of {each['limit']:g} {unit} ({each['scope']})"
+
+
+def _tiers(now: Progress, ascii_only: bool) -> Table:
+    """A line for each tier, those with the most workers first."""
+    tiers = now.tiers
+    used = "gpu_hours" if now.gpu_hours else "worker_hours"
+    priced = any(tier["cost"] is not None for tier in tiers.values())
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("tier", no_wrap=True, overflow="ellipsis", max_width=20, min_width=9)
+    table.add_column("workers", no_wrap=True)
+    for header in ["", "GPU-hours" if now.gpu_hours else "worker-hours", *["cost"] * priced]:
+        table.add_column(header, justify="right", no_wrap=True)
+    order = sorted(tiers, key=lambda name: (-tiers[name]["joined"], -(tiers[name]["asked"] or 0), name))
+    shown = order if len(order) <= _TIERS else order[: _TIERS - 1]
+    lines = [(name, tiers[name]) for name in shown]
+    if rest := order[len(shown) :]:
+        lines.append((f"{len(rest)} others", _sum([tiers[name] for name in rest])))
+    for name, tier in lines:
+        bar, workers = _joined(tier, ascii_only)
+        cost = "" if tier["cost"] is None else f"{tier['cost']:,.2f}"
+        table.add_row(Text(name), bar, workers, hours(tier[used]), *[cost] * priced)
+    return table
+
+
+def _joined(tier: Mapping[str, Any], ascii_only: bool) -> tuple[Text, str]:
+    """A bar and words on the workers that joined, of those that were asked for."""
+    joined, asked = tier["joined"], tier["asked"]
+    if asked is None:
+        return Text(), f"{joined:,}"
+    share = min(1.0, joined / asked) if asked else 0.0
+    return _bar(share, 0.0, _SMALL_BAR, ascii_only), f"{joined:,} of {asked:,}"
+
+
+def _sum(tiers: list[Mapping[str, Any]]) -> dict[str, Any]:
+    asked = [tier["asked"] for tier in tiers if tier["asked"] is not None]
+    costs = [tier["cost"] for tier in tiers]
+    return {
+        **{name: sum(tier[name] for tier in tiers) for name in ("joined", "gpu_hours", "worker_hours")},
+        "asked": sum(asked) if asked else None,
+        "cost": None if None in costs else sum(costs),
+    }
+
+
+# --- parts
+
+
+def _beside(left: RenderableType, right: RenderableType) -> Table:
+    both = Table.grid(padding=(0, 4), expand=True)
+    both.add_column(ratio=1)
+    both.add_column(ratio=1)
+    both.add_row(left, right)
+    return both
+
+
+def _grid(lines: Lines) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=9, no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(label, text)
+    return table
+
+
+def _bar(done: float, dead: float, width: int, ascii_only: bool) -> Text:
+    """A bar of what is done, what is dead and what is left; each has a mark of its own, whatever the colours."""
+    good, bad, open_ = ("#", "x", "-") if ascii_only else ("━", "╍", "─")
+    first = min(width, int(done * width))
+    second = min(width - first, max(int(dead > 0), round(dead * width)))
+    return (
+        Text(no_wrap=True)
+        .append(good * first, "green")
+        .append(bad * second, "red")
+        .append(open_ * (width - first - second))
+    )
+
+
+def _percent(share: float) -> str:
+    """Never 100% before the end.
+
+    >>> _percent(0.99999), _percent(1.0), _percent(0.5)
+    ('99.9%', '100%', '50.0%')
+    """
+    return "100%" if share >= 1 else f"{int(share * 1000) / 10:.1f}%"
+
+
+def _end_of(path: str, width: int) -> str:
+    """A path that is too long loses its beginning.
+
+    >>> _end_of("/a/long/way/results.jsonl", 16)
+    '...results.jsonl'
+    """
+    return path if len(path) <= width else "..." + path[-max(1, width - 3) :]

@@ -1,6 +1,7 @@
-"""A job from its beginning to its end: files opened, an executor started if there is work, rows pumped, a result.
+"""Run a job from its beginning to its end: open or resume its files, run what is missing, make the output.
 
-What does not live here: flags (cli/batch.py), and the loop (pump.py).
+`run_job` is `ctxflow batch`; `begin_job` does all of it that comes before the run. Whether a job may add to the results
+that are there is decided here too: the job, its model or function, and the rows that are done must be as they were.
 """
 
 from __future__ import annotations
@@ -9,41 +10,30 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxflow.apps import BatchApp
-from ctxflow.batch.aftermath import kept_summary, note_job
-from ctxflow.batch.check import Head, Subject, check, head_of
+import numpy as np
+
 from ctxflow.batch.display import Display, QuietDisplay
-from ctxflow.batch.files import Files, check_files, files_of, form_of, keeps
-from ctxflow.batch.going_on import check_rows, check_same, facts_of, input_changed, maker_then
-from ctxflow.batch.held import Held
-from ctxflow.batch.intake import Intake
-from ctxflow.batch.job import Job
+from ctxflow.batch.intake import Intake, Make, Prepared
+from ctxflow.batch.job import Job, Outcome, defaults
+from ctxflow.batch.job_files import Files, files_of, keeps
+from ctxflow.batch.job_status import StatusFile, read_status, serving
+from ctxflow.batch.journal import as_keys, contained, row_digest
 from ctxflow.batch.ledger import Ledger
-from ctxflow.batch.metrics import serving
-from ctxflow.batch.outcome import Outcome
-from ctxflow.batch.publish import PUBLISHED, publish
-from ctxflow.batch.pump import Pump
-from ctxflow.batch.records import Record, openai_record, plain_columns, plain_record, tokens_of, truncated
-from ctxflow.batch.requests import URLS, Make, family_of, maker
-from ctxflow.batch.status_file import StatusFile, read_status
-from ctxflow.batch.tasks import function_app, model_app
-from ctxflow.batch.tolerance import Tolerance
-from ctxflow.batch.watch import Watch
-from ctxflow.errors import BusyError, UsageError
-from ctxflow.executors.bare import BareExecutor
-from ctxflow.executors.futures import Stream
-from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
-from ctxflow.models.ability import ability_of
-from ctxflow.models.locate import folder_here
+from ctxflow.batch.preparation import prepare, refused
+from ctxflow.batch.publish import publish
+from ctxflow.batch.records import plain_columns
+from ctxflow.batch.work import Work, kept_summary
+from ctxflow.identity import Identity, changes
 from ctxflow.observe.progress import Progress
-from ctxflow.rows.readers import open_source
 from ctxflow.rows.source import Limited, Source
-from ctxflow.sites import Site, load_site
 from ctxflow.wording import counted
+
+_PATIENCE = 2.0  # Seconds until a person is told how far it is; and from one time to the next.
+_INSTEAD = "name another output, or begin anew with --fresh"
 
 
 def run_job(
@@ -133,24 +123,13 @@ class _Begun:
 @contextlib.contextmanager
 def _begun(job: Job, fresh: bool, retry_errors: bool, display: Display) -> Iterator[_Begun]:
     """Open a job's files, once all that can be told before is seen to be in order."""
-    work = prepared(job, display)
+    work = prepare(job, display)
     with contextlib.ExitStack() as stack:
-        with _as_usage():
+        with refused():
             files = stack.enter_context(_files(work))
             ledger = stack.enter_context(Ledger(files.rows, files.errors, files.journal, fresh))
             ended = _opened(work, files, ledger, fresh, retry_errors)
         yield _Begun(work.job, work, ledger, files, ended)
-
-
-@contextlib.contextmanager
-def _as_usage() -> Iterator[None]:
-    """Take what is refused before anything runs for what another command mends, unless another driver is at it."""
-    try:
-        yield
-    except BusyError:
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors: bool) -> bool:
@@ -195,43 +174,6 @@ def _files(work: Work) -> Iterator[Files]:
         yield work.files
 
 
-def prepared(job: Job, display: Display) -> Work:
-    """Open a job's input, and find all that is wrong with the job before anything is written or started.
-
-    :raises UsageError: for what a person is to mend.
-    :raises CtxflowError: if something is not installed that it takes.
-    """
-    with _as_usage():
-        form, source = open_source(job.input, job.reading)
-        if job.limit is not None:
-            source = Limited(source, job.limit)
-        head = head_of(source)
-        job = resolved(job, form, source)
-    files = files_of(job.output, str(job.output_format))
-    wrong: list[str] = []
-    app = site = None
-    with _noted(wrong):
-        check_files(job, source, files)
-    with _noted(wrong):
-        site = load_site(job.site, workers=job.workers)
-    with _noted(wrong):
-        app = function_app(job) if job.function is not None else None
-    here = folder_here(job.model) if job.model is not None else None
-    check(Subject(job, head, app, ability_of(here) if here is not None else None), wrong)
-    assert site is not None
-    with _as_usage():
-        return Work(job, source, head, files, site, app, display)
-
-
-@contextlib.contextmanager
-def _noted(wrong: list[str]) -> Iterator[None]:
-    """Note what is found wrong, so that the rest is looked at, too."""
-    try:
-        yield
-    except ValueError as error:
-        wrong.append(str(error))
-
-
 def _finish(work: Work, ledger: Ledger, files: Files, job: Job, metrics: tuple[str, int] | None, began: float) -> None:
     """Run what is missing, and make the output of it, while others can see how it stands."""
     with StatusFile(files.output) as file, serving(lambda: file.progress, metrics) as port:
@@ -252,135 +194,121 @@ def _say_finished(ledger: Ledger, files: Files) -> None:
             file.update(Progress(done=ledger.done, dead=ledger.dead, total=ledger.done + ledger.dead))
 
 
-def resolved(job: Job, form: str, source: Source) -> Job:
-    """The job with what its input decides: the task of OpenAI's requests, the form of the output.
+def facts_of(job: Job, source: Source, identity: Identity, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What the ledger keeps of a job, as JSON.
 
-    :raises ValueError: for choices that do not fit the input.
+    :param known: what it has, where what is not on this machine any more was told.
     """
-    changes: dict[str, Any] = {"input_format": form}
-    requests = form == "openai" and job.function is None
-    if requests:
-        if job.id_column not in (None, "custom_id"):
-            raise ValueError("OpenAI's requests are known by their custom_id: leave --id-column out")
-        if job.template is not None or job.column or job.system is not None or job.row_parameter:
-            raise ValueError("OpenAI's requests say all themselves: templates, columns and --system are for plain rows")
-        changes["task"] = job.task or _task_of(source)
-    elif job.function is None:
-        changes["task"] = job.task or "generate"
-        if form == "text" and job.template is None:
-            changes["column"] = job.column or tuple(source.columns() or ())
-    if form == "openai":
-        changes["id_column"] = job.id_column or "custom_id"
-    output = str(job.output_format or "")
-    if not output:
-        output = form_of(job.output)
-        if output == "jsonl" and requests and job.task != "classify":
-            output = "openai"
-    if output == "openai" and job.keep:
-        raise ValueError("OpenAI's form has no place for columns that are kept: choose another output format")
-    if output == "openai" and not requests:
-        raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl, csv or parquet as output format")
-    if job.task == "classify" and requests:
-        raise ValueError("OpenAI's requests do not ask for labels: classify plain rows")
-    return job.model_copy(update={**changes, "output_format": output})
+    stats = [path.stat() for path in source.files]
+    earlier = Identity.from_json(known.get("made_of", {}))
+    facts = {
+        "input": {"digest": source.identity(), "files": [[each.st_size, each.st_mtime_ns] for each in stats]},
+        "settings": job.identity(),
+        "made_of": identity.knowing(earlier).as_json(),
+    }
+    return facts if job.limit is None and "limit" not in known else {**facts, "limit": job.limit}
 
 
-def _task_of(source: Source) -> str:
-    """What the first request with a known URL asks for."""
-    for chunk in source.chunks():
-        for row in chunk:
-            family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
-            if family is not None:
-                return "chat" if family == "generate" else family
-        break
-    return "chat"
+def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_errors: bool, display: Display) -> None:
+    """Refuse to mix the results of two jobs.
 
-
-class Work:
-    """What a job needs to run.
-
-    :ivar job: with what its input decides; `source`, its input, and `head`, how that begins.
-    :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
-    :raises ValueError: if the job makes no sense.
+    :param retry_errors: whether they may be mixed.
+    :raises ValueError: if the output holds those of another, saying what differs.
     """
+    # What an earlier ctxflow did not know was as it is by default.
+    known, settings = {**defaults(), **ledger.facts.get("settings", {})}, facts["settings"]
+    # An earlier ctxflow did not know all choices: what it did is their default.
+    before = {name: known.get(name, Job.model_fields[name].default) for name in settings}
+    changed = [f"{name} was {before[name]!r} and is {new!r}" for name, new in settings.items() if new != before[name]]
+    if "made_of" in ledger.facts:
+        changed += changes(Identity.from_json(ledger.facts["made_of"]), Identity.from_json(facts["made_of"]))
+    else:
+        display.note(
+            f"{files.output} was begun by an earlier ctxflow, which did not keep what its function or model was made "
+            "of: changes of it are noticed from now on"
+        )
+    if changed:
+        text = "; ".join(changed)
+        if not retry_errors:
+            raise ValueError(
+                f"{files.output} holds the results of another job ({text}): name another output, begin anew with "
+                "--fresh, or keep what is done and have the rest done so with --retry-errors"
+            )
+        display.note(f"rows that are done keep their results, although {text}")
 
-    def __init__(
-        self, job: Job, source: Source, head: Head, files: Files, site: Site, app: BatchApp | None, display: Display
-    ) -> None:
-        self.job = job
-        self.source = source
-        self.head = head
-        self.files = files
-        self.display = display
-        self.directory: Path | None = None  # The run's, once there is one.
-        self.passed_on: Callable[[bytes], None] | None = None
-        self._executor: BareExecutor | None = None
-        self._counted: Callable[[Any], int] | None = None
-        self._cut: Callable[[Any], bool] | None = None
-        self.truncated = 0  # Rows of this run that were cut.
-        self.site = site
-        self._app: BatchApp
-        self._constants: dict[str, Any]
-        self._record: Record
-        if app is not None:
-            self._app, self._constants = app, dict(job.constants)
-        else:
-            family = family_of(job)
-            self._app, self._constants = model_app(job, family, site.engine == "taskvine")
-            if family == "generate" or (family == "embed" and job.output_format == "openai"):
-                self._counted = tokens_of
-            if job.too_long != "error":
-                self._cut = truncated
-        self._own = app
-        self.held = Held(job.keep, job.output_format in PUBLISHED, display.note)
-        self.make = self.maker(job)
-        if job.output_format == "openai":
-            self._record = openai_record(job, int(job.input.stat().st_mtime))
-        else:
-            self._record = plain_record(job)
 
-    def maker(self, job: Job) -> Make:
-        """What makes items of rows, by that job's settings.
+def input_changed(ledger: Ledger, facts: Mapping[str, Any]) -> bool:
+    """Whether the input may not be what it was; an earlier ctxflow kept a digest of it alone."""
+    known = ledger.facts.get("input")
+    return bool(known != (facts["input"]["digest"] if isinstance(known, str) else facts["input"]))
 
-        :raises ValueError: if it makes no sense.
-        """
-        return maker(job, self._own, self.source.columns())
 
-    def identity(self) -> Identity:
-        """What the results depend on beside rows and settings, which constants are among."""
-        if self.job.model is not None:
-            return identity_of_model(self.job.model, self._reading)
-        return identity_of(self._app, {}, self._reading)
+def maker_then(ledger: Ledger, job: Job, make: Callable[[Job], Make]) -> Make:
+    """What made items of rows when those that are done were: by the settings as they were.
 
-    def _reading(self, done: int, total: int) -> None:
-        self.display.note(reading_text(done, total))
+    :raises ValueError: if it cannot be had any more.
+    """
+    settings = ledger.facts.get("settings", {})
+    if settings == job.identity():
+        return make(job)
+    return make(Job(**{**settings, "input": job.input, "output": job.output}))
 
-    def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
-        """Run what is missing."""
-        job = self.job
-        intake = Intake(self.source, self.make, job.id_column, job.keep, ledger)
-        watch = Watch(self.source, ledger, self.display, file, began)
 
-        def look(running: int, last: bool = False) -> None:
-            watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
+def check_rows(source: Source, make: Make, ledger: Ledger, job: Job, files: Files, display: Display) -> bool:
+    """See that the rows that are done are in the input as they were; whether it has others that were not tried.
 
-        with contextlib.ExitStack() as stack:
+    :param make: what made items of them then.
+    :raises ValueError: for the first that is not, saying where it is and what to do.
+    """
+    intake = Intake(source, make, job.id_column, tuple(ledger.facts.get("settings", {}).get("keep", job.keep)))
+    keys, digests = ledger.digests()
+    found = np.zeros(len(keys), dtype=bool)
+    compared, new = 0, 0
+    due = time.monotonic() + _PATIENCE
+    for rows in intake.chunks():
+        given = as_keys([row.key for row in rows])
+        new += int((~contained(given, ledger.settled)).sum())
+        places = np.searchsorted(keys, given)
+        for row, place, is_done in zip(rows, places.tolist(), contained(given, keys).tolist(), strict=True):
+            if is_done:
+                found[place] = True
+                if digests[place]:
+                    compared += 1
+                    _check_row(row, int(digests[place]), source, job, files)
+        if time.monotonic() > due:
+            due = time.monotonic() + _PATIENCE
+            display.note(f"the input has changed: {source.fraction():.0%} of it are compared with what is done")
+    by_numbers = job.id_column is None
+    if by_numbers and compared < len(keys):
+        called = job.reading.name or f"the input {job.input}"
+        raise ValueError(
+            f"{called} has changed since {files.output} was begun, and its rows are known by their "
+            f"numbers alone: {_not_compared(found, digests)}: {_INSTEAD}; another time, know rows by an --id-column"
+        )
+    gone = len(keys) - int(found.sum())
+    done = f"its rows that are done ({compared:,}) are as they were" if compared else "done rows are not run again"
+    display.note(f"the input has changed; {done}" + (f", {gone:,} are in it no more" if gone else ""))
+    return new > 0
 
-            def submit(items: Sequence[Any], stream: Stream) -> range:
-                if self._executor is None:
-                    self._executor = stack.enter_context(BareExecutor(self.site))
-                    file.run_began(self._executor.calls.run)
-                    self.directory = Path(self._executor.calls.run.directory)
-                    note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)
-                run = self._executor.calls.run
-                return run.submit(self._app.declare(run, self._constants), items, stream)
 
-            pump = Pump(
-                intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
-                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self.held, self.passed_on,
-            )  # fmt: skip
-            try:
-                pump.run()
-            finally:
-                self.truncated = pump.truncated
-                look(pump.rows, last=True)
+def _check_row(row: Prepared, digest: int, source: Source, job: Job, files: Files) -> None:
+    if row.error is None and int.from_bytes(row_digest(row.item, row.kept), "little") == digest:
+        return
+    why = f" ({row.error})" if row.error is not None else ""
+    if job.id_column is None:
+        what = (
+            f"{files.output} holds the result of another row in its place{why}: rows are known by their numbers alone, "
+            "and one was changed, put in or taken out here or before; put it back"
+        )
+    else:
+        what = (
+            f"the row with the {job.id_column} {row.id!r} is not what it was when {files.output} got its result{why}: "
+            "give it another id or put it back"
+        )
+    raise ValueError(f"{source.place(row.number)}: {what}, {_INSTEAD}")
+
+
+def _not_compared(found: Any, digests: Any) -> str:
+    if (digests == 0).any():
+        return "of the rows that an earlier ctxflow did nobody can tell whether they are as they were"
+    return f"it lacks {counted(int((~found).sum()), 'row')} done before"

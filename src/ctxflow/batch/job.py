@@ -1,10 +1,8 @@
-"""What a job is: every choice that flags and job files may make, checked, and told apart from other jobs.
-
-What does not live here: carrying it out (driver.py).
-"""
+"""A batch job: every choice that flags and job files may make, checked; and how a job ended."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import re
@@ -15,11 +13,10 @@ from typing import Any, Literal
 import pydantic
 
 from ctxflow.batch.templates import template_text
-from ctxflow.batch.tolerance import parsed
 from ctxflow.errors import UsageError
 from ctxflow.models.sampling import GENERATION, Sampling
-from ctxflow.rows.files import check_encoding
-from ctxflow.rows.readers import Reading
+from ctxflow.rows.opening import Reading
+from ctxflow.rows.text_lines import check_encoding
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +29,24 @@ _FREE = {"input", "output", "site", "workers", "batch_size", "timeout", "retries
 _FREE |= {"max_errors", "limit"}
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
+
+
+def error_limit(text: str) -> tuple[int | None, float | None]:
+    """Return the number or the share (in percent) of rows that `max_errors` allows to fail, the other as None.
+
+    :raises ValueError: if it is neither.
+
+    >>> error_limit("20"), error_limit("2.5%")
+    ((20, None), (None, 2.5))
+    """
+    if re.fullmatch(r"\d+", text.strip()):
+        return int(text), None
+    share = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text.strip())
+    if share is None or float(share[1]) > 100:
+        raise ValueError(
+            f"the most errors cannot be {text!r}: write a number of rows such as 20, or a share such as 5%"
+        )
+    return None, float(share[1])
 
 
 class Job(pydantic.BaseModel):
@@ -112,7 +127,7 @@ class Job(pydantic.BaseModel):
     def _most(cls, given: Any) -> Any:
         text = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
         if isinstance(text, str):
-            parsed(text)
+            error_limit(text)
         return text
 
     @pydantic.model_validator(mode="after")
@@ -181,6 +196,40 @@ class Job(pydantic.BaseModel):
             if chosen[name] is not None:
                 chosen[name] = template_text(chosen[name])
         return chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended: all its rows are done or dead.
+
+    :ivar done: rows with a result; `dead`, rows in the dead letters.
+    :ivar done_now: those of this run; `dead_now` likewise.
+    :ivar seconds: that this run took.
+    :ivar already: whether there was nothing to do, since an earlier run had finished.
+    :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
+    :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
+        `altered`, texts and keys of dictionaries that had to be written otherwise.
+    :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
+
+    >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
+    3
+    """
+
+    done: int
+    dead: int
+    done_now: int
+    dead_now: int
+    seconds: float
+    already: bool = False
+    nulled: dict[str, int] = dataclasses.field(default_factory=dict)
+    altered: dict[str, int] = dataclasses.field(default_factory=dict)
+    summary: dict[str, Any] | None = None
+    truncated_now: int = 0
+
+    @property
+    def exit_status(self) -> int:
+        """0 if all rows have a result, 3 if some are dead."""
+        return 3 if self.dead else 0
 
 
 def defaults() -> dict[str, Any]:

@@ -30,12 +30,13 @@ from ctxflow.batch.journal import (
     MAGIC,
     RETRY,
     ROWS,
-    Survey,
+    Keys,
+    ValidPrefix,
+    as_keys,
     frames,
     packed,
-    survey,
+    valid_prefix,
 )
-from ctxflow.batch.keys import Keys, as_keys
 from ctxflow.executors.interrupts import uninterrupted
 
 Pair = tuple[int, int]
@@ -102,7 +103,7 @@ class Ledger:
 
     def _load(self) -> None:
         """Take over what frames say that the files bear out, and cut the rest off."""
-        found = survey(self._journal, [file.actual_size() for file in self._files])
+        found = valid_prefix(self._journal, [file.actual_size() for file in self._files])
         self.forgotten, sizes = found.forgotten, (0, 0)
         keys: Keys = np.empty(found.rows, dtype=np.uint64)  # All at once, so that none is held twice.
         count = since = 0  # Keys that are there; those from `since` on are of the input as it is now.
@@ -159,7 +160,7 @@ class Ledger:
                     "put it back, name another output, or begin anew with --fresh"
                 )
 
-    def _cut(self, found: Survey, sizes: tuple[int, int]) -> None:
+    def _cut(self, found: ValidPrefix, sizes: tuple[int, int]) -> None:
         """Let no more count than frames vouch for."""
         self._journal.cut(found.end)
         for file, size in zip(self._files, sizes, strict=True):

@@ -1,16 +1,18 @@
-"""Parquet and CSV from a finished job's lines: what no lines can be appended to as they come, so it is made at the end.
+"""Make Parquet and CSV of a finished job's lines: no lines can be appended to these, so they are made at the end.
 
-Parquet needs pyarrow. What does not live here: the lines (records.py).
+Parquet needs pyarrow, which is imported only then. Columns of the input keep their Arrow types (`restored`).
 """
 
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import itertools
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,8 +117,6 @@ def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[
     import pyarrow
     import pyarrow.parquet
 
-    from ctxflow.batch.arrow_values import restored
-
     mixed = {name for name, kind in found.items() if kind is _MIXED and name not in known}
     schema = pyarrow.schema(
         [(name, known.get(name, pyarrow.string() if name in mixed else kind)) for name, kind in found.items()]
@@ -167,8 +167,6 @@ def _fits(values: list[Any], kind: Any) -> bool:
     """Whether values are of a type that they had before they were JSON."""
     import pyarrow
 
-    from ctxflow.batch.arrow_values import restored
-
     try:
         restored(values, kind)
     except (pyarrow.ArrowException, ValueError, TypeError, AttributeError, LookupError, OverflowError):
@@ -207,3 +205,97 @@ def _records(path: Path) -> Iterator[list[dict[str, Any]]]:
     with open(path, "rb") as file:
         while records := [json.loads(line) for line in itertools.islice(file, _ROWS)]:
             yield records
+
+
+_DURATION = re.compile(r"(?:(-?\d+) days?,? )?(\d+):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+def restored(values: Sequence[Any], kind: Any) -> Any:
+    """Return an Arrow array of a type, given what its values became in JSON.
+
+    :raises ValueError, TypeError, AttributeError, LookupError, OverflowError, pyarrow.ArrowException: if they are no
+        values of that type.
+
+    >>> import pyarrow
+    >>> restored(["1.50", None], pyarrow.decimal128(10, 2)).to_pylist()
+    [Decimal('1.50'), None]
+    >>> restored([{"day": "2026-01-02"}], pyarrow.struct([("day", pyarrow.date32())])).to_pylist()
+    [{'day': datetime.date(2026, 1, 2)}]
+    """
+
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        return restored(values, kind.value_type).cast(kind)
+    if types.is_struct(kind):
+        fields = [kind.field(n) for n in range(kind.num_fields)]
+        parts = [
+            restored([None if each is None else each[field.name] for each in values], field.type) for field in fields
+        ]
+        return pyarrow.StructArray.from_arrays(parts, fields=fields, mask=_missing(values))
+    if types.is_map(kind):
+        pairs = _flat(values)
+        keys = restored([key for key, _ in pairs], kind.key_type)
+        return pyarrow.MapArray.from_arrays(
+            _offsets(values), keys, restored([item for _, item in pairs], kind.item_type)
+        )
+    if types.is_fixed_size_list(kind):
+        filled = [[None] * kind.list_size if each is None else each for each in values]
+        return pyarrow.FixedSizeListArray.from_arrays(
+            restored(_flat(filled), kind.value_type), type=kind, mask=_missing(values)
+        )
+    if types.is_list(kind) or types.is_large_list(kind):
+        array = pyarrow.LargeListArray if types.is_large_list(kind) else pyarrow.ListArray
+        return array.from_arrays(_offsets(values), restored(_flat(values), kind.value_type), type=kind)
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return pyarrow.ExtensionArray.from_storage(kind, restored(values, kind.storage_type))
+    return _plain(values, kind)
+
+
+def _plain(values: Sequence[Any], kind: Any) -> Any:
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_timestamp(kind) and kind.unit != "ns":  # Python writes microseconds, whatever the unit.
+        return pyarrow.array(values, pyarrow.string()).cast(pyarrow.timestamp("us", kind.tz)).cast(kind)
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind):
+        return pyarrow.array(values, pyarrow.string()).cast(kind)
+    if types.is_time(kind):
+        return pyarrow.array([None if each is None else datetime.time.fromisoformat(each) for each in values], kind)
+    if types.is_duration(kind):
+        return pyarrow.array([None if each is None else _duration(each, kind.unit) for each in values], kind)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return pyarrow.array([None if each is None else each.encode("latin-1") for each in values], kind)
+    return pyarrow.array(values, kind)
+
+
+def _missing(values: Iterable[Any]) -> Any:
+    import pyarrow
+
+    return pyarrow.array([each is None for each in values], pyarrow.bool_())
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(each for each in values if each is not None))
+
+
+def _offsets(values: Sequence[Any]) -> list[int | None]:
+    """Where each list begins among the flat values, None where there is none; and the end."""
+    ends = list(itertools.accumulate((len(each or ()) for each in values), initial=0))
+    return [*(None if each is None else begin for each, begin in zip(values, ends, strict=False)), ends[-1]]
+
+
+def _duration(text: str, unit: str) -> int:
+    """A time span as Python and pandas write it, in units.
+
+    >>> _duration("-1 day, 0:00:05.5", "ms"), _duration("2 days 00:00:00.000000001", "ns")
+    (-86394500, 172800000000001)
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no time span")
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups()[:4])
+    whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return (whole * 10**9 + int((found[5] or "").ljust(9, "0"))) // _NANOSECONDS[unit]

@@ -1,8 +1,4 @@
-"""The loop of a job: rows in, answers out, in bounded memory.
-
-What does not live here: where rows come from (intake.py), what lines are (records.py), how they are kept
-(ledger.py).
-"""
+"""The loop of a job: rows in, answers out, in bounded memory, until all are done or too many have failed."""
 
 from __future__ import annotations
 
@@ -12,17 +8,83 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ctxflow.batch.held import Held
 from ctxflow.batch.intake import Prepared
-from ctxflow.batch.keys import row_digest
+from ctxflow.batch.job import error_limit
+from ctxflow.batch.journal import row_digest
 from ctxflow.batch.ledger import Ledger, Pair
-from ctxflow.batch.records import Record, dead_letter, error_line
-from ctxflow.batch.tolerance import Tolerance, TooManyErrors
+from ctxflow.batch.phrases import one_line
+from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.futures import Failed, Stream
 from ctxflow.executors.interrupts import uninterrupted
 from ctxflow.models.errors import InputTooLong
+from ctxflow.observe.causes import Causes
+from ctxflow.wording import counted
+
+FIRST = 100
+"""So many rows are looked at before a job can be said to go wrong throughout, or a share be told."""
+
+
+class TooManyErrors(CtxflowError):
+    """So many rows failed that the rest of the job is not run."""
+
+
+class Tolerance:
+    """Counts what fails in this run of a job, and says when it is too much.
+
+    By default that is when each of the first `FIRST` rows failed, and no other row went well so far.
+
+    :param most: as a person writes it, None for the default.
+
+    >>> tolerance = Tolerance("1")
+    >>> tolerance.read([0, 1, 2]); tolerance.dead(0, "ValueError", "no"); tolerance.exceeded() is None
+    True
+    >>> tolerance.dead(1, "ValueError", "no"); tolerance.exceeded()
+    '2 rows failed, and --max-errors allows 1: ValueError: no'
+    """
+
+    def __init__(self, most: str | None = None) -> None:
+        self._most, self._share = error_limit(most) if most is not None else (None, None)
+        self._read = self._dead = self._first_dead = 0
+        self._last_of_first = -1  # The number of the last of the first rows.
+        self._went_well = False
+        self._causes = Causes()
+
+    def read(self, numbers: Sequence[int]) -> None:
+        """Rows were read, whose numbers ascend."""
+        if numbers and self._read < FIRST:
+            self._last_of_first = numbers[: FIRST - self._read][-1]
+        self._read += len(numbers)
+
+    def done(self, amount: int) -> None:
+        """Rows went well."""
+        self._went_well |= amount > 0
+
+    def dead(self, number: int, error: str, message: str) -> None:
+        """A row failed."""
+        self._dead += 1
+        self._first_dead += number <= self._last_of_first
+        self._causes.bury({"kind": "exception", "error": error, "message": message}, 1)
+
+    def exceeded(self) -> str | None:
+        """Return why the job is to be ended, None if it is not."""
+        if self._most is not None:
+            too_many = self._dead > self._most
+            said = f"{counted(self._dead, 'row')} failed, and --max-errors allows {self._most:,}"
+        elif self._share is not None:
+            too_many = self._read >= FIRST and self._dead > self._read * self._share / 100
+            said = f"{counted(self._dead, 'row')} of {self._read:,} failed, and --max-errors allows {self._share:g} %"
+        else:
+            too_many = not self._went_well and self._first_dead >= FIRST
+            said = f"each of the first {self._first_dead:,} rows failed"
+        return f"{said}: {self._commonest()}" if too_many else None
+
+    def _commonest(self) -> str:
+        cause = self._causes.ordered()[0]
+        share = "" if cause.items == self._dead else f"most often ({cause.items:,}) for "
+        return f"{share}{cause.error}: {one_line(cause.message)}"
+
 
 Submit = Callable[[Sequence[Any], Stream], range]
 """Submits items, whose answers go to the stream; gives their numbers."""

@@ -92,9 +92,10 @@ def batch(
            done is kept                     another command line mends it
     """
     from ctxflow.batch import load_job
-    from ctxflow.batch.display import make_display, summary
+    from ctxflow.batch.display import make_display
     from ctxflow.batch.driver import run_job
-    from ctxflow.batch.standard_streams import STANDARD, to_output, with_input
+    from ctxflow.batch.job_files import STANDARD, to_output, with_input
+    from ctxflow.batch.phrases import summary
     from ctxflow.observe.summary import summary_text
 
     chosen = load_job(
@@ -111,7 +112,7 @@ def batch(
     filtering = chosen.output == STANDARD
     _check_streams(chosen.input == STANDARD, filtering, dry_run, detach, retry_errors, as_json)
     if dry_run:
-        from ctxflow.batch.preview import preview, preview_text
+        from ctxflow.batch.preparation import preview, preview_text
 
         found = preview(chosen)
         print(json.dumps(found) if as_json else preview_text(found))

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxflow.batch.words import duration
+from ctxflow.batch.phrases import duration
 from ctxflow.errors import UsageError
 from ctxflow.factory.leftovers import files_left, remove_files
 from ctxflow.observe.ended_runs import KnownRun, known_runs, removable, remove

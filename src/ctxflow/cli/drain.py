@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ctxflow.batch.search import LIVE
+from ctxflow.batch.job_status import LIVE
 from ctxflow.cli.top import Which, chosen
 from ctxflow.errors import UsageError
 from ctxflow.executors.drain_requests import ask, drained

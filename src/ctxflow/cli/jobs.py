@@ -19,12 +19,12 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ctxflow.batch.words import number
+from ctxflow.batch.phrases import number
 from ctxflow.consoles import VisibleConsole
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
-    from ctxflow.batch.detached import Detached, View
+    from ctxflow.batch.detached import Detached, DetachedView
     from ctxflow.batch.job import Job
 
 _SHOWN_ENDED = 10
@@ -51,7 +51,7 @@ def submit_detached(
 
     :raises CtxflowError, ValueError: if the job makes no sense, or cannot be submitted from here.
     """
-    from ctxflow.batch.detached import detach, site_for_detaching
+    from ctxflow.batch.detaching import detach, site_for_detaching
     from ctxflow.batch.display import LineDisplay, QuietDisplay
     from ctxflow.batch.driver import begin_job
 
@@ -95,8 +95,7 @@ def jobs(
     A job is remembered in a folder of ~/.local/state/ctxflow/jobs; remove the
     folder to forget it. Exit status: 0, or 1 if HTCondor cannot be used here.
     """
-    from ctxflow.batch.detached import found_jobs, views
-    from ctxflow.batch.detached_state import ENDED
+    from ctxflow.batch.detached import ENDED, found_jobs, views
 
     found = views(found_jobs())
     if as_json:
@@ -115,7 +114,7 @@ def jobs(
         console.print(f"[dim]{counted(len(hidden), 'job')} that ended earlier: ctxflow jobs --all[/dim]")
 
 
-def jobs_table(found: "list[View]", now: float) -> Group:
+def jobs_table(found: "list[DetachedView]", now: float) -> Group:
     """Two lines for each job: how it stands, and below it its output, and why it is held or failed."""
     colours = {"running": "green", "held": "red", "failed": "red", "lost": "red", "queued": "yellow"}
     cells, below = [["job", "state", "since", "rows", "dead", "rows/s", "restarts"]], [""]
@@ -141,7 +140,7 @@ def jobs_table(found: "list[View]", now: float) -> Group:
     return Group(*lines)
 
 
-def _as_json(view: "View") -> dict[str, Any]:
+def _as_json(view: "DetachedView") -> dict[str, Any]:
     status = view.status or {}
     told = {key: status.get(key) for key in ("done", "dead", "total", "guessed", "rate", "left", "workers", "run")}
     about = dataclasses.asdict(view.job)
@@ -196,8 +195,7 @@ def logs(
     With --follow, the exit status is the job's: 0 every row has a result, 3 some failed, 1 it failed, 130 it was
     cancelled. Ctrl-C ends the command (130), and not the job.
     """
-    from ctxflow.batch.detached import views
-    from ctxflow.batch.detached_state import ENDED
+    from ctxflow.batch.detached import ENDED, views
 
     chosen = _named(job)
     shown, told = 0, ("", "")
@@ -239,8 +237,7 @@ def cancel(job: _Job) -> None:
     What was done is kept, and the same `ctxflow batch` command goes on from there. Exit status: 0 if neither driver
     nor workers are left (also when the job had ended before), 1 if some are, with the command that removes them.
     """
-    from ctxflow.batch.detached import views
-    from ctxflow.batch.detached_state import ENDED
+    from ctxflow.batch.detached import ENDED, views
     from ctxflow.factory.condor_driver import end_jobs, jobs_there
 
     chosen = _named(job)

@@ -16,10 +16,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from ctxflow.batch.display import describe
-from ctxflow.batch.search import LIVE, exit_status, found_below, told
-from ctxflow.batch.status_file import find_status, read_status
-from ctxflow.batch.view import View
+from ctxflow.batch.display import JobView
+from ctxflow.batch.job_status import LIVE, exit_status, find_status, found_below, read_status, told
+from ctxflow.batch.phrases import describe
 from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.progress import Progress, StatusReader, condition
 from ctxflow.terminal import timed
@@ -114,8 +113,8 @@ def _refuse(sentence: str) -> NoReturn:
     raise typer.Exit(_NOT_FOUND)
 
 
-def _view(status: Mapping[str, Any]) -> View:
-    return View(Progress.of(status), str(status["output"] or status["run"]), *told(status))
+def _view(status: Mapping[str, Any]) -> JobView:
+    return JobView(Progress.of(status), str(status["output"] or status["run"]), *told(status))
 
 
 def _follow(watched: StatusReader, console: Console) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.words import duration, one_line
+from ctxflow.batch.phrases import duration, one_line
 from ctxflow.cli.top import Which, chosen
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError

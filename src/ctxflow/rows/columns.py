@@ -1,4 +1,4 @@
-"""Which columns of a row an app's parameters get: the same for a batch job's function and for a map. Pure."""
+"""Choose which columns of a row an app's parameters get: the same for a batch job's function and for a map. Pure."""
 
 from __future__ import annotations
 

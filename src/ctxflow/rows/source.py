@@ -1,7 +1,4 @@
-"""What readers give: rows of an input, good and bad, in chunks.
-
-What does not live here: any format (readers.py, arrow_readers.py, tables.py).
-"""
+"""Rows of an input, good and bad, in chunks: what readers give."""
 
 from __future__ import annotations
 

@@ -1,50 +1,27 @@
-"""What a Python program holds, as rows: paths, and tables of pyarrow, pandas and Hugging Face's datasets.
+"""Rows of Arrow's formats, and of tables in memory: pyarrow's, pandas' and those of Hugging Face's datasets.
 
-None of these libraries is imported here unless its object was given. What does not live here: files (readers.py) and
-Arrow's formats (arrow_readers.py).
+None of these libraries is imported here unless its format or object was given.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.rows.columns import IN_MAP
-from ctxflow.rows.readers import Reading, open_source
-from ctxflow.rows.source import CHUNK_ROWS, Row, Table, left_out
-from ctxflow.wording import article, short
+from ctxflow.errors import CtxflowError
+from ctxflow.installing import how_to_install
+from ctxflow.rows.columns import other_columns
+from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, Row, RowError, left_out
+from ctxflow.rows.text_lines import file_identity
 
 
-def open_table(given: Any) -> Table | None:
-    """The rows of a table, None for an iterable of values as any other.
-
-    Text is a path, always: of a file, or of a dataset's folder.
-
-    :raises ValueError: for a file or a table that cannot be read, or is not there, saying why.
-
-    >>> open_table(["a", "b"]) is None
-    True
-    """
-    if isinstance(given, (str, os.PathLike)):
-        return _of_path(given)
-    if _is(given, "pandas", "DataFrame"):
-        return _Frame(given)
-    if any(_is(given, "pyarrow", name) for name in ("Table", "RecordBatch", "RecordBatchReader")) or _is(
-        given, "pyarrow.dataset", "Dataset"
-    ):
-        from ctxflow.rows.arrow_readers import ArrowTable
-
-        return ArrowTable(given)
-    if hasattr(given, "column_names") and (hasattr(given, "features") or isinstance(given, dict)):
-        if isinstance(given, dict):
-            splits = ", ".join(map(str, given))
-            raise ValueError(f"{article(type(given).__name__)} holds several datasets: give one of them ({splits})")
-        return _Dataset(given)
-    return None
+def is_of(given: Any, module: str, name: str) -> bool:
+    """Whether it is of a class, whose module has been imported if so."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(given, kind)
 
 
 def values_of(given: Any) -> Iterable[Any]:
@@ -53,7 +30,7 @@ def values_of(given: Any) -> Iterable[Any]:
     >>> values_of([1, 2])
     [1, 2]
     """
-    if _is(given, "pyarrow", "Array") or _is(given, "pyarrow", "ChunkedArray"):
+    if is_of(given, "pyarrow", "Array") or is_of(given, "pyarrow", "ChunkedArray"):
         return _plain(given)
     return given  # type: ignore[no-any-return]
 
@@ -61,28 +38,6 @@ def values_of(given: Any) -> Iterable[Any]:
 def _plain(array: Any) -> Iterator[Any]:
     for start in range(0, len(array), CHUNK_ROWS):
         yield from array.slice(start, CHUNK_ROWS).to_pylist()
-
-
-def _is(given: Any, module: str, name: str) -> bool:
-    """Whether it is of a class, whose module has been imported if so."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return isinstance(kind, type) and isinstance(given, kind)
-
-
-def _of_path(given: str | os.PathLike[str]) -> Table:
-    path = Path(os.fsdecode(given))
-    try:
-        there = given != "" and path.exists()
-    except PermissionError:  # Of a folder on the way to it.
-        there = True
-    except (OSError, ValueError):  # Too long for a name, or with a byte that no name has.
-        there = False
-    if not there:
-        raise ValueError(
-            f"there is no file or folder {short(os.fsdecode(given))}: give the path of one that is there, or a list of "
-            "texts if this is one itself"
-        )
-    return open_source(path, Reading(words=IN_MAP))[1]
 
 
 class _Held:
@@ -97,7 +52,7 @@ class _Held:
         return f"{self.name}, row {number} (from 0)"
 
 
-class _Frame(_Held):
+class FrameTable(_Held):
     """A DataFrame of pandas; its index is no column.
 
     :raises ValueError: if two of its columns have one name.
@@ -121,7 +76,7 @@ class _Frame(_Held):
             yield [Row(n, values, 0) for n, values in enumerate(records, first) if not left_out(skip, n)]
 
 
-class _Dataset(_Held):
+class DatasetTable(_Held):
     """A dataset of Hugging Face's `datasets`, or one that streams."""
 
     def columns(self) -> Sequence[str] | None:
@@ -148,3 +103,190 @@ class _Dataset(_Held):
             return
         for batch in given.iter(batch_size=CHUNK_ROWS):  # Many times as fast as row by row.
             yield [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+
+def arrow() -> Any:
+    """Return pyarrow, with its formats.
+
+    :raises CtxflowError: if it is not installed, saying how to install it.
+    """
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise CtxflowError(
+            f"this input or output needs pyarrow ({missing}): {how_to_install('pyarrow', extra='batch')}"
+        ) from None
+    return pyarrow
+
+
+class _ArrowSource:
+    """Files of record batches, one after the other."""
+
+    def __init__(self, files: Sequence[Path], name: str) -> None:
+        arrow()  # If it is missing, that is told before anything else.
+        self.name = name
+        self.files = files
+        self._done = 0
+        self._ended = False
+        self.total: int | None = self._count()
+
+    def _count(self) -> int | None:
+        return None
+
+    def _schema(self, file: Path) -> Any:
+        raise NotImplementedError
+
+    def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def columns(self) -> Sequence[str] | None:
+        """Those of the first file."""
+        return tuple(self._schema(self.files[0]).names) if self.files else None
+
+    def types(self) -> Mapping[str, Any]:
+        """Those of the first file's columns."""
+        schema = self._schema(self.files[0]) if self.files else ()
+        return {field.name: field.type for field in schema}
+
+    def fraction(self) -> float:
+        """How many of the rows are read; where their number is unknown, 0 before the end."""
+        return self._done / self.total if self.total else float(self._ended)
+
+    def place(self, number: int) -> str:
+        """The row."""
+        return f"{self.name}, row {number} (from 0)"
+
+    def identity(self) -> str:
+        """A digest of samples."""
+        return file_identity(self.files)
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
+        """The rows of each record batch."""
+        self._done = 0
+        for file in self.files:
+            try:
+                for batch in self._batches(file, columns):
+                    for part in _parts(batch):
+                        first, self._done = self._done, self._done + part.num_rows
+                        skipped = skip[first : self._done]
+                        if not any(skipped):
+                            yield _rows(part, first)
+                        elif not all(skipped) or len(skipped) < part.num_rows:
+                            yield [row for row in _rows(part, first) if not left_out(skip, row.number)]
+            except (OSError, arrow().ArrowException) as error:
+                raise ValueError(
+                    f"{file} cannot be read on from row {self._done}: {str(error).splitlines()[0]}"
+                ) from None
+        self._ended = True
+
+
+def _parts(batch: Any) -> Iterator[Any]:
+    """A record batch in pieces that are chunks of rows."""
+    for start in range(0, batch.num_rows, CHUNK_ROWS):
+        yield batch.slice(start, CHUNK_ROWS)
+
+
+def _rows(batch: Any, first: int) -> list[Row]:
+    size = batch.nbytes // max(1, batch.num_rows)
+    try:
+        return [Row(first + n, values, size) for n, values in enumerate(batch.to_pylist())]
+    except (ValueError, OverflowError, arrow().ArrowException):  # Not UTF-8, or a date beyond Python's.
+        return [_row(batch.slice(n, 1), first + n, size) for n in range(batch.num_rows)]
+
+
+def _row(batch: Any, number: int, size: int) -> Row:
+    try:
+        return Row(number, batch.to_pylist()[0], size)
+    except (ValueError, OverflowError, arrow().ArrowException) as error:
+        return Row(number, RowError(f"the row cannot be read: {error}"), size)
+
+
+class ParquetSource(_ArrowSource):
+    """Parquet files.
+
+    :raises ValueError: for a file that is not Parquet, or has other columns than the first.
+    """
+
+    def _count(self) -> int:
+        total, columns = 0, None
+        for path in self.files:
+            with _parquet(path) as file:
+                total += file.metadata.num_rows
+                found = file.schema_arrow.names
+            columns = found if columns is None else columns
+            if set(found) != set(columns):
+                raise ValueError(other_columns(self.files[0], columns, path, found))
+        return total
+
+    def _schema(self, file: Path) -> Any:
+        with _parquet(file) as parquet:
+            return parquet.schema_arrow
+
+    def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+        with _parquet(file) as parquet:
+            about = parquet.metadata
+            size = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+            rows = max(1, min(CHUNK_ROWS, 8 * CHUNK_BYTES * about.num_rows // max(1, size)))
+            yield from parquet.iter_batches(batch_size=rows, use_threads=False, columns=list(columns) or None)
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        return arrow().parquet.ParquetFile(path, pre_buffer=False)
+    except (OSError, arrow().ArrowException) as error:
+        raise ValueError(f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from None
+
+
+class ArrowSource(_ArrowSource):
+    """Arrow streams, as datasets are saved."""
+
+    def _schema(self, file: Path) -> Any:
+        try:
+            with arrow().memory_map(str(file)) as memory, arrow().ipc.open_stream(memory) as stream:
+                return stream.schema
+        except (OSError, arrow().ArrowException) as error:
+            raise ValueError(f"{file} is not an Arrow file that can be read: {str(error).splitlines()[0]}") from None
+
+    def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+        with arrow().memory_map(str(file)) as memory, arrow().ipc.open_stream(memory) as stream:
+            for batch in stream:
+                yield batch.select([name for name in columns if name in batch.schema.names]) if columns else batch
+
+
+class ArrowTable(_Held):
+    """A table in memory, or what gives record batches: a RecordBatchReader, or a Dataset of pyarrow's.
+
+    :param given: a pyarrow Table, RecordBatch, RecordBatchReader or Dataset.
+    """
+
+    def columns(self) -> Sequence[str] | None:
+        """Those of its schema."""
+        return tuple(self._given.schema.names)
+
+    def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
+        """The rows of each record batch."""
+        first = 0
+        try:
+            for batch in self._batches(columns):
+                for part in _parts(batch):
+                    yield [row for row in _rows(part, first) if not left_out(skip, row.number)]
+                    first += part.num_rows
+        except (OSError, arrow().ArrowException) as error:
+            raise ValueError(f"{self.name} cannot be read on from row {first}: {str(error).splitlines()[0]}") from None
+
+    def _batches(self, columns: Sequence[str]) -> Iterable[Any]:
+        given = self._given
+        if hasattr(given, "scanner"):  # A Dataset: read as it is asked for, not many batches ahead.
+            return given.to_batches(  # type: ignore[no-any-return]
+                columns=list(columns) or None,
+                batch_size=CHUNK_ROWS,
+                batch_readahead=1,
+                fragment_readahead=1,
+                use_threads=False,
+            )
+        if isinstance(given, arrow().RecordBatchReader):
+            return (batch.select(list(columns)) if columns else batch for batch in given)
+        chosen = given.select(list(columns)) if columns else given
+        return [chosen] if isinstance(chosen, arrow().RecordBatch) else chosen.to_batches()

@@ -1,0 +1,425 @@
+"""Prepare a job: open its input, settle what that decides, and check everything before anything starts or is written.
+
+`prepare` is what a run and a dry run share; `check` holds one check for every flag, and is pure; `preview` is the dry
+run, `ctxflow batch --dry-run`. Choices that exclude each other are checked in job.py, single rows in intake.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ctxflow.apps import BatchApp
+from ctxflow.batch.display import Display, QuietDisplay
+from ctxflow.batch.intake import URLS, Item
+from ctxflow.batch.job import Job
+from ctxflow.batch.job_apps import function_app
+from ctxflow.batch.job_files import check_files, files_of, form_of
+from ctxflow.batch.job_status import status_path
+from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
+from ctxflow.batch.work import Work
+from ctxflow.errors import BusyError, UsageError
+from ctxflow.models.ability import Ability, ability_of, refusal
+from ctxflow.models.locate import folder_here
+from ctxflow.rows.columns import WHOLE, closest, columns_for, told
+from ctxflow.rows.opening import open_source
+from ctxflow.rows.source import Limited, RowError, Source, Table
+from ctxflow.sites import load_site
+from ctxflow.wording import counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What the beginning of an input tells of all of it.
+
+    :ivar name: the input's.
+    :ivar columns: those that it has, None where each row has its own.
+    :ivar rows: its first rows, without those that cannot be read.
+    """
+
+    name: str
+    columns: tuple[str, ...] | None
+    rows: Sequence[Mapping[str, Any]]
+
+    @functools.cached_property
+    def known(self) -> tuple[str, ...] | None:
+        """The columns, or what any of the first rows has; None if nothing tells."""
+        if self.columns is not None:
+            return self.columns
+        return tuple(dict.fromkeys(name for row in self.rows for name in row)) if self.rows else None
+
+    def lacks(self, column: str, reads: str) -> str | None:
+        """Return what is to be said if there is no such column.
+
+        :param reads: who reads it.
+
+        >>> Head("a.csv", ("id", "claim"), ()).lacks("clam", "--keep names")
+        "a.csv has no column 'clam', which --keep names: it has 'id', 'claim' (did you mean 'claim'?)"
+        """
+        known = self.known
+        if known is None or column in known:
+            return None
+        if self.columns is not None:
+            return f"{self.name} has no column {column!r}, which {reads}: {told(column, known)}"
+        if len(self.rows) == 1:
+            return f"the first row of {self.name} has no {column!r}, which {reads}: {told(column, known)}"
+        count = f"none of the first {len(self.rows):,} rows of {self.name}"
+        return f"{count} has {column!r}, which {reads}: {told(column, known).replace('it has', 'they have', 1)}"
+
+
+def head_of(table: Table) -> Head:
+    """Read the beginning of an input.
+
+    :raises ValueError: if it cannot be read at all.
+    """
+    columns = table.columns()
+    chunk = next(iter(table.chunks()), [])
+    rows = [row.values for row in chunk if not isinstance(row.values, RowError)]
+    return Head(table.name, None if columns is None else tuple(columns), rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is looked at.
+
+    :ivar job: with what its input decides (its form, its task).
+    :ivar app: the job's own function; None where a model does it, or where the function cannot be had.
+    :ivar model: what the job's model can do; None where it is not on this machine.
+    """
+
+    job: Job
+    head: Head
+    app: BatchApp | None = None
+    model: Ability | None = None
+
+
+Check = Callable[[Subject], Iterable[str]]
+"""Says what is wrong in its part, a sentence each."""
+
+
+def check(subject: Subject, before: Sequence[str] = ()) -> None:
+    """Refuse a job that cannot go well.
+
+    :param before: what was found wrong before.
+    :raises UsageError: with all that is wrong.
+    """
+    found = list(dict.fromkeys([*before, *(each for part in CHECKS for each in part(subject))]))
+    if len(found) == 1:
+        raise UsageError(found[0])
+    if found:
+        raise UsageError("\n  - ".join([f"{len(found)} things are wrong with this job:", *found]))
+
+
+def _columns(subject: Subject) -> Iterator[str]:
+    """The flags that name columns."""
+    job, head = subject.job, subject.head
+    named: list[tuple[str, str]] = []
+    if job.function is None and job.input_format == "openai":
+        named += [(name, "OpenAI's requests need") for name in ("custom_id", "url", "body")]
+    elif job.function is None and job.template is None:
+        flag = "--column names" if job.column else f"the task {job.task} reads if no --column is given"
+        named += [(name, flag) for name in job.columns]
+    if job.id_column is not None and job.input_format != "openai":
+        named.append((job.id_column, "--id-column names"))
+    named += [(name, "--keep names") for name in job.keep]
+    named += [(name, "--row-parameter names") for name in job.row_parameter]
+    for name, reads in named:
+        if (sentence := head.lacks(name, reads)) is not None:
+            yield sentence
+
+
+def _templates(subject: Subject) -> Iterator[str]:
+    """Templates that none of the first rows satisfies."""
+    for text, what in ((subject.job.template, "template"), (subject.job.system, "system message")):
+        if text is None:
+            continue
+        try:
+            render = compile_template(text, what)
+        except ValueError as error:
+            yield str(error)
+            continue
+        yield from _unsatisfied(subject.head, render, columns_named(text), what)
+
+
+def _unsatisfied(head: Head, render: Callable[[Mapping[str, Any]], str], named: list[str], what: str) -> Iterator[str]:
+    reason = ""
+    for row in head.rows:
+        try:
+            render(row)
+            return
+        except LacksColumn as error:
+            reason = str(error)
+        except RowError:
+            return
+    missing = [said for name in named if (said := head.lacks(name, f"the {what} names")) is not None]
+    if missing:
+        yield from missing
+    elif head.rows:
+        first = "the first row" if len(head.rows) == 1 else f"each of the first {len(head.rows):,} rows"
+        yield f"{reason}: it fails so on {first} of {head.name}"
+
+
+def _function(subject: Subject) -> Iterator[str]:
+    """What a function gets of rows, and its constants."""
+    job, head, app = subject.job, subject.head, subject.app
+    if app is None:
+        return
+    try:
+        chosen = job.column
+        columns = columns_for(str(job.function), app.parameters, chosen, head.columns, head.name)
+    except ValueError as error:
+        if job.template is None:
+            yield str(error)
+    else:
+        if head.columns is None and job.template is None:
+            reads = "--column names" if chosen else f"{job.function} takes"
+            yield from filter(None, (head.lacks(name, reads) for name in columns))
+    yield from _constants(job, app)
+
+
+def _constants(job: Job, app: BatchApp) -> Iterator[str]:
+    parameters = inspect.signature(app.function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    by_name = {name: each for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    for name in job.constants:
+        if name in by_name:
+            continue
+        if name in parameters:
+            yield (
+                f"--set {name}: {job.function} takes it for each item, not as a constant: make it keyword-only, "
+                f"behind a *, or name its column with --column"
+            )
+            continue
+        close = closest(name, list(by_name))
+        hint = f" (did you mean {close!r}?)" if close else ""
+        yield f"--set {name}: {job.function} has no such constant; it has {', '.join(by_name) or 'none'}{hint}"
+    for name, each in by_name.items():
+        if each.default is each.empty and name not in job.constants:
+            yield f"{job.function} needs the constant {name!r}: give --set {name}=VALUE"
+
+
+def _choices(subject: Subject) -> Iterator[str]:
+    """What of the command line alone makes no sense."""
+    job = subject.job
+    if WHOLE in job.column and (job.function is None or len(job.column) > 1):
+        yield "--column '*' gives whole rows to a function of one parameter: give it alone, with --function"
+    for flag, names in (("--label", job.label), ("--keep", job.keep), ("--row-parameter", job.row_parameter)):
+        for name in sorted({each for each in names if names.count(each) > 1}):
+            yield f"{flag} {name} is given twice: give each once"
+    if "" in job.label:
+        yield "--label '' is empty: give each label a text"
+
+
+def _model(subject: Subject) -> Iterator[str]:
+    """What the model cannot do."""
+    job, model = subject.job, subject.model
+    if model is None or job.task is None:
+        return
+    if (reason := refusal(str(job.model), model, job.task)) is not None:
+        yield reason
+    elif job.task in ("generate", "chat") and model.length is not None and (job.max_new_tokens or 0) >= model.length:
+        yield (
+            f"--max-new-tokens {job.max_new_tokens} leaves no room for a prompt: the model {job.model} reads and "
+            f"writes {model.length} tokens together"
+        )
+
+
+CHECKS: tuple[Check, ...] = (_choices, _model, _function, _columns, _templates)
+
+
+def prepare(job: Job, display: Display) -> Work:
+    """Open a job's input, and find all that is wrong with the job before anything is written or started.
+
+    :raises UsageError: for what a person is to mend.
+    :raises CtxflowError: if something is not installed that it takes.
+    """
+    with refused():
+        form, source = open_source(job.input, job.reading)
+        if job.limit is not None:
+            source = Limited(source, job.limit)
+        head = head_of(source)
+        job = resolved(job, form, source)
+    files = files_of(job.output, str(job.output_format))
+    wrong: list[str] = []
+    app = site = None
+    with _noted(wrong):
+        check_files(job, source, files)
+    with _noted(wrong):
+        site = load_site(job.site, workers=job.workers)
+    with _noted(wrong):
+        app = function_app(job) if job.function is not None else None
+    here = folder_here(job.model) if job.model is not None else None
+    check(Subject(job, head, app, ability_of(here) if here is not None else None), wrong)
+    assert site is not None
+    with refused():
+        return Work(job, source, files, site, app, display)
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Take what is refused before anything runs for what another command mends, unless another driver is at it."""
+    try:
+        yield
+    except BusyError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _noted(wrong: list[str]) -> Iterator[None]:
+    """Note what is found wrong, so that the rest is looked at, too."""
+    try:
+        yield
+    except ValueError as error:
+        wrong.append(str(error))
+
+
+def resolved(job: Job, form: str, source: Source) -> Job:
+    """The job with what its input decides: the task of OpenAI's requests, the form of the output.
+
+    :raises ValueError: for choices that do not fit the input.
+    """
+    changes: dict[str, Any] = {"input_format": form}
+    requests = form == "openai" and job.function is None
+    if requests:
+        if job.id_column not in (None, "custom_id"):
+            raise ValueError("OpenAI's requests are known by their custom_id: leave --id-column out")
+        if job.template is not None or job.column or job.system is not None or job.row_parameter:
+            raise ValueError("OpenAI's requests say all themselves: templates, columns and --system are for plain rows")
+        changes["task"] = job.task or _task_of(source)
+    elif job.function is None:
+        changes["task"] = job.task or "generate"
+        if form == "text" and job.template is None:
+            changes["column"] = job.column or tuple(source.columns() or ())
+    if form == "openai":
+        changes["id_column"] = job.id_column or "custom_id"
+    output = str(job.output_format or "")
+    if not output:
+        output = form_of(job.output)
+        if output == "jsonl" and requests and job.task != "classify":
+            output = "openai"
+    if output == "openai" and job.keep:
+        raise ValueError("OpenAI's form has no place for columns that are kept: choose another output format")
+    if output == "openai" and not requests:
+        raise ValueError("OpenAI's form answers OpenAI's requests alone: choose jsonl, csv or parquet as output format")
+    if job.task == "classify" and requests:
+        raise ValueError("OpenAI's requests do not ask for labels: classify plain rows")
+    return job.model_copy(update={**changes, "output_format": output})
+
+
+def _task_of(source: Source) -> str:
+    """What the first request with a known URL asks for."""
+    for chunk in source.chunks():
+        for row in chunk:
+            family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
+            if family is not None:
+                return "chat" if family == "generate" else family
+        break
+    return "chat"
+
+
+_SHOWN = 3
+_COUNTED_BYTES = 16 << 20  # Of files up to this, rows are counted by reading them.
+_LONGEST = 2000
+
+
+def preview(job: Job) -> dict[str, Any]:
+    """Return what a job would do, and its first rows' prompts, having checked all that is checked before it starts.
+
+    Nothing is started, and nothing written.
+
+    :returns: "input", its "form", "rows" (None where only reading a large file would tell) and "columns"; "does", the
+        "site" with its "engine"; the files that it "writes", whether it "goes_on" where an earlier run ended; and
+        "first", for some rows, the "row" and either its "prompt" (or "messages", "input", "parameters") or its "error".
+    :raises UsageError, CtxflowError: as `ctxflow.batch.driver.run_job`.
+    """
+    work = prepare(job, QuietDisplay())
+    job, files = work.job, work.files
+    columns = head_of(work.source).known
+    written = (files.output, files.rows, files.errors, files.journal, status_path(files.output))
+    model = {} if job.model is None else {"model": job.model, "task": job.task, **job.parameters}
+    function = {} if job.function is None else {"function": job.function, **job.constants}
+    return {
+        "input": str(job.input),
+        "form": job.input_format,
+        "rows": _rows(work.source),
+        "columns": list(columns) if columns is not None else [],
+        "does": {**model, **function},
+        "site": work.site.name,
+        "engine": work.site.engine,
+        "writes": list(dict.fromkeys(map(str, written))),
+        "goes_on": files.journal.exists(),
+        "first": list(_first(work.source, work.make)),
+    }
+
+
+def _rows(source: Source) -> int | None:
+    """How many rows there are, if that is told soon."""
+    if source.total is None and sum(file.stat().st_size for file in source.files) <= _COUNTED_BYTES:
+        return sum(len(chunk) for chunk in source.chunks())
+    return source.total
+
+
+def _first(source: Source, make: Any) -> Iterator[dict[str, Any]]:
+    for row in next(iter(source.chunks()), [])[:_SHOWN]:
+        try:
+            if isinstance(row.values, RowError):
+                raise row.values
+            yield {"row": row.number, "place": source.place(row.number), **_asked(make(row.values))}
+        except RowError as error:
+            yield {"row": row.number, "place": source.place(row.number), "error": str(error)}
+
+
+def _asked(item: Item) -> dict[str, Any]:
+    """What a model is asked, or the values that a function gets."""
+    if len(item) == 1 and isinstance(item[0], Mapping) and {"prompt", "messages", "input"} & set(item[0]):
+        return dict(item[0])
+    return {"parameters": [repr(value) for value in item]}
+
+
+def preview_text(found: Mapping[str, Any]) -> str:
+    """Return a preview as a person reads it.
+
+    :param found: what `preview` returned.
+    """
+    rows = "rows" if found["rows"] is None else counted(found["rows"], "row")
+    does = ", ".join(f"{name} {value}" for name, value in found["does"].items())
+    going_on = "going on where an earlier run ended" if found["goes_on"] else "from its beginning"
+    lines = [
+        f"reads    {found['input']}: {rows} of {found['form']}, with {', '.join(found['columns']) or 'no columns'}",
+        f"does     {does}",
+        f"on       {found['site']} ({found['engine']}), {going_on}",
+        f"writes   {found['writes'][0]}",
+        *(f"         {path}" for path in found["writes"][1:]),
+    ]
+    for row in found["first"]:
+        lines += ["", f"--- {row['place']}", *_shown(row)]
+    return "\n".join([*lines, "", "Nothing was started, and nothing written."])
+
+
+def _shown(row: Mapping[str, Any]) -> Iterator[str]:
+    if "error" in row:
+        yield f"would be a dead letter: {row['error']}"
+        return
+    for message in row.get("messages", ()):
+        yield _short(f"{message['role']}: {message.get('content')}")
+    for name in ("prompt", "input"):
+        if name in row:
+            yield _short(str(row[name]))
+    for value in row.get("parameters", ()):
+        yield _short(value)
+    if own := {name: value for name, value in row.items() if name not in _NO_PARAMETERS}:
+        yield f"({', '.join(f'{name} {value}' for name, value in own.items())})"
+
+
+_NO_PARAMETERS = {"row", "place", "messages", "prompt", "input", "parameters"}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters in all)"

@@ -1,0 +1,238 @@
+"""Run what is missing of a job, report its progress, and note in the run's folder what a report needs.
+
+`Work` has the rows pumped (pump.py) through an executor that it starts with the first of them; `ProgressReporter` tells
+the display and the status file how it stands; `note_job` and `kept_summary` write what reports read (observe/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxflow.apps import BatchApp
+from ctxflow.batch.display import Display
+from ctxflow.batch.intake import Intake, Make, family_of, maker
+from ctxflow.batch.job import Job
+from ctxflow.batch.job_apps import model_app
+from ctxflow.batch.job_files import Files
+from ctxflow.batch.job_status import StatusFile
+from ctxflow.batch.ledger import Ledger
+from ctxflow.batch.phrases import one_line
+from ctxflow.batch.publish import PUBLISHED
+from ctxflow.batch.pump import Pump, Tolerance
+from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
+from ctxflow.executors.bare import BareExecutor
+from ctxflow.executors.futures import Stream
+from ctxflow.executors.status import Status, figures_of
+from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
+from ctxflow.observe.progress import Progress, Rates
+from ctxflow.observe.run_report import BATCH, EVENTS, summary_of
+from ctxflow.observe.summary import SUMMARY, keep
+from ctxflow.rows.source import Source
+from ctxflow.sites import Site
+
+_SHOW_SECONDS = 0.5
+_PATIENCE = 2.0  # Seconds until a person is told why it takes so long; and from one time to the next.
+_OF_SITE = {
+    "name", "engine", "level", "slots", "routing", "batching", "placement", "preemption", "scaling", "health",
+    "sessions",
+}  # fmt: skip
+
+
+class ProgressReporter:
+    """Sees a job through.
+
+    :param began: the monotonic time at which it began.
+    """
+
+    def __init__(self, source: Source, ledger: Ledger, display: Display, file: StatusFile, began: float) -> None:
+        self._source = source
+        self._ledger = ledger
+        self._display = display
+        self._file = file
+        self._began = began
+        self._before = ledger.done, ledger.dead
+        self._rates = Rates()
+        self._next = 0.0
+        self._newest_dead = ""
+        self._status: Status | None = None
+
+    def dead(self, place: str, message: str) -> None:
+        """A row went to the dead letters."""
+        self._newest_dead = f"{place}: {one_line(message)}"
+        self._display.dead(place, message)
+
+    def look(
+        self, intake: Intake, executor: BareExecutor | None, running: int, tokens: int | None, last: bool = False
+    ) -> None:
+        """Say how it stands, if it is time.
+
+        :param running: rows on their way.
+        :param tokens: that models read and wrote, None if nobody counts them.
+        :param last: whether it is time in any case.
+        """
+        if not last and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _SHOW_SECONDS
+        status = executor.status() if executor is not None else None
+        progress = self._progress(intake, status, running, tokens)
+        self._file.update(progress)
+        self._display.progress(progress)
+
+    def _progress(self, intake: Intake, status: Status | None, running: int, tokens: int | None) -> Progress:
+        ledger, seconds = self._ledger, time.monotonic() - self._began
+        total, fraction = self._source.total, self._source.fraction()
+        if total is None and fraction > 0.001:
+            total = round(intake.read / fraction)
+        done_now, dead_now = ledger.done - self._before[0], ledger.dead - self._before[1]
+        rest = None if total is None else max(0, total - ledger.done - ledger.dead)
+        self._rates.note(seconds, done_now + dead_now, tokens)
+        pace = self._rates.pace(seconds, done_now + dead_now, tokens, rest)
+        return Progress(
+            done=ledger.done,
+            dead=ledger.dead,
+            done_now=done_now,
+            dead_now=dead_now,
+            running=running,
+            read=intake.read,
+            total=total,
+            guessed=self._source.total is None and fraction < 1,
+            seconds=seconds,
+            tokens=tokens,
+            newest_dead=self._newest_dead,
+            **vars(pace),
+            **(figures_of(status) if status is not None else {}),
+        )
+
+
+class Work:
+    """What a job needs to run.
+
+    :ivar job: with what its input decides; `source`, its input.
+    :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.
+    :raises ValueError: if the job makes no sense.
+    """
+
+    def __init__(
+        self, job: Job, source: Source, files: Files, site: Site, app: BatchApp | None, display: Display
+    ) -> None:
+        self.job = job
+        self.source = source
+        self.files = files
+        self.display = display
+        self.directory: Path | None = None  # The run's, once there is one.
+        self.passed_on: Callable[[bytes], None] | None = None
+        self._executor: BareExecutor | None = None
+        self._counted: Callable[[Any], int] | None = None
+        self._cut: Callable[[Any], bool] | None = None
+        self.truncated = 0  # Rows of this run that were cut.
+        self.site = site
+        self._app: BatchApp
+        self._constants: dict[str, Any]
+        self._record: Record
+        if app is not None:
+            self._app, self._constants = app, dict(job.constants)
+        else:
+            family = family_of(job)
+            self._app, self._constants = model_app(job, family, site.engine == "taskvine")
+            if family == "generate" or (family == "embed" and job.output_format == "openai"):
+                self._counted = tokens_of
+            if job.too_long != "error":
+                self._cut = truncated
+        self._own = app
+        self.held = Held(job.keep, job.output_format in PUBLISHED, display.note)
+        self.make = self.maker(job)
+        if job.output_format == "openai":
+            self._record = openai_record(job, int(job.input.stat().st_mtime))
+        else:
+            self._record = plain_record(job)
+
+    def maker(self, job: Job) -> Make:
+        """What makes items of rows, by that job's settings.
+
+        :raises ValueError: if it makes no sense.
+        """
+        return maker(job, self._own, self.source.columns())
+
+    def identity(self) -> Identity:
+        """What the results depend on beside rows and settings, which constants are among."""
+        if self.job.model is not None:
+            return identity_of_model(self.job.model, self._reading)
+        return identity_of(self._app, {}, self._reading)
+
+    def _reading(self, done: int, total: int) -> None:
+        self.display.note(reading_text(done, total))
+
+    def run(self, ledger: Ledger, file: StatusFile, began: float) -> None:
+        """Run what is missing."""
+        job = self.job
+        intake = Intake(self.source, self.make, job.id_column, job.keep, ledger)
+        watch = ProgressReporter(self.source, ledger, self.display, file, began)
+
+        def look(running: int, last: bool = False) -> None:
+            watch.look(intake, self._executor, running, pump.tokens if self._counted is not None else None, last)
+
+        with contextlib.ExitStack() as stack:
+
+            def submit(items: Sequence[Any], stream: Stream) -> range:
+                if self._executor is None:
+                    self._executor = stack.enter_context(BareExecutor(self.site))
+                    file.run_began(self._executor.calls.run)
+                    self.directory = Path(self._executor.calls.run.directory)
+                    note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)
+                run = self._executor.calls.run
+                return run.submit(self._app.declare(run, self._constants), items, stream)
+
+            pump = Pump(
+                intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
+                watch.dead, look, self._counted, Tolerance(job.max_errors), self._cut, self.held, self.passed_on,
+            )  # fmt: skip
+            try:
+                pump.run()
+            finally:
+                self.truncated = pump.truncated
+                look(pump.rows, last=True)
+
+
+def note_job(run: Path, job: Job, output: Path, errors: Path, site: Site, display: Display) -> None:
+    """Note in a run's directory which job it is of, so that a report finds its settings and its dead letters."""
+    settings = job.model_dump(mode="json", exclude_defaults=True)
+    of_site = {name: value for name, value in site.model_dump(mode="json").items() if name in _OF_SITE}
+    noted = {"job": settings, "site": of_site, "output": str(output), "errors": str(errors)}
+    try:
+        keep(run, BATCH, noted)
+    except OSError as error:
+        display.note(f"a report on this run will not tell its settings ({error})")
+
+
+def kept_summary(run: Path | None, display: Display) -> dict[str, Any] | None:
+    """The summary of a run that has ended, which is also kept in its directory; None if nothing ran.
+
+    A job that is done must not fail for it: what is wrong is told in a sentence.
+    """
+    if run is None or not (run / EVENTS).is_file():
+        return None
+    try:
+        summary = summary_of(run, _telling((run / EVENTS).stat().st_size, display))
+        keep(run, SUMMARY, summary)
+    except (OSError, ValueError) as error:
+        display.note(f"there is no summary of this run ({error})")
+        return None
+    return summary
+
+
+def _telling(size: int, display: Display) -> Callable[[int], None]:
+    """Tells now and then how far the event log is read, if that takes a while."""
+    read, due = 0, time.monotonic() + _PATIENCE
+
+    def advance(count: int) -> None:
+        nonlocal read, due
+        read += count
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PATIENCE
+            display.note(f"making the summary: {read / size:.0%} of the event log is read")
+
+    return advance

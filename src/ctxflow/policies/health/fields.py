@@ -1,0 +1,187 @@
+"""What like workers did with one thing lately: trials counted by host and by worker, and the tests that they are under.
+
+A unit is a host, `(host, "")`, or one worker of it, `(host, its GPUs or its name)`. Counts are of this epoch and the
+one before, so that what was long ago tells nothing about now. What does not live here: what follows (sequential.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+
+from ctxflow.policies.health.cusum import Cusum, null_share
+
+Unit = tuple[str, str]
+EPOCH = 120.0
+FRESH = 0.001  # Seconds for which a comparison of hosts holds, for each of them.
+
+
+class Counts:
+    """Trials and failures of this epoch and the one before, by unit."""
+
+    def __init__(self) -> None:
+        self._now: dict[Unit, list[int]] = {}
+        self._before: dict[Unit, list[int]] = {}
+
+    def roll(self) -> None:
+        """A new epoch begins."""
+        self._now, self._before = {}, self._now
+
+    def add(self, units: tuple[Unit, Unit], failed: bool) -> None:
+        """Count a trial of a worker and its host."""
+        for unit in units:
+            counts = self._now.get(unit)
+            if counts is None:
+                counts = self._now[unit] = [0, 0]
+            counts[0] += 1
+            counts[1] += failed
+
+    def of(self, unit: Unit) -> tuple[int, int]:
+        """A unit's trials and failures."""
+        now, before = self._now.get(unit, (0, 0)), self._before.get(unit, (0, 0))
+        return now[0] + before[0], now[1] + before[1]
+
+    def hosts(self) -> dict[str, tuple[int, int]]:
+        """Those of each host."""
+        return {host: self.of((host, "")) for host, part in (*self._before, *self._now) if not part}
+
+    def parts(self, host: str) -> dict[str, tuple[int, int]]:
+        """Those of a host by worker."""
+        names = dict.fromkeys(part for name, part in (*self._now, *self._before) if name == host and part)
+        return {part: self.of((host, part)) for part in names}
+
+
+class Peers:
+    """Of some hosts, the better half of those that are not the one in question: what they did in all.
+
+    Other bad hosts, which may fail fast and so have most of the trials, are no measure of what is to be expected.
+    """
+
+    def __init__(self, hosts: dict[str, tuple[int, int]], now: float) -> None:
+        self.until = now + FRESH * len(hosts)
+        ordered = sorted(hosts.items(), key=lambda pair: (pair[1][1] / pair[1][0], pair[0]))
+        self._places = {host: n for n, (host, _) in enumerate(ordered)}
+        self._failing = {host for host, (trials, failed) in ordered if 2 * failed >= trials}
+        self._values = [counts for _, counts in ordered]
+        self._sums = [(0, 0), *itertools.accumulate(self._values, lambda a, b: (a[0] + b[0], a[1] + b[1]))]
+
+    def others(self, host: str) -> int:
+        """How many hosts there are beside one."""
+        return len(self._values) - (host in self._places)
+
+    def failing(self, host: str) -> int:
+        """How many hosts beside one failed at least half of their trials."""
+        return len(self._failing) - (host in self._failing)
+
+    def of(self, host: str) -> tuple[int, int]:
+        """Trials and failures.
+
+        >>> peers = Peers({"a": (100, 1), "b": (50, 50), "c": (10, 0)}, 0.0)
+        >>> peers.of("b"), peers.of("a"), peers.of("d")
+        ((110, 1), (60, 50), (110, 1))
+        """
+        place = self._places.get(host, len(self._values))
+        others = self.others(host)
+        kept = others - max(0, others - 1) // 2
+        if place >= kept:
+            return self._sums[kept]
+        (trials, failed), (own, own_failed) = self._sums[kept + 1], self._values[place]
+        return trials - own, failed - own_failed
+
+
+class Field:
+    """Trials of one kind with one app or context, by workers of one tier and GPU model."""
+
+    def __init__(self, kind: str, subject: str, name: str, now: float) -> None:
+        self.kind, self.subject, self.name = kind, subject, name
+        self.counts = Counts()
+        self.tests: dict[Unit, Cusum] = {}
+        self.messages: dict[Unit, str] = {}
+        self.misses = Counts()  # Attempts that failed, whoever's fault that was.
+        self.running: dict[Unit, int] = {}  # How many failed there since one was answered.
+        self.paces: dict[str, float] = {}  # Host -> seconds of an item, a moving average.
+        self._medians: dict[str, float] = {}  # Host -> the other hosts'.
+        self._median: float | None = None  # All hosts'.
+        self.awaited = 0  # Hosts that are at work on their first trial, which takes far longer to pass than to fail.
+        self.began = self.touched = now
+        self._peers: dict[bool, Peers] = {}
+
+    def roll(self, now: float) -> None:
+        """Begin a new epoch if it is time; after a pause of two, nothing of before counts."""
+        self.touched = now
+        if now < self.began + EPOCH:
+            return
+        for counts in (self.counts, self.misses):
+            if now >= self.began + 2 * EPOCH:
+                counts.roll()
+            counts.roll()
+        self.began = now
+
+    def peers(self, now: float, attempts: bool = False) -> Peers:
+        """The hosts to compare with by their trials; or by attempts, whoever's fault it was that they failed."""
+        known = self._peers.get(attempts)
+        if known is None or now >= known.until:
+            hosts = self.counts.hosts()
+            if attempts:
+                names = dict.fromkeys((*hosts, *self.misses.hosts()))
+                hosts = {host: self.tried((host, "")) for host in names}
+            known = self._peers[attempts] = Peers({host: pair for host, pair in hosts.items() if pair[0]}, now)
+        return known
+
+    def tried(self, unit: Unit) -> tuple[int, int]:
+        """A unit's attempts, and those that failed, whoever's fault that was."""
+        (trials, failed), (missed, _) = self.counts.of(unit), self.misses.of(unit)
+        return trials - failed + missed, missed
+
+    def null(self, unit: Unit, now: float) -> float | None:
+        """The share of failures that a good unit may have by its peers'; siblings are peers.
+
+        None if it has none, or if fewer have ended a trial than are at work on their first: those who fail are sooner.
+        """
+        peers = self.peers(now)
+        if peers.others(unit[0]) < self.awaited:
+            return None
+        trials, failed = peers.of(unit[0])
+        if unit[1]:
+            here, own = self.counts.of((unit[0], "")), self.counts.of(unit)
+            trials, failed = trials + here[0] - own[0], failed + here[1] - own[1]
+        return null_share(failed, trials) if trials else None
+
+    def add(self, units: tuple[Unit, Unit], passed: bool, now: float, message: str = "", climate: float = 0.0) -> bool:
+        """Count a trial; gives whether there is any evidence now against one of the units."""
+        self.counts.add(units, not passed)
+        if passed and not self.tests:
+            return False
+        for unit in units:
+            test = self.tests.get(unit)
+            if test is None and passed:
+                continue
+            null = self.null(unit, now)
+            if test is None:
+                trials, failed = self.counts.of(units[0])
+                test = self.tests[unit] = Cusum(before=(trials - 1, failed - 1))
+            if not passed and message:
+                self.messages[unit] = message
+            if test.add(passed, null, climate) <= 0 and null is not None:
+                del self.tests[unit]
+                self.messages.pop(unit, None)
+        return bool(self.tests)
+
+    def learn(self, host: str, seconds: float) -> None:
+        """Learn from a batch how fast a host is."""
+        before = self.paces.get(host, seconds)
+        self.paces[host] = before + 0.3 * (seconds - before)
+
+    def compare(self) -> None:
+        """Find the median of each host's peers anew."""
+        values = sorted(self.paces.values())
+        middle = (len(values) - 1) // 2
+        self._medians, self._median = {}, values[len(values) // 2] if values else None
+        for host, pace in self.paces.items():
+            if len(values) > 1:
+                own = bisect.bisect_left(values, pace)
+                self._medians[host] = values[middle if middle < own else middle + 1]
+
+    def median(self, host: str) -> float | None:
+        """The median of its peers' seconds of an item, None if it has none."""
+        return self._medians.get(host) if host in self.paces else self._median

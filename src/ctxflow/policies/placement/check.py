@@ -1,0 +1,171 @@
+"""Does an allocation keep every constraint of the problem? An independent check, which names those that it breaks.
+
+What lives here: (5b) to (5k) as printed, and the limits on GPUs and on unserved demand, computed in plain loops from
+the problem's own numbers. It shares no code with the methods, so that it can judge them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from ctxflow.policies.placement.allocation import Allocation, Route
+from ctxflow.policies.placement.problem import Problem
+
+TOLERANCE = 1e-6
+CONSTRAINTS = {
+    "5b": "what is routed and what is unserved of a query type are the whole of it",
+    "5c": "rent and storage within the budget",
+    "5d": "one allowed configuration for each deployment",
+    "5e": "GPUs of a deployment are TP times PP",
+    "5f": "weights and KV caches within the GPUs' memory",
+    "5g": "work within the GPUs' throughput",
+    "5h": "models and data within the storage",
+    "5i": "a query type's average delay within its limit",
+    "5j": "a query type's average error within its limit",
+    "5k": "routes only to what is deployed, with shares from 0 to 1",
+    "unserved": "what is unserved from 0 to the type's limit",
+    "gpus": "no more GPUs of a tier than there are",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A constraint that is broken.
+
+    :ivar constraint: one of `CONSTRAINTS`: the paper's equation, or "unserved" or "gpus".
+    :ivar where: the query type, the model and tier, or "" for one that holds for all together.
+    :ivar value, limit: the two sides.
+    """
+
+    constraint: str
+    where: str
+    value: float
+    limit: float
+
+    def __str__(self) -> str:
+        name = f"({self.constraint})" if self.constraint[0].isdigit() else self.constraint
+        place = f" for {self.where}" if self.where else ""
+        return f"{name} {CONSTRAINTS[self.constraint]}: {self.value:.6g} against {self.limit:.6g}{place}"
+
+
+def check(problem: Problem, allocation: Allocation, tolerance: float = TOLERANCE) -> list[Violation]:
+    """The constraints that an allocation breaks, none if it is feasible.
+
+    :param tolerance: how far a side may be over, as a share of the limit (or of 1, if that is more).
+
+    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> print(check(paper_instance(), Allocation((), (), (1.0, 1.0, 1.0, 1.0, 1.0, 0.5)))[0])
+    (5b) what is routed and what is unserved of a query type are the whole of it: 0.5 against 1 for Video
+    """
+    sides = [*_shares(problem, allocation, tolerance), *_deployed(problem, allocation, tolerance)]
+    pairs = {(each.model, each.tier) for each in allocation.deployments}
+    if all((route.model, route.tier) in pairs for route in allocation.routes):  # Else delays are not defined.
+        sides += _delays_and_errors(problem, allocation)
+    sides += [*_memory_and_throughput(problem, allocation), *_totals(problem, allocation)]
+    return [each for each in sides if _over(each, tolerance)]
+
+
+def _over(found: Violation, tolerance: float) -> bool:
+    slack = tolerance * max(1.0, abs(found.limit))
+    if found.constraint in ("5b", "5d", "5e"):
+        return abs(found.value - found.limit) > slack
+    return found.value > found.limit + slack
+
+
+def _shares(problem: Problem, allocation: Allocation, tolerance: float) -> Iterator[Violation]:
+    routed: dict[int, float] = defaultdict(float)
+    for route in allocation.routes:
+        routed[route.query_type] += route.share
+    for i, kind in enumerate(problem.query_types):
+        unserved = allocation.unserved[i]
+        yield Violation("5b", kind.name, routed[i] + unserved, 1.0)
+        yield Violation("unserved", kind.name, unserved, kind.max_unserved)
+        if unserved < -tolerance:
+            yield Violation("unserved", kind.name, -unserved, 0.0)
+
+
+def _deployed(problem: Problem, allocation: Allocation, tolerance: float) -> Iterator[Violation]:
+    pairs = Counter((each.model, each.tier) for each in allocation.deployments)
+    for (j, k), count in pairs.items():
+        if count != 1:
+            yield Violation("5d", _pair(problem, j, k), count, 1)
+    for each in allocation.deployments:
+        tier, name = problem.tiers[each.tier], _pair(problem, each.model, each.tier)
+        allowed = each.tensor_parallel in tier.tensor_parallel and each.pipeline_parallel in tier.pipeline_parallel
+        if not allowed:
+            yield Violation("5d", f"{name}, TP {each.tensor_parallel} and PP {each.pipeline_parallel}", 0, 1)
+        yield Violation("5e", name, each.gpus, each.tensor_parallel * each.pipeline_parallel)
+    seen = Counter((route.query_type, route.model, route.tier) for route in allocation.routes)
+    for route in allocation.routes:
+        name = f"{problem.query_types[route.query_type].name} to {_pair(problem, route.model, route.tier)}"
+        if seen[route.query_type, route.model, route.tier] > 1:
+            yield Violation("5k", f"{name}, more than once", 2, 1)
+        if (route.model, route.tier) not in pairs:
+            yield Violation("5k", f"{name}, which is not deployed", route.share or 1.0, 0.0)
+        yield Violation("5k", name, route.share, 1.0)
+        if route.share < -tolerance:
+            yield Violation("5k", name, -route.share, 0.0)
+
+
+def _memory_and_throughput(problem: Problem, allocation: Allocation) -> Iterator[Violation]:
+    sent: dict[tuple[int, int], list[Route]] = defaultdict(list)
+    for route in allocation.routes:
+        sent[route.model, route.tier].append(route)
+    for each in allocation.deployments:
+        j, k, here = each.model, each.tier, sent[each.model, each.tier]
+        tier, model, name = problem.tiers[k], problem.models[j], _pair(problem, j, k)
+        split = each.tensor_parallel * each.pipeline_parallel
+        tokens = sum(
+            problem.query_types[route.query_type].tokens
+            * problem.resident_queries[route.query_type][j][k]
+            * route.share
+            for route in here
+        )
+        held = (model.weights_gb + model.kv_bytes_per_token * 1e-9 * tokens) / split
+        yield Violation("5f", name, held, tier.memory_gb)
+        yield Violation("5g", name, _work(problem, here), problem.utilization * 3600 * tier.tflops * each.gpus)
+
+
+def _work(problem: Problem, routes: list[Route]) -> float:
+    """TFLOP an hour."""
+    total = 0.0
+    for route in routes:
+        kind = problem.query_types[route.query_type]
+        alpha = problem.gflop_per_token[route.query_type][route.model][route.tier]
+        total += alpha * (kind.tokens * kind.queries_per_hour / 1e3) * route.share
+    return total
+
+
+def _delays_and_errors(problem: Problem, allocation: Allocation) -> Iterator[Violation]:
+    delay: dict[int, float] = defaultdict(float)
+    error: dict[int, float] = defaultdict(float)
+    for route, seconds in zip(allocation.routes, allocation.delays(problem), strict=True):
+        delay[route.query_type] += seconds
+        error[route.query_type] += problem.error[route.query_type][route.model][route.tier] * route.share
+    for i, kind in enumerate(problem.query_types):
+        yield Violation("5i", kind.name, delay[i], kind.max_delay_seconds)
+        yield Violation("5j", kind.name, error[i], kind.max_error)
+
+
+def _totals(problem: Problem, allocation: Allocation) -> Iterator[Violation]:
+    stored = 0.0
+    for route in allocation.routes:
+        kind = problem.query_types[route.query_type]
+        stored += problem.models[route.model].weights_gb
+        stored += kind.storage_kb_per_token * 1e-6 * kind.tokens * kind.queries_per_hour * route.share
+    rent = sum(each.gpus * problem.tiers[each.tier].dollars_per_hour for each in allocation.deployments)
+    spent = problem.horizon_hours * (rent + problem.storage_dollars_per_gb_hour * stored)
+    yield Violation("5c", "", spent, problem.budget_dollars)
+    yield Violation("5h", "", stored, problem.storage_gb)
+    used: dict[int, int] = defaultdict(int)
+    for each in allocation.deployments:
+        used[each.tier] += each.gpus
+    for k, tier in enumerate(problem.tiers):
+        if tier.gpus is not None:
+            yield Violation("gpus", tier.name, used[k], tier.gpus)
+
+
+def _pair(problem: Problem, model: int, tier: int) -> str:
+    return f"{problem.models[model].name} on {problem.tiers[tier].name}"

@@ -1,0 +1,403 @@
+"""Local search over what is deployed: open, close and exchange deployments, with query types split between two.
+
+What lives here: for a set of options (a pair with a configuration), the best routes of every query type over it, one
+or two a type, in closed form; and for all options at once, what adding it or exchanging it for one of the set would
+bring. What does not live here: the paper's own moves (`adaptive`).
+
+The storage limit (5h) couples the query types. It is priced: a GB costs what the unserved demand that it displaces
+does; what does not fit is cut where that costs least, and then packed better (`packing`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ctxflow.policies.placement.arrays import Arrays, Bools, Floats, Ints
+from ctxflow.policies.placement.draft import NOTHING, Choices, Draft
+from ctxflow.policies.placement.packing import packed
+from ctxflow.policies.placement.program import all_options
+
+TRIALS = 10
+"""How many of the most promising exchanges are built and looked at, before the search is over."""
+FIRST = 32
+"""How many options are looked at as the first of two."""
+MOST = 64
+"""Exchanges accepted, at most: far more than are ever needed, a bound on time."""
+UNDER = 0.999  # A price just under what displaces the marginal type, so that the type is still wanted.
+_LEAST = 1e-12
+_NEVER = 1e15
+
+
+Change = tuple[float, list[int]]
+"""A set of options with a bound on what it costs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Query types served by one option and each other one together, at least cost: arrays (I, O).
+
+    :ivar linear: dollars of the whole type, served so.
+    :ivar share: the other option's part.
+    :ivar most: the share that can be served so; 0 where two are not better than one.
+    :ivar whole: dollars with the storing of both models and the penalty; without end where it cannot be.
+    """
+
+    linear: Floats
+    share: Floats
+    most: Floats
+    whole: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """What each type is served by: a way (I,) and a share (I,), with the total in dollars."""
+
+    taken: Ints
+    shares: Floats
+    total: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """The W ways to serve a type with a set of options.
+
+    :ivar chosen: the set. :ivar pairs: for each way the places in it of its two options; equal for one, -1 for none.
+    :ivar linear: (I, W) dollars of the whole type. :ivar most: (I, W) the largest share that can be served so.
+    :ivar shares: (I, W) the second option's part. :ivar fixed, weights: (W,) dollars and GB of the models stored.
+    """
+
+    chosen: Sequence[int]
+    pairs: list[tuple[int, int]]
+    linear: Floats
+    most: Floats
+    shares: Floats
+    fixed: Floats
+    weights: Floats
+
+    @property
+    def possible(self) -> Bools:
+        """(I, W) whether a way serves anything, or is the one that need not."""
+        found = self.most > NOTHING
+        found[:, 0] = True
+        return found
+
+    def parts(self, i: int, way: int) -> list[tuple[int, float]]:
+        """The options of a way, with their parts of what it serves of a type."""
+        a, b = self.pairs[way]
+        if a < 0:
+            return []
+        if a == b:
+            return [(self.chosen[a], 1.0)]
+        return [(self.chosen[b], float(self.shares[i, way])), (self.chosen[a], 1 - float(self.shares[i, way]))]
+
+
+class Exchange:
+    """The neighbourhoods of a problem: made once, used from many starts.
+
+    :param arrays: the problem.
+    :param choices: what drafts are made with.
+    """
+
+    def __init__(self, arrays: Arrays, choices: Choices) -> None:
+        self.arrays, self.choices = arrays, choices
+        self.options: Ints = np.argwhere(all_options(arrays))
+        j, k, c = self.options.T
+        self.pair = j * arrays.shape[2] + k
+        self.number = {(int(a), int(b), int(d)): n for n, (a, b, d) in enumerate(self.options)}
+        self.rent: Floats = arrays.rent[k] * arrays.gpus[c]
+        self.delay = np.ascontiguousarray(arrays.delay[:, j, k, c])
+        self.error = np.ascontiguousarray(arrays.error[:, j, k])
+        self.linear = arrays.delay_dollars[:, None] * self.delay + arrays.data_dollars[:, None]
+        self.fixed: Floats = arrays.model_dollars[j]
+        self.weights: Floats = arrays.weights_gb[j]
+        by_error = arrays.max_error[:, None] / np.maximum(self.error, _LEAST)
+        by_delay = arrays.max_delay[:, None] / np.maximum(self.delay, _LEAST)
+        self.most = np.minimum(1.0, np.minimum(by_error, by_delay))
+        self.worth = arrays.unserved_dollars / np.maximum(arrays.data_gb, _LEAST)
+        least = arrays.data_gb.sum() + arrays.shape[0] * self.weights.min(initial=np.inf)
+        tight = least > 0.9 * float(self._room(self.rent.min(initial=np.inf)))
+        self.scarce = UNDER * float(self.worth.min()) if tight else 0.0
+        self.by_worth = np.argsort(self.worth, kind="stable")
+        self.drafts: dict[tuple[int, ...], Draft | None] = {}
+        self.splits: dict[int, Split] = {}
+        self.singles: dict[float, Floats] = {}
+
+    def search(self, draft: Draft) -> Draft:
+        """The draft, or a cheaper one that no exchange improves further."""
+        draft = self.best(self._known(draft), draft.total) or draft
+        for _ in range(MOST):
+            better = self._step(draft, self._single_changes) or self._step(draft, self._double_changes)
+            if better is None:
+                break
+            draft = better
+        return draft
+
+    def _known(self, draft: Draft) -> list[int]:
+        """The numbers of the draft's deployments; one that is no option counts as the option next to it."""
+        found = []
+        for j, k in np.argwhere(draft.config >= 0):
+            here = np.flatnonzero(self.pair == j * self.arrays.shape[2] + k)
+            if len(here):
+                gpus = self.arrays.gpus[self.options[here, 2]]
+                wanted = self.arrays.gpus[draft.config[j, k]]
+                found.append(int(here[np.abs(gpus - wanted).argmin()]))
+        return found
+
+    def _scarcity(self, unserved: Floats) -> float:
+        """Dollars of a GB where storage is full: what the unserved demand that waits for it costs."""
+        missing = unserved > 1e-6
+        return UNDER * float(self.worth[missing].min()) if missing.any() else 0.0
+
+    def _single(self, price: float) -> Floats:
+        """(I, O) the cost of a type served by one option as far as it can be."""
+        if price not in self.singles:
+            arrays = self.arrays
+            data = self.linear + price * arrays.data_gb[:, None]
+            lost = arrays.unserved_dollars[:, None]
+            self.singles[price] = self.fixed + price * self.weights + lost + self.most * (data - lost)
+        return self.singles[price]
+
+    def _split(self, a: int) -> Split:
+        """All types served whole by each option and `a` together."""
+        if a in self.splits:
+            return self.splits[a]
+        arrays = self.arrays
+        low, high = np.zeros(self.delay.shape), np.ones(self.delay.shape)
+        possible = np.ones(self.delay.shape, dtype=bool)
+        for used, limit in ((self.error, arrays.max_error), (self.delay, arrays.max_delay)):
+            slope, room = used - used[:, a, None], (limit - used[:, a])[:, None]
+            edge = room / np.where(slope == 0, _LEAST, slope)
+            high = np.where(slope > 0, np.minimum(high, edge), high)
+            low = np.where(slope < 0, np.maximum(low, edge), low)
+            possible &= (slope != 0) | (room >= 0)
+        possible &= low <= high
+        change = self.linear - self.linear[:, a, None]
+        share = np.where(change < 0, high, low)
+        part, most = self._corner(a)
+        share, most = np.where(possible, share, part), np.where(possible, 1.0, most)
+        most = np.where((share > NOTHING) & (share < 1 - NOTHING), most, 0.0)
+        linear = self.linear[:, a, None] + share * change
+        lost = arrays.unserved_dollars[:, None]
+        whole = np.where(most > 0, lost + most * (linear - lost) + self.fixed + self.fixed[a], _NEVER)
+        self.splits[a] = Split(linear, share, most, whole)
+        return self.splits[a]
+
+    def _corner(self, a: int) -> tuple[Floats, Floats]:
+        """(I, O) where both the error and the delay of a type are used up: the other option's part, and the share.
+
+        Both 0 where that is no share of the type: what two options can do for a type that they cannot serve whole.
+        """
+        arrays = self.arrays
+        error, delay = arrays.max_error[:, None], arrays.max_delay[:, None]
+        own_error, own_delay = self.error[:, a, None], self.delay[:, a, None]
+        slope = own_error * self.delay - self.error * own_delay
+        slope = np.where(slope == 0, _LEAST, slope)
+        own, other = (error * self.delay - self.error * delay) / slope, (own_error * delay - error * own_delay) / slope
+        total = own + other
+        valid = (own > 0) & (other > 0) & (total < 1)
+        return np.where(valid, other / np.where(valid, total, 1.0), 0.0), np.where(valid, total, 0.0)
+
+    def _ways(self, chosen: Sequence[int]) -> Ways:
+        """All ways to serve a type with a set of options: with none, one, or two of them."""
+        count, arrays = len(chosen), self.arrays
+        ways = [(-1, -1), *((a, a) for a in range(count)), *((a, b) for a in range(count) for b in range(a))]
+        types, width = arrays.shape[0], len(ways)
+        linear, most, shares = np.zeros((types, width)), np.zeros((types, width)), np.zeros((types, width))
+        fixed, weights = np.zeros(width), np.zeros(width)
+        for way, (a, b) in enumerate(ways[1:], 1):
+            n, m = chosen[a], chosen[b]
+            if a == b:
+                linear[:, way], most[:, way] = self.linear[:, n], self.most[:, n]
+                fixed[way], weights[way] = self.fixed[n], self.weights[n]
+            else:
+                split = self._split(n)
+                linear[:, way], most[:, way], shares[:, way] = (
+                    split.linear[:, m],
+                    split.most[:, m],
+                    split.share[:, m],
+                )
+                fixed[way], weights[way] = self.fixed[n] + self.fixed[m], self.weights[n] + self.weights[m]
+        return Ways(chosen, ways, linear, most, shares, fixed, weights)
+
+    def _way_costs(self, ways: Ways, price: float) -> Floats:
+        """(I, W) with each GB at its price; a way that serves nothing counts as dearer than any that serves."""
+        arrays = self.arrays
+        lost = arrays.unserved_dollars[:, None]
+        data = ways.linear + price * arrays.data_gb[:, None] - lost
+        cost = ways.fixed + price * ways.weights + lost + ways.most * data
+        cost[:, 0] += price * (arrays.data_gb + self.weights.max(initial=0.0))
+        return np.where(ways.possible, cost, _NEVER)
+
+    def best(self, chosen: Sequence[int], under: float = np.inf) -> Draft | None:
+        """The cheapest draft over a set of options, None if none keeps the limits and costs less than `under`."""
+        options = tuple(sorted(chosen))
+        if options not in self.drafts:
+            self.drafts[options] = self._best(options)
+        found = self.drafts[options]
+        return found if found is not None and found.total < under - 1e-9 else None
+
+    def _best(self, options: Sequence[int]) -> Draft | None:
+        """If storage is full, routes are found again with the price that it then has, and then packed."""
+        ways, room = self._ways(options), float(self._room(self.rent[list(options)].sum()))
+        taken, shares, full = self._settled(ways, room, 0.0)
+        tries = [self._routing(ways, taken, shares)]
+        if full:
+            taken, shares, _ = self._settled(ways, room, self._scarcity(1 - shares))
+            tries.append(self._routing(ways, taken, shares))
+            tries.append(self._routing(ways, *self._packed(ways, room, taken)))
+        drafts = (self._draft(ways, each) for each in sorted(tries, key=lambda each: each.total))
+        return next((draft for draft in drafts if draft.within_limits()), None)
+
+    def _room(self, rent: Floats | float) -> Floats:
+        """GB of storage that there are, and that the budget pays beside a rent."""
+        problem = self.arrays.problem
+        dollars = problem.horizon_hours * problem.storage_dollars_per_gb_hour
+        paid = (problem.budget_dollars - rent) / max(dollars, _LEAST)
+        return np.clip(paid, 0.0, problem.storage_gb) * (1 - 1e-12)
+
+    def _settled(self, ways: Ways, room: float, price: float) -> tuple[Ints, Floats, bool]:
+        """The best way for each type with each GB at its price, what of it is served, and whether storage limits it."""
+        arrays = self.arrays
+        taken = self._way_costs(ways, price).argmin(axis=1)
+        shares = ways.most[np.arange(len(taken)), taken]
+        full = float(ways.weights[taken].sum() + arrays.data_gb @ shares) > room
+        self._settle(ways, room, taken, shares)
+        return taken, shares, full
+
+    def _packed(self, ways: Ways, room: float, taken: Ints) -> tuple[Ints, Floats]:
+        """Better ways and shares in a storage that is full."""
+        arrays = self.arrays
+        saved = np.where(ways.possible, arrays.unserved_dollars[:, None] - ways.linear, 0.0)
+        return packed(taken, ways.most, saved, arrays.data_gb, ways.fixed, ways.weights, room)
+
+    def _routing(self, ways: Ways, taken: Ints, shares: Floats) -> Routing:
+        """What ways and shares come to."""
+        used = {ways.chosen[a] for way in set(taken.tolist()) for a in ways.pairs[way] if a >= 0}
+        total = float(self.rent[list(used)].sum()) if used else 0.0
+        total += float(ways.fixed[taken].sum() + shares @ ways.linear[np.arange(len(taken)), taken])
+        return Routing(taken, shares, total + float((1 - shares) @ self.arrays.unserved_dollars))
+
+    def _draft(self, ways: Ways, routing: Routing) -> Draft:
+        draft = Draft(self.choices)
+        for i, share in enumerate(routing.shares):
+            for n, part in ways.parts(i, int(routing.taken[i])):
+                if share * part > NOTHING:
+                    j, k, c = (int(place) for place in self.options[n])
+                    draft.place(i, j, k, c, float(share * part))
+        return draft
+
+    def _settle(self, ways: Ways, limit: float, taken: Ints, shares: Floats) -> None:
+        """Find the types that storage has no room for, the least worth a GB first, the best way in what room there is.
+
+        Changes `taken` and `shares`; ends when all fits and the type that was cut last is as well off as it can be.
+        """
+        arrays = self.arrays
+        stored = float(ways.weights[taken].sum() + arrays.data_gb @ shares)
+        for i in self.by_worth:
+            if stored <= limit and shares[i] >= 1 - NOTHING:
+                continue
+            if limit - NOTHING < stored <= limit:
+                break
+            others = stored - float(ways.weights[taken[i]]) - float(arrays.data_gb[i] * shares[i])
+            room = np.maximum(0.0, limit - others - ways.weights) / max(float(arrays.data_gb[i]), _LEAST)
+            possible = np.minimum(ways.most[i], room)
+            lost = arrays.unserved_dollars[i]
+            cost = np.where(possible > NOTHING, ways.fixed + lost + possible * (ways.linear[i] - lost), _NEVER)
+            cost[0] = lost
+            way = int(cost.argmin())
+            taken[i], shares[i] = way, possible[way]
+            stored = others + float(ways.weights[way] + arrays.data_gb[i] * possible[way])
+
+    def _step(self, draft: Draft, changes: Callable[[list[int], Sequence[float]], Iterator[Change]]) -> Draft | None:
+        """The best of the most promising changes to the set of options, None if none is better than the draft."""
+        prices, best = self._prices(draft), None
+        for _, chosen in heapq.nsmallest(TRIALS, changes(self._known(draft), prices), key=lambda change: change[0]):
+            best = self.best(chosen, (best or draft).total) or best
+        return best
+
+    def pair_start(self) -> Draft | None:
+        """The best draft of one or two options, among the most promising; None if there is none.
+
+        A start that no chain of improvements through one deployment leads to where the budget is short.
+        """
+        if not len(self.options):
+            return None
+        prices = sorted({0.0, self.scarce})
+        alone = np.max([self.added([], price)[1] for price in prices], axis=0)
+        first = np.argsort(alone, kind="stable")[:FIRST]
+        changes = (change for n in first for change in self._promising(prices, [int(n)], True))
+        best = None
+        for _, chosen in heapq.nsmallest(TRIALS, changes, key=lambda change: change[0]):
+            best = self.best(chosen, np.inf if best is None else best.total) or best
+        return best
+
+    def pool(self, draft: Draft, size: int) -> Bools:
+        """(J, K, C) the options around a draft: its own, their pairs' other configurations, the most promising others.
+
+        :param size: how many others.
+        """
+        chosen = self._known(draft)
+        prices = self._prices(draft)
+        bases = [chosen, *(_without(chosen, n) for n in chosen)]
+        bounds = np.min([np.max([self.added(base, price)[1] for price in prices], axis=0) for base in bases], axis=0)
+        picked = np.isin(self.pair, self.pair[chosen])
+        picked[np.argsort(bounds, kind="stable")[:size]] = True
+        mask = np.zeros(self.arrays.fits.shape, dtype=bool)
+        mask[tuple(self.options[picked].T)] = True
+        return mask
+
+    def _prices(self, draft: Draft) -> list[float]:
+        """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
+        full = draft.stored > float(self._room(draft.rent)) * (1 - 1e-6)
+        price = self._scarcity(draft.unserved) if full else 0.0
+        return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
+
+    def _single_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
+        """Sets with one option more, one less, or one for another."""
+        for base in (chosen, *(_without(chosen, n) for n in chosen)):
+            yield from self._promising(prices, base, base != chosen)
+
+    def _double_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
+        """Sets in which one option is another configuration of its pair, with one option more or not."""
+        for n in chosen:
+            for other in np.flatnonzero(self.pair == self.pair[n]):
+                if other != n:
+                    yield from self._promising(prices, [*_without(chosen, n), int(other)], True)
+
+    def _promising(self, prices: Sequence[float], base: list[int], itself: bool) -> Iterator[Change]:
+        """The best ways to add an option to a set, or (`itself`) nothing, with a bound on their cost."""
+        bounds = [self.added(base, price) for price in prices]
+        if itself:
+            yield max(alone for alone, _ in bounds), base
+        added = np.max([each for _, each in bounds], axis=0)
+        for option in np.argpartition(added, min(TRIALS, len(added) - 1))[:TRIALS] if len(added) else ():
+            if added[option] < _NEVER:
+                yield float(added[option]), [*base, int(option)]
+
+    def added(self, base: list[int], price: float) -> tuple[float, Floats]:
+        """The cost of the best routes over a set, and over the set with each option (O,) besides.
+
+        Storage is priced instead of limited: a lower bound of what splits in two can reach.
+        """
+        arrays, problem = self.arrays, self.arrays.problem
+        kept = self._way_costs(self._ways(base), price).min(axis=1)
+        cost = np.minimum(self._single(price), kept[:, None])
+        for n in base:
+            split = self._split(n)
+            whole = split.whole
+            if price:
+                whole = whole + price * (self.weights + self.weights[n] + split.most * arrays.data_gb[:, None])
+            np.minimum(cost, whole, out=cost)
+        paid = self.rent[base].sum()
+        rent = paid + self.rent
+        found = cost.sum(axis=0) + rent - price * self._room(rent)
+        found[(rent > problem.budget_dollars) | np.isin(self.pair, self.pair[base])] = _NEVER
+        return float(kept.sum() + paid - price * self._room(paid)), found
+
+
+def _without(chosen: list[int], option: int) -> list[int]:
+    return [n for n in chosen if n != option]

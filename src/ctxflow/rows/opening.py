@@ -1,0 +1,292 @@
+"""Open an input: find the reader that a file, a folder of files or an object of a Python program needs.
+
+Libraries are imported only where their formats or objects are given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxflow.rows.columns import IN_BATCH, IN_MAP, Words
+from ctxflow.rows.formats import CsvSource, JsonLinesSource, Shards, TextSource
+from ctxflow.rows.source import RowError, Source, Table
+from ctxflow.rows.tables import ArrowSource, ArrowTable, DatasetTable, FrameTable, ParquetSource, is_of
+from ctxflow.rows.text_lines import head_of_file, open_lines, suffix_of
+from ctxflow.wording import article, short
+
+FORMATS = ("openai", "jsonl", "csv", "text", "parquet", "dataset")
+_SNIFFED_LINES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How an input is to be read, where that is not as it tells itself.
+
+    :ivar form: one of `FORMATS`.
+    :ivar split: which part of a dataset's folder.
+    :ivar delimiter: what separates the values of CSV.
+    :ivar encoding: what text is in.
+    :ivar name: what a person calls the input, by default its path; `words`, what to write to have it read otherwise.
+    """
+
+    form: str | None = None
+    split: str | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    name: str = ""
+    words: Words = IN_BATCH
+
+
+def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, Source]:
+    """The format of an input and its reader.
+
+    :raises ValueError: for an input that cannot be read, or not again after a restart, saying what to do.
+    """
+    path, reading = Path(path), reading or Reading()
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ValueError(f"the input {path} cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        return open_folder(path, reading)
+    if not stat.S_ISREG(mode):
+        raise ValueError(
+            f"the input {path} is a pipe or a device, which cannot be read again after a restart: {reading.words.pipe}"
+        )
+    if reading.split is not None:
+        raise ValueError(f"the input {path} is a file, which has no splits: leave --split out")
+    if reading.form == "dataset":
+        raise ValueError(f"the input {path} is a file, not a dataset's folder")
+    return open_file(path, reading)
+
+
+def open_file(path: Path, reading: Reading) -> tuple[str, Source]:
+    """The format of a file and its reader.
+
+    :raises ValueError: for a file that cannot be read so, saying what to do.
+    """
+    form = reading.form or ("csv" if reading.delimiter is not None else detect(path, reading))
+    called = reading.name or f"the input {path}"
+    if reading.delimiter is not None and form != "csv":
+        raise ValueError(f"{called} is read as {form}, which has no delimiter: leave --delimiter out")
+    if form == "parquet":
+        if reading.encoding is not None:
+            raise ValueError(f"{called} is Parquet, which says its encoding itself: leave --encoding out")
+        return form, ParquetSource([path], reading.name or str(path))
+    if form == "csv":
+        return form, CsvSource(path, reading.encoding, reading.name, reading.words, reading.delimiter)
+    if form == "text":
+        return form, TextSource(path, reading.encoding, reading.name, reading.words)
+    return form, JsonLinesSource(path, reading.encoding, reading.name, reading.words)
+
+
+def detect(path: Path, reading: Reading = Reading()) -> str:
+    """The format of a file.
+
+    :raises ValueError: if it cannot be told, or is known but not read here.
+    """
+    called, words = reading.name or f"the input {path}", reading.words
+    head = head_of_file(path, 1 << 16)
+    suffix = suffix_of(path)
+    if head.startswith(b"PAR1") or path.suffix.lower() == ".parquet":
+        return "parquet"
+    if head.startswith((b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04")):
+        raise ValueError(f"{called} is compressed, and not by gzip: decompress it first, as with unzip")
+    if suffix in (".csv", ".tsv"):
+        return "csv"
+    if suffix in (".txt", ".text"):
+        return "text"
+    with open_lines(path, reading.encoding, reading.name, words) as (lines, _):
+        try:
+            begin = next((line.lstrip() for line in lines if line.strip()), b"")
+        except RowError:
+            begin = b""
+    if begin.startswith(b"[") and (suffix == ".json" or reading.name):
+        of = "" if reading.name else f" {path}"
+        raise ValueError(f"{called} is a JSON array, not an object a line: jq -c '.[]'{of} makes one")
+    if suffix in (".jsonl", ".ndjson", ".json") or begin.startswith(b"{"):
+        return "openai" if _is_openai(path, reading) else "jsonl"
+    ending = "have its name end in .jsonl, .csv, .tsv, .parquet or .txt (a line is a row)"
+    advice = [ending] * (not reading.name) + [words.form] * bool(words.form)
+    raise ValueError(f"the format of {called} cannot be told: {', or '.join(advice)}")
+
+
+def _is_openai(path: Path, reading: Reading) -> bool:
+    """Whether the first line that is an object is a request of OpenAI's batch format."""
+    for chunk in JsonLinesSource(path, reading.encoding, reading.name, reading.words).chunks():
+        for row in chunk:
+            if isinstance(row.values, dict):
+                return "custom_id" in row.values and isinstance(row.values.get("body"), dict)
+            if row.number > _SNIFFED_LINES:
+                return False
+    return False
+
+
+def open_table(given: Any) -> Table | None:
+    """The rows of a table, None for an iterable of values as any other.
+
+    Text is a path, always: of a file, or of a dataset's folder.
+
+    :raises ValueError: for a file or a table that cannot be read, or is not there, saying why.
+
+    >>> open_table(["a", "b"]) is None
+    True
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return _of_path(given)
+    if is_of(given, "pandas", "DataFrame"):
+        return FrameTable(given)
+    if any(is_of(given, "pyarrow", name) for name in ("Table", "RecordBatch", "RecordBatchReader")) or is_of(
+        given, "pyarrow.dataset", "Dataset"
+    ):
+        return ArrowTable(given)
+    if hasattr(given, "column_names") and (hasattr(given, "features") or isinstance(given, dict)):
+        if isinstance(given, dict):
+            splits = ", ".join(map(str, given))
+            raise ValueError(f"{article(type(given).__name__)} holds several datasets: give one of them ({splits})")
+        return DatasetTable(given)
+    return None
+
+
+def _of_path(given: str | os.PathLike[str]) -> Table:
+    path = Path(os.fsdecode(given))
+    try:
+        there = given != "" and path.exists()
+    except PermissionError:  # Of a folder on the way to it.
+        there = True
+    except (OSError, ValueError):  # Too long for a name, or with a byte that no name has.
+        there = False
+    if not there:
+        raise ValueError(
+            f"there is no file or folder {short(os.fsdecode(given))}: give the path of one that is there, or a list of "
+            "texts if this is one itself"
+        )
+    return open_source(path, Reading(words=IN_MAP))[1]
+
+
+_KINDS = {
+    ".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text",
+    ".text": "text",
+}  # fmt: skip
+_OF_FORM = {"dataset": "parquet", "openai": "jsonl"}
+_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+_SPLITS = {"train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval"}
+
+
+def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
+    """The format of a folder and its reader.
+
+    A dataset that `save_to_disk` made; or files of Parquet, JSON Lines, CSV or text, there or in its folder `data`.
+    They are one table, in the order of their names, unless these are those of splits: `test.jsonl`,
+    `train-00000-of-00002.parquet`.
+
+    :raises ValueError: if it is none, has several splits and none is named, or its files do not go together.
+    """
+    if (folder / "dataset_dict.json").is_file():
+        splits = [str(each) for each in _json(folder / "dataset_dict.json").get("splits", [])]
+        split = _chosen(folder, splits, reading.split, reading.words.saved)
+        return open_folder(folder / split, dataclasses.replace(reading, split=None))
+    saved = (folder / "state.json").is_file()
+    kind, files = ("arrow", []) if saved else _files_of(folder, reading)
+    if kind in ("arrow", "parquet"):
+        for flag, given in (("--delimiter", reading.delimiter), ("--encoding", reading.encoding)):
+            if given is not None:
+                raise ValueError(f"the input {folder} is of {kind.capitalize()} files: leave {flag} out")
+
+        if saved:
+            if reading.split is not None:
+                raise ValueError(f"the dataset {folder} has no splits: leave --split out")
+            listed = _json(folder / "state.json").get("_data_files", [])
+            return "dataset", ArrowSource([folder / str(file["filename"]) for file in listed], str(folder))
+        return "dataset", ParquetSource(_of_split(folder, files, reading), str(folder))
+    form = None if kind == "jsonl" and reading.form is None else reading.form or kind
+    parts = [
+        open_file(file, dataclasses.replace(reading, form=form, split=None))
+        for file in _of_split(folder, files, reading)
+    ]
+    if len(forms := sorted({form for form, _ in parts})) > 1:
+        raise ValueError(f"the files of {folder} are of several forms ({', '.join(forms)}): {reading.words.forms}")
+    return forms[0], Shards([source for _, source in parts], str(folder))
+
+
+def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
+    """The kind of the files that are the folder's rows, and these files."""
+    form = reading.form
+    for place in (folder, folder / "data"):
+        if not place.is_dir():
+            continue
+        by_kind: dict[str, list[Path]] = {}
+        for file in sorted(place.iterdir()):
+            if file.is_file() and not file.name.startswith((".", "_")) and suffix_of(file) in _KINDS:
+                by_kind.setdefault(_KINDS[suffix_of(file)], []).append(file)
+        if form is not None:
+            by_kind = {kind: files for kind, files in by_kind.items() if kind == _OF_FORM.get(form, form)}
+        elif len(by_kind) > 1:
+            by_kind.pop("text", None)  # Which says what the others are.
+        if len(by_kind) > 1:
+            raise ValueError(
+                f"the folder {place} has files of several forms ({', '.join(sorted(by_kind))}): {reading.words.forms}"
+            )
+        for kind, files in by_kind.items():
+            return kind, [file for file in files if file.stat().st_size] or files
+    raise ValueError(
+        f"{folder} is no dataset: it has neither state.json (save_to_disk) nor files of "
+        + (form if form is not None else "Parquet, JSON Lines, CSV or text")
+    )
+
+
+def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Path]:
+    """The files of the split that is asked for; all of them, if their names are not those of splits."""
+    split = reading.split
+    names = [_split_of(file) for file in files]
+    if not any(names):
+        if split is not None:
+            raise ValueError(f"the files of {folder} are one table, not splits: leave --split out")
+        return list(files)
+    named = [name or _stem(file) for name, file in zip(names, files, strict=True)]
+    chosen = _chosen(folder, sorted(set(named)), split, reading.words.split)
+    return [file for name, file in zip(named, files, strict=True) if name == chosen]
+
+
+def _stem(file: Path) -> str:
+    return file.name.partition(".")[0]
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a file's name says it is a part of.
+
+    >>> _split_of(Path("train-00000-of-00002.parquet")), _split_of(Path("test.csv.gz")), _split_of(Path("b.parquet"))
+    ('train', 'test', None)
+    """
+    stem = _stem(file)
+    shard = _SHARD.fullmatch(stem)
+    first = re.split(r"[-_]", stem, maxsplit=1)[0]
+    return shard[1] if shard else first if first.lower() in _SPLITS else None
+
+
+def _chosen(folder: Path, splits: Sequence[str], split: str | None, advice: str) -> str:
+    """The split that is asked for, or the only one; `advice` says how to ask for one of them."""
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split is None or split not in splits:
+        what = "has several splits" if split is None else f"has no split {split!r}"
+        given = {"splits": ", ".join(splits), "folder": folder, "first": next(iter(splits), "train")}
+        raise ValueError(f"the dataset {folder} {what}: {advice.format(**given)}")
+    return split
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not the JSON that a dataset has there")
+    return found
