@@ -64,9 +64,11 @@ SITE = """
 name = "bad-hosts"
 engine = "taskvine"
 environment = "/opt/ctxflow"
+{more}
+
+[taskvine]
 keepalive_interval = 1
 keepalive_timeout = 5
-{more}
 
 [[tiers]]
 name = "gpu"

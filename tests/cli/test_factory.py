@@ -17,12 +17,14 @@ from ctxflow.factory.connection import Connection, LiveRun, write_private
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import FoundJob
 from ctxflow.sites import Site, load_site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 CAMPUS = """
 name = "campus"
 engine = "taskvine"
 acquire = "factory"
+
+[taskvine]
 port = 9123
 
 [[tiers]]

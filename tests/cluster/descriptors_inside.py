@@ -21,7 +21,7 @@ import psutil
 
 from ctxflow import ContextExecutor, CtxflowError, batch_app, context
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 ROWS, WORKERS = 200, {"few": 33, "none": 1, "filled": 3}
 LIMITS = {"few": 33, "none": 24, "filled": 256}
@@ -83,7 +83,9 @@ def one(how: str) -> None:
     fills = {"FILLS": "descriptors"} if how == "filled" else {}
     needs = {"cores": 1, "memory_gb": 1, "gpus": 0, "disk_gb": 1}
     tier = Tier(name="small", provider=kind, workers=WORKERS[how], variables=fills, **needs)
-    site = Site(engine="taskvine", environment="/opt/ctxflow", tiers=(tier,), address="10.77.0.1", start_when=0.0)
+    site = Site(
+        engine="taskvine", environment="/opt/ctxflow", tiers=(tier,), taskvine={"address": "10.77.0.1"}, start_when=0.0
+    )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if how == "filled" else LIMITS[how]
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMITS[how], hard))
     results: list[int] = []

@@ -22,6 +22,8 @@ name = "pool"
 engine = "taskvine"
 environment = "/opt/ctxflow"
 acquire = "{acquire}"
+
+[taskvine]
 keepalive_interval = 1
 keepalive_timeout = 5
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 ROWS = 800
 HELD_SECONDS = 15.0

@@ -23,7 +23,7 @@ from ctxflow.executors.heartbeats import Patience
 from ctxflow.factory.connection import live_runs
 from ctxflow.host.processes import process_state
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from unkillable import unkillable
 
 HASTE = Patience(ask=1.0, answer=3.0, overdue=1.0, urgent=3.0, leave=3.0, manager=4.0)
@@ -54,7 +54,8 @@ def running(
 ) -> Iterator[ContextExecutor]:
     tiers = (Tier(name="local", workers=workers, **TIER),)
     keepalive = {"keepalive_interval": 1, "keepalive_timeout": 5} if patience else {}
-    executor = ContextExecutor(Site(engine="taskvine", tiers=tiers, address="127.0.0.1", **{**keepalive, **site}))
+    options = {"address": "127.0.0.1", **keepalive}
+    executor = ContextExecutor(Site(engine="taskvine", tiers=tiers, taskvine=options, **site))
     executor.run_dir = str(directory)
     if patience:
         executor.engine._patience = patience

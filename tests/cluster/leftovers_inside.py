@@ -42,6 +42,8 @@ SITE = """
 name = "{kind}"
 engine = "taskvine"
 environment = "/opt/ctxflow"
+
+[taskvine]
 keepalive_interval = 1
 keepalive_timeout = 5
 

@@ -25,8 +25,7 @@ SITE = """\
 name = "two-regions"
 engine = "taskvine"
 environment = "/opt/ctxflow"
-keepalive_interval = 1
-keepalive_timeout = 5
+taskvine = {{keepalive_interval = 1, keepalive_timeout = 5}}
 start_when = 1.0
 routing = "{routing}"
 region = "near"

@@ -32,15 +32,15 @@ from ctxflow.factory.connection import live_runs, runs_directory
 from ctxflow.host.seal import key_of
 from ctxflow.observe.run_report import read_report
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 os.environ["CTXFLOW_VINE_LOG"] = "all"  # Much of what is looked for here is told there alone.
 
 
-def site(workers: int = 1, **more: Any) -> Site:
+def site(workers: int = 1, environment: str | None = None, **options: Any) -> Site:
     tier = Tier(name="local", provider="local", workers=workers, cores=1, memory_gb=2, disk_gb=2, gpus=0)
-    common = {"engine": "taskvine", "tiers": (tier,), "address": "127.0.0.1"}
-    return Site(**{**common, "keepalive_interval": 1, "keepalive_timeout": 5, **more})
+    taskvine = {"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5, **options}
+    return Site(engine="taskvine", tiers=(tier,), environment=environment, taskvine=taskvine)
 
 
 @contextlib.contextmanager
@@ -545,7 +545,9 @@ def test_a_worker_that_joins_late_is_fed_by_a_peer_on_another_host(tmp_path: Pat
         Tier(name=host, workers=1, cores=1, memory_gb=1, disk_gb=1, gpus=0, requirements=f'Machine == "{host}.testbed"')
         for host in hosts
     )
-    executor = ContextExecutor(Site(engine="taskvine", tiers=tiers, keepalive_interval=1, keepalive_timeout=5))
+    executor = ContextExecutor(
+        Site(engine="taskvine", tiers=tiers, taskvine={"keepalive_interval": 1, "keepalive_timeout": 5})
+    )
     executor.run_dir = str(tmp_path / "run")
     with executor:
         assert executor.run

@@ -21,7 +21,7 @@ import pytest
 from ctxflow import ContextExecutor, context, session_app
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.testing.sessions import SessionContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
@@ -33,7 +33,10 @@ _TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, di
 class TestTaskVineSessions(SessionContract):
     def make(self) -> TaskVineEngine:
         site = Site(
-            engine="taskvine", tiers=(_TIER,), address="127.0.0.1", keepalive_interval=1, keepalive_timeout=5, slots=2
+            engine="taskvine",
+            tiers=(_TIER,),
+            taskvine={"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5},
+            slots=2,
         )
         return TaskVineEngine(site)
 

@@ -15,7 +15,7 @@ import pytest
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
 from ctxflow.factory.provider import PoolSurvey, Provider
 from ctxflow.factory.tier_providers import Lead, provider_of, worker_job
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 SITES = Path(__file__).resolve().parents[2] / "site-configs"
 SMALL = {"cores": 1, "memory_gb": 4, "disk_gb": 10}

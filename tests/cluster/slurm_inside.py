@@ -16,7 +16,7 @@ from parsl.providers import SlurmProvider
 from ctxflow.factory import JobChange, ProviderError, WorkerJob
 from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.parsl_systems import parsl_provider
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.testing.jobs import Watch
 
 SMALL = {"cores": 1, "memory_gb": 1, "gpus": 0}

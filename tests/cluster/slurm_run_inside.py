@@ -25,7 +25,7 @@ from parsl.providers import SlurmProvider
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 BATCH = 5
 SECONDS = 0.1  # An item takes.
@@ -56,7 +56,7 @@ def site(kind: str) -> Site:
     }[kind]
     return Site(
         name=kind, engine="taskvine", environment="/opt/ctxflow", tiers=(tier,),
-        keepalive_interval=1, keepalive_timeout=5,
+        taskvine={"keepalive_interval": 1, "keepalive_timeout": 5},
     )  # fmt: skip
 
 

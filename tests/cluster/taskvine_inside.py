@@ -10,14 +10,18 @@ import pytest
 
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.testing.engines import EngineContract
 
 _TIER = Tier(name="local", provider="local", workers=2, cores=1, memory_gb=2, disk_gb=2, gpus=0)
 
 
 def _site() -> Site:
-    return Site(engine="taskvine", tiers=(_TIER,), address="127.0.0.1", keepalive_interval=1, keepalive_timeout=5)
+    return Site(
+        engine="taskvine",
+        tiers=(_TIER,),
+        taskvine={"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5},
+    )
 
 
 class TestTaskVineContract(EngineContract):

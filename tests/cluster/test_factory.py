@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 SITE = """
 engine = "taskvine"
 environment = "/opt/ctxflow"
-keepalive_interval = 1
-keepalive_timeout = 5
+taskvine = {keepalive_interval = 1, keepalive_timeout = 5}
 """
 TIER = """
 [[tiers]]

@@ -25,9 +25,11 @@ PERIOD = 12.0
 SITE = """
 engine = "taskvine"
 environment = "/opt/ctxflow"
+placement = {policy = "agh", period = 12, clear = 12}
+
+[taskvine]
 keepalive_interval = 1
 keepalive_timeout = 5
-placement = {policy = "agh", period = 12, clear = 12}
 """
 # The large model needs two GPUs: the smallest workers have one.
 TIERS = """

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 SITE = """
 engine = "taskvine"
 environment = "/opt/ctxflow"
+preemption = {{policy = "{policy}", patience = {patience}, grace = 20, idle = 2}}
+
+[taskvine]
 keepalive_interval = 1
 keepalive_timeout = 5
-preemption = {{policy = "{policy}", patience = {patience}, grace = 20, idle = 2}}
 
 [[tiers]]
 name = "any"

@@ -17,7 +17,7 @@ from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.taskvine import engine as taskvine_engine
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 WORDS = "raise `ulimit -n`"
 
@@ -131,7 +131,8 @@ def test_a_run_that_has_none_to_start_with_says_what_to_do(tmp_path, monkeypatch
     else:
         monkeypatch.setattr(taskvine_engine, "require_ndcctools", lambda: None)
         monkeypatch.setattr(taskvine_engine, "ManagerLink", fail)
-        site = Site(engine="taskvine", tiers=(Tier(name="one", provider="local", workers=1),), address="127.0.0.1")
+        tiers = (Tier(name="one", provider="local", workers=1),)
+        site = Site(engine="taskvine", tiers=tiers, taskvine={"address": "127.0.0.1"})
     executor = ContextExecutor(site=site)
     executor.run_dir = str(tmp_path)
     with pytest.raises(CtxflowError, match=rf"^the run cannot start: .*{WORDS}"):

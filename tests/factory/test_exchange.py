@@ -24,7 +24,7 @@ from ctxflow.factory.run_files import (
     wanted_file,
 )
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 
 def eventually(condition):

@@ -30,7 +30,7 @@ from ctxflow.factory import JobChange, ProviderError, WorkerJob, slurm
 from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.parsl_script import JobPaths, JobReport, worker_script
 from ctxflow.factory.parsl_systems import kept_from, parsl_provider
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.testing.jobs import Watch
 
 # One program that is qsub, qstat and qdel, of PBS or of Grid Engine; a job is a process, and a file with its state.

@@ -14,7 +14,7 @@ from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_jobs import describe, variables_text
 from ctxflow.factory.condor_machines import PRIORITY, pinned
 from ctxflow.factory.tier_providers import Lead, worker_job
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.topology import Gpu, Topology
 
 

@@ -17,7 +17,7 @@ from ctxflow.factory.probing import probe_tiers
 from ctxflow.factory.provider import explaining_line
 from ctxflow.factory.site_check import network_advice, network_problems
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
 
 def site(address: str | None = "127.0.0.1", port=0, **tier) -> Site:
     there = Tier(name="here", provider="local", gpus=0, **tier)
-    return Site(engine="taskvine", address=address, port=port, tiers=(there,))
+    return Site(engine="taskvine", taskvine={"address": address, "port": port}, tiers=(there,))
 
 
 def probed(asked: Site, limit: float = 30.0, provider=None):
@@ -147,7 +147,7 @@ def test_an_address_that_is_not_known_not_ours_or_for_this_machine_alone_is_told
     remote = Tier(name="far", provider="slurm", gpus=0)
     [problem] = network_problems(site(address="no-such-host.invalid"))
     assert "cannot be resolved" in problem and "write an IP address of this machine" in problem
-    [problem] = network_problems(Site(engine="taskvine", address="localhost", tiers=(remote,)))
+    [problem] = network_problems(Site(engine="taskvine", taskvine={"address": "localhost"}, tiers=(remote,)))
     assert problem.startswith("address localhost is this machine to itself alone, and tier far is on others")
     assert list(network_problems(site(address="localhost"))) == []
     [advice] = network_advice(site(address="192.0.2.1"))

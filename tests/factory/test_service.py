@@ -30,7 +30,7 @@ from ctxflow.factory.served_run import ServedRun
 from ctxflow.factory.service import check_site
 from ctxflow.process_identity import birth_of
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 SITE = """
 name = "lab"

@@ -21,8 +21,8 @@ from ctxflow.factory.spending import (
     standing,
 )
 from ctxflow.sites import Site, load_site
-from ctxflow.sites.problem import SiteError
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
+from ctxflow.sites.site_problems import SiteError
 
 TIER = Tier(name="a10", provider="local", gpus=2, price=3.0)
 HOUR = 3600.0

@@ -14,13 +14,17 @@ from parsl.data_provider.file_noop import NoOpFileStaging
 from ctxflow import ContextExecutor
 from ctxflow.executors.files import SharedDiskStaging
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 TIER = Tier(name="here", provider="local", workers=2, cores=1, memory_gb=2, disk_gb=2, gpus=0)
 
 
 def fresh_config():
-    site = Site(engine="taskvine", tiers=(TIER,), address="127.0.0.1", keepalive_interval=1, keepalive_timeout=5)
+    site = Site(
+        engine="taskvine",
+        tiers=(TIER,),
+        taskvine={"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5},
+    )
     others = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
     return Config(executors=[ContextExecutor(site=site, storage_access=[SharedDiskStaging(), *others])])
 

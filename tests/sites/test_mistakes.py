@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ctxflow.sites import Site, SiteError, load_site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 HEAD = 'engine = "taskvine"\n[[tiers]]\n'  # Two lines: a tier's first key stands on line 3.
 SLURM = HEAD + 'provider = "slurm"\n'

@@ -8,11 +8,9 @@ import pytest
 
 from ctxflow.sites import load_site
 from ctxflow.sites.listing import toml_lines
-from ctxflow.sites.model import Site
+from ctxflow.sites.loader import parse
 from ctxflow.sites.reference import reference
-from ctxflow.sites.region import Region
-from ctxflow.sites.tier import Tier
-from ctxflow.sites.toml_text import parse
+from ctxflow.sites.site_model import Region, Site, Tier
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

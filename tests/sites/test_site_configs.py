@@ -9,7 +9,7 @@ import pytest
 
 from ctxflow.factory.tier_providers import Lead, worker_command
 from ctxflow.sites import load_site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "site-configs").glob("*.toml"))

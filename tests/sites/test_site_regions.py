@@ -6,7 +6,7 @@ from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.sites import SiteError, load_site
 from ctxflow.sites.hints import hints
 from ctxflow.sites.listing import toml_lines
-from ctxflow.sites.region import region_specs
+from ctxflow.sites.site_model import region_specs
 
 SITE = """\
 engine = "taskvine"

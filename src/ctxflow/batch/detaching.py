@@ -42,7 +42,7 @@ def site_for_detaching(job: Job) -> Site:
         output; saying what to do.
     """
     site = load_site(job.site, workers=job.workers)
-    if site.engine != "taskvine":
+    if not site.capabilities.acquires:
         raise UsageError(
             "--detach makes the driver a job of HTCondor's, beside its workers: give --site with a site file whose "
             "tiers are HTCondor's; on this machine, run the command in tmux or with nohup"

@@ -137,7 +137,7 @@ class Work:
             self._app, self._constants = app, dict(job.constants)
         else:
             family = family_of(job)
-            self._app, self._constants = model_app(job, family, site.engine == "taskvine")
+            self._app, self._constants = model_app(job, family, site.capabilities.stages)
             if family == "generate" or (family == "embed" and job.output_format == "openai"):
                 self._counted = tokens_of
             if job.too_long != "error":

@@ -35,6 +35,7 @@ class Finding:
 
     :ivar state: "ok", "missing" (optional, and not there) or "bad" (something will not work).
     :ivar advice: what to do, "" if nothing.
+    :ivar optional: whether the last line says of it too whether it is ready; without the others nothing is.
     """
 
     topic: str
@@ -42,6 +43,7 @@ class Finding:
     state: str
     found: str
     advice: str = ""
+    optional: bool = True
 
 
 def doctor(
@@ -79,9 +81,7 @@ def _show(findings: list[Finding]) -> None:
             f"[red]{counted(len(bad), 'thing')} will not work[/]: {', '.join(finding.name for finding in bad)}"
         )
     else:
-        shown = [
-            finding for finding in findings if finding.topic in ("Tasks", "Engines") and finding.name != "embedded"
-        ]
+        shown = [finding for finding in findings if finding.topic in ("Tasks", "Engines") and finding.optional]
         ready = [finding.name for finding in shown if finding.state == "ok"]
         lacking = [finding.name for finding in shown if finding.state != "ok"]
         console.print(f"[green]Ready[/] for {'; '.join(ready)}.")
@@ -249,7 +249,10 @@ def _embedded() -> Finding:
             with executor:
                 answer: Any = executor.submit(pow, {}, 6, 2).result(timeout=60)
         if answer == 36:
-            return Finding("Engines", "embedded", "ok", "a worker started and answered")
-        return Finding("Engines", "embedded", "bad", f"a worker answered {answer!r} instead of 36", "report this")
+            return Finding("Engines", "embedded", "ok", "a worker started and answered", optional=False)
+        found = f"a worker answered {answer!r} instead of 36"
+        return Finding("Engines", "embedded", "bad", found, "report this", optional=False)
     except Exception as error:
-        return Finding("Engines", "embedded", "bad", f"{type(error).__name__}: {error}", "see the message")
+        return Finding(
+            "Engines", "embedded", "bad", f"{type(error).__name__}: {error}", "see the message", optional=False
+        )

@@ -14,13 +14,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.arguments import check_arguments
 from ctxflow.executors.call_files import current_directory
-from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.ending import OpenMap, await_answers, cancelled_text, cause_of, tell
+from ctxflow.executors.engine import SiteEngine
 from ctxflow.executors.pool import Pool
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import Status
@@ -29,10 +29,7 @@ from ctxflow.policies.registry import FAMILIES
 from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.scheduler import Limits, Policies
 from ctxflow.sites import Site, load_site
-from ctxflow.sites.region import region_specs
-
-if TYPE_CHECKING:
-    from ctxflow.executors.taskvine.engine import TaskVineEngine
+from ctxflow.sites.site_model import region_specs
 
 Self = TypeVar("Self", bound="BareExecutor")
 
@@ -84,6 +81,7 @@ class BareExecutor:
             health=health,
             sessions=sessions,
             level=level,
+            slowdowns=tuple(slowdowns) or None,
         )
         self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
         self.engine = self._make_engine()
@@ -93,13 +91,9 @@ class BareExecutor:
         self._lock = threading.Lock()
         belongs_here(self)
 
-    def _make_engine(self) -> EmbeddedEngine | TaskVineEngine:
-        site = self.resolved_site
-        if site.engine == "taskvine":  # Whoever uses one machine waits for none of its modules.
-            from ctxflow.executors.taskvine.engine import TaskVineEngine
-
-            return TaskVineEngine(site)
-        return EmbeddedEngine(site.workers, site.gpus_per_worker, site.slots, site.scratch, slowdowns=self.slowdowns)
+    def _make_engine(self) -> SiteEngine:
+        engine: SiteEngine = self.resolved_site.kind.load().from_site(self.resolved_site)
+        return engine
 
     def start(self) -> None:
         """Start the run: its workers come up while the program goes on."""

@@ -35,6 +35,8 @@ from ctxflow.host.scratch import Scratch, sweep
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.sites import Site
+from ctxflow.sites.engine_kinds import OWN, EmbeddedOptions
 from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
@@ -59,7 +61,8 @@ class EmbeddedEngine:
     :param patience: how long workers that say nothing are waited for.
     """
 
-    remote = False
+    Options = EmbeddedOptions
+    capabilities = OWN["embedded"].capabilities
 
     def __init__(
         self,
@@ -92,6 +95,12 @@ class EmbeddedEngine:
         self._noticed: list[Worker] = []  # Told that they will be taken back.
         self._kill_at: list[tuple[float, Worker]] = []  # When that will be done by force.
         self._stopped = False
+
+    @classmethod
+    def from_site(cls, site: Site) -> EmbeddedEngine:
+        """Return the engine of a site."""
+        options = site.embedded
+        return cls(site.workers, options.gpus_per_worker, site.slots, site.scratch, slowdowns=options.slowdowns)
 
     def tiers(self) -> list[ev.TierSpec]:
         """What this machine offers."""

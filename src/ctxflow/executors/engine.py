@@ -13,7 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.call_files import CallFiles
 from ctxflow.scheduler.commands import Command
-from ctxflow.scheduler.events import PERVASIVE, Event
+from ctxflow.scheduler.events import PERVASIVE, Event, TierSpec
+from ctxflow.sites import Site
+from ctxflow.sites.engine_kinds import Capabilities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +134,8 @@ class Engine(Protocol):
     twice at a time.
     """
 
-    remote: bool
-    """Whether workers may be on machines that have none of the user's files, so that modules must travel."""
+    capabilities: Capabilities
+    """What it can do, and what the run therefore does for it."""
 
     def start(self, run: RunServices) -> None:
         """Get ready; workers come with `Acquire`."""
@@ -161,6 +163,24 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End all workers; nothing is left behind. What is called after it does nothing."""
+
+
+class SiteEngine(Engine, Protocol):
+    """An engine that a site can select by name: what an entry point in the group `ctxflow.engines` leads to.
+
+    Its own keys, in the site file's table `[NAME]`, are checked by the class attribute `Options`, a model of pydantic's
+    (see `ctxflow.sites.engine_kinds.EngineOptions`); without one it has none.
+    """
+
+    @classmethod
+    def from_site(cls, site: Site) -> SiteEngine:
+        """Make the engine of a site: of `site.options`, its own keys, and of those that are for all engines.
+
+        :raises ValueError: if it cannot be made so, saying what to write.
+        """
+
+    def tiers(self) -> Sequence[TierSpec]:
+        """The kinds of workers that it can have, one at least: what `Acquire` may name."""
 
 
 @runtime_checkable

@@ -129,7 +129,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
     def _prepare(self, run: Run) -> None:
         run.each_second = functools.partial(self._while_parsl_waits, run)
         brought = any(isinstance(provider, WorkerStaging) for provider in self.storage_access)
-        run.files_travel = brought and self.engine.remote
+        run.files_travel = brought and self.engine.capabilities.stages
 
     def shutdown(self) -> None:
         """End the run: workers are ended, unanswered calls fail, which is told on stderr."""
@@ -196,7 +196,7 @@ def _divided(executor: type, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def _staging(site: Site) -> list[Staging]:
     """Parsl's staging providers: workers on other machines get copies, those on this one see its disk."""
-    if site.engine == "taskvine":
+    if site.capabilities.stages:
         return [WorkerStaging()]
     others = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
     return [SharedDiskStaging(), *others]

@@ -251,7 +251,7 @@ class Run:
 
     def prepare_pickling(self) -> None:
         """To be called before a function is pickled: where workers lack the user's modules, they go along."""
-        if self.engine.remote:
+        if self.engine.capabilities.remote:
             carry_user_modules()
 
     def declare_context(self, context: Context | None, level: str | None = None) -> DeclaredContext:

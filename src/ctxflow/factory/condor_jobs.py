@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxflow.factory.provider import JOB_VARIABLE, JobChange, JobState, ProviderError, WorkerJob, arguments, check_job
-from ctxflow.sites.condor_keys import OWN_SUBMIT_KEYS
+from ctxflow.sites.provider_keys import OWN_SUBMIT_KEYS
 
 RUN_ATTRIBUTE = "CtxflowRun"
 SEEN_ATTRIBUTE = "CtxflowSeen"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.topology import Topology
 from ctxflow.topology.condor import from_ads
 

@@ -17,8 +17,8 @@ from typing import Any
 from ctxflow.factory.condor_jobs import excluded_text
 from ctxflow.factory.condor_machines import Criterion, Need, PoolMachine, machines_of, places_of, untold_gpus
 from ctxflow.factory.provider import PoolSurvey, WorkerJob
-from ctxflow.sites.classad_text import attributes, conditions
-from ctxflow.sites.problem import suggestion
+from ctxflow.sites.provider_keys import attributes, conditions
+from ctxflow.sites.site_problems import suggestion
 from ctxflow.topology import Topology
 
 _PROJECTION = (

@@ -21,7 +21,7 @@ from ctxflow.factory.provider import JobChange, Provider
 from ctxflow.factory.run_files import Wishes, factory_pid, news_file, wanted_file
 from ctxflow.factory.spending import SpendingMeter, Spent, total
 from ctxflow.safe_files import make_own_folder, read_own, write_private
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 logger = logging.getLogger("ctxflow")
 _LOOK_SECONDS = 0.25

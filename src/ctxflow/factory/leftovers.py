@@ -17,7 +17,7 @@ from ctxflow.factory.tier_providers import provider_of, queue_of
 from ctxflow.host.scratch import abandoned, remove_abandoned
 from ctxflow.safe_files import own_folder, read_own
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 _SETTLED_SECONDS = 60.0  # A file that is younger may belong to a run that is just beginning, or ending.
 _OF_A_RUN = (".json", ".wanted", ".wanted.new", ".news")

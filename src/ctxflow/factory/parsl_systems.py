@@ -24,7 +24,7 @@ from parsl.providers.base import ExecutionProvider
 from ctxflow.factory.parsl_script import JobReport
 from ctxflow.factory.provider import JobState, ProviderError
 from ctxflow.installing import how_to_install
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 PARSL: Mapping[str, type[ExecutionProvider]] = {
     "slurm": SlurmProvider,

@@ -26,7 +26,7 @@ from ctxflow.factory.tier_providers import job_of, provider_of, python_of
 from ctxflow.host import probe
 from ctxflow.safe_files import write_private
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 SECONDS = 60.0
 _LOOK_SECONDS = 0.2
@@ -88,7 +88,7 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         lends.start(folder)
         last.callback(lends.stop)
         python = python_of(site.environment)
-        words = [python, "probe.py", site.address or own_address(), str(listener.getsockname()[1]), "secret"]
+        words = [python, "probe.py", site.taskvine.address or own_address(), str(listener.getsockname()[1]), "secret"]
         job = job_of(tier, words, [program, secret])
         begun = time.monotonic()
         [name] = lends.submit(job, 1)
@@ -108,9 +108,8 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
 
 def _listening(site: Site) -> socket.socket:
     """Return a socket that listens where a run of this site would."""
-    ports = [site.port] if isinstance(site.port, int) else range(site.port[0], site.port[1] + 1)
     trouble: OSError | None = None
-    for port in ports:
+    for port in site.taskvine.ports:
         try:
             return socket.create_server(("", port))
         except OSError as error:

@@ -18,7 +18,7 @@ from ctxflow.factory.run_files import RunFiles, Wishes
 from ctxflow.factory.sharing import GrantedProvider
 from ctxflow.factory.spending import Spent, total
 from ctxflow.factory.tier_providers import provider_of, source_of, worker_job
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 Say = Callable[[str, str, str], None]
 """Takes note of a decision: the tier and the run that it is about, "" where it is none, and a sentence."""

@@ -24,7 +24,7 @@ from ctxflow.factory.sharing import bounds, grants, shares, to_give
 from ctxflow.factory.spending import FactoryLimits, Spent, limits_of, standing, total
 from ctxflow.factory.tier_providers import provider_of
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 from ctxflow.wording import counted
 
 _LOOK_SECONDS = 0.25  # How often what runs want is looked at: a few files' dates.
@@ -49,7 +49,7 @@ def check_site(site: Site) -> Site:
 
     :raises CtxflowError: if it cannot, saying what to write.
     """
-    if site.engine != "taskvine" or not site.tiers:
+    if not site.capabilities.acquires or not site.tiers:
         raise CtxflowError(
             f'the site "{site.name}" has no workers to acquire: write engine = "taskvine" and at least one [[tiers]]'
         )

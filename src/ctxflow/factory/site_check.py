@@ -28,8 +28,8 @@ from ctxflow.factory.sharing import shares
 from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_job
 from ctxflow.safe_files import write_private
 from ctxflow.sites import Site
-from ctxflow.sites.secret_names import is_secret
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.hints import is_secret
+from ctxflow.sites.site_model import Tier
 
 _PYTHON_SECONDS = 30
 _ABOUT = "import json, sys; print(json.dumps([sys.version_info[0], sys.version_info[1]]))"
@@ -74,7 +74,8 @@ def ask_tiers(site: Site, provider: Callable[[Tier, str], Provider] = provider_o
         where = (tier.provider, tier.schedd, tier.pool)
         if where not in silent:
             try:
-                lead = Lead(site.address or "localhost", 9123, "ctxflow.pyz", "password", python_of(site.environment))
+                address, python = site.taskvine.address or "localhost", python_of(site.environment)
+                lead = Lead(address, 9123, "ctxflow.pyz", "password", python)
                 yield _judged(tier, provider(tier, "check").survey(worker_job(tier, lead)))
                 continue
             except ProviderError as error:
@@ -164,25 +165,26 @@ _SHARED = ("condor", "local")  # Providers whose jobs need no directory that mac
 def network_problems(site: Site) -> Iterator[str]:
     """Yield why no worker would reach a run of this site that is started here, a sentence each.
 
-    >>> list(network_problems(Site(engine="taskvine", address="no-such-host.invalid")))[0][:46]
+    >>> list(network_problems(Site(engine="taskvine", taskvine={"address": "no-such-host.invalid"})))[0][:46]
     'address no-such-host.invalid cannot be resolve'
     """
-    if site.address:
+    own = site.taskvine.address
+    if own:
         try:
-            found = {str(info[4][0]) for info in socket.getaddrinfo(site.address, None)}
+            found = {str(info[4][0]) for info in socket.getaddrinfo(own, None)}
         except OSError as error:
             yield (
-                f"address {site.address} cannot be resolved ({error.strerror or error}): write an IP address of this "
+                f"address {own} cannot be resolved ({error.strerror or error}): write an IP address of this "
                 "machine, or a name that the workers' machines know"
             )
             found = set()
         elsewhere = [tier.name for tier in site.tiers if tier.provider != "local"]
         if elsewhere and found and all(address.startswith("127.") or address == "::1" for address in found):
             yield (
-                f"address {site.address} is this machine to itself alone, and tier {elsewhere[0]} is on others: write "
+                f"address {own} is this machine to itself alone, and tier {elsewhere[0]} is on others: write "
                 "the address by which they reach it"
             )
-    ports = [site.port] if isinstance(site.port, int) else list(range(site.port[0], site.port[1] + 1))
+    ports = list(site.taskvine.ports)
     refused = [_refusal(port) for port in ports]
     if ports != [0] and all(refused):
         yield refused[0]
@@ -205,10 +207,9 @@ def _refusal(port: int) -> str:
 
 def network_advice(site: Site) -> Iterator[str]:
     """Yield what may keep workers from a run of this site that is started here, a sentence each."""
-    if site.address and not _is_ours(site.address):
-        yield (
-            f"address {site.address} is none of this machine's: workers reach a run only if what goes there comes here"
-        )
+    own = site.taskvine.address
+    if own and not _is_ours(own):
+        yield (f"address {own} is none of this machine's: workers reach a run only if what goes there comes here")
     for tier in site.tiers:
         if tier.provider in _SHARED:
             continue
@@ -311,8 +312,8 @@ def _made_up(site: Site) -> list[Rehearsed]:
         program, password = (os.path.join(folder, name) for name in ("ctxflow.pyz", "password"))
         for path in (program, password):
             write_private(path, "")
-        port = site.port if isinstance(site.port, int) else site.port[0]
-        lead = Lead(site.address or "ADDRESS", port, program, password, python_of(site.environment), site.ssl)
+        options, python = site.taskvine, python_of(site.environment)
+        lead = Lead(options.address or "ADDRESS", options.ports[0], program, password, python, options.ssl)
         return [
             dataclasses.replace(told, run="", description=told.description.replace(folder, "RUN"))
             for tier in site.tiers

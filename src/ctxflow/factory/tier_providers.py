@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ctxflow.factory.condor_provider import CondorProvider
 from ctxflow.factory.local import LocalProvider
 from ctxflow.factory.provider import Provider, ProviderError, WorkerJob
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 
 def source_of(tier: Tier) -> tuple[object, ...]:

@@ -23,7 +23,7 @@ from ctxflow.simulator.staging import Origin, Part, TreeStaging
 from ctxflow.simulator.times import Drawn, GpuTimes, Kind, MixedTimes
 from ctxflow.simulator.workload_file import AppEntry, ContextEntry, WorkloadFile
 from ctxflow.sites import Site
-from ctxflow.sites.region import region_of, region_specs
+from ctxflow.sites.site_model import region_of, region_specs
 
 _BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
 
@@ -132,7 +132,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     machines, paces = machines_of(scenario)
     tiers = tiers_of_site(site)
     times = _times(scenario, machines, paces, tiers)
-    staging = _staging(workload, site.fan_out)
+    staging = _staging(workload, site.taskvine.fan_out)
     salvage = {app.name for app in workload.apps if app.salvage}
     faults = faults_of(workload.faults, machines, seed)
     notice = workload.evictions.notice_seconds

@@ -16,8 +16,8 @@ from typing import Any
 
 from ctxflow.errors import UsageError
 from ctxflow.policies.registry import DEFAULTS
-from ctxflow.sites import toml_text
-from ctxflow.sites.problem import Path
+from ctxflow.sites import loader
+from ctxflow.sites.site_problems import Path
 
 _FACTOR = re.compile(r"(\d+(?:\.\d+)?)x")
 
@@ -75,8 +75,8 @@ def _value(text: str) -> Any:
     if match := _FACTOR.fullmatch(text):
         return Factor(float(match[1]))
     try:
-        return toml_text.parse(f"value = {text}")["value"]
-    except (toml_text.NotToml, KeyError):
+        return loader.parse(f"value = {text}")["value"]
+    except (loader.NotToml, KeyError):
         return text
 
 

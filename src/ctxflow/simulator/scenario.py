@@ -28,7 +28,7 @@ from ctxflow.simulator.workload_file import Evictions, WorkloadFile
 from ctxflow.simulator.workload_problems import WorkloadError, explain, problems
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.loader import located, read_toml
-from ctxflow.sites.problem import FileError
+from ctxflow.sites.site_problems import FileError
 
 _DEVICE_NAME = re.compile(r'DeviceName\s*==\s*"([^"]+)"')
 
@@ -174,7 +174,7 @@ def tiers_of_site(site: Site) -> list[Tier]:
     """
     if not site.tiers:
         count = default_workers(0) if site.workers is None else site.workers
-        return [Tier(ev.TierSpec(TIER, 0, count, gpus=site.gpus_per_worker or 0), TIER)]
+        return [Tier(ev.TierSpec(TIER, 0, count, gpus=site.embedded.gpus_per_worker or 0), TIER)]
     found = []
     for number, tier in enumerate(site.tiers):
         most = site.workers if number == 0 and site.workers is not None else tier.workers

@@ -12,7 +12,7 @@ import pydantic
 
 from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, FaultEntry, Links, Matching, WorkloadFile
 from ctxflow.sites.explain import advice
-from ctxflow.sites.problem import FileError, Path, Problem, shown, suggestion
+from ctxflow.sites.site_problems import FileError, Path, SiteProblem, shown, suggestion
 
 _LISTS: dict[str, type[pydantic.BaseModel]] = {"apps": AppEntry, "contexts": ContextEntry, "faults": FaultEntry}
 _CALLED = {"apps": "an app", "contexts": "a context", "faults": "a fault"}
@@ -23,7 +23,7 @@ class WorkloadError(FileError):
     """A workload that cannot be used."""
 
 
-def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:
+def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[SiteProblem]:
     """The problems that the model found, each once.
 
     >>> try:
@@ -39,7 +39,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
         deeper = any(other[: len(path)] == path != other for other, _ in found)
         if path not in told and not deeper:
             told.add(path)
-            yield Problem(path, _sentence(path, each, values))
+            yield SiteProblem(path, _sentence(path, each, values))
 
 
 def _place(loc: Sequence[str | int], values: Any) -> Path:
@@ -111,7 +111,7 @@ def _unknown(key: str, model: type[pydantic.BaseModel], what: str, which: str) -
     return f"{begin}: {suggestion(key, model.model_fields, f'its keys are {keys}')}"
 
 
-def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[Problem]:
+def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[SiteProblem]:
     """All that is impossible in a workload, on a site.
 
     :param tiers: the site's, with the GPU model of each.
@@ -124,16 +124,16 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[Probl
         for number, name in enumerate(called):
             if name in called[:number]:
                 text = f'two {kind} are called {name!r}: write another name, such as name = "{name}-{number + 1}"'
-                yield Problem((kind, number, "name"), text)
+                yield SiteProblem((kind, number, "name"), text)
     for number, app in enumerate(workload.apps):
         if app.context and app.context not in names:
             there = ", ".join(names) or "none"
             text = f"app {app.name} needs a context {app.context!r} that there is not: there are {there}"
-            yield Problem(("apps", number, "context"), text)
+            yield SiteProblem(("apps", number, "context"), text)
         both = [key for key in ("items", "begin", "per_second") if key in app.model_fields_set]
         if app.arrivals is not None and both:
             text = f"app {app.name} has arrivals and {both[0]}: arrivals say when how many come, so leave one out"
-            yield Problem(("apps", number, both[0]), text)
+            yield SiteProblem(("apps", number, both[0]), text)
         yield from _covers(app.item_seconds, ("apps", number, "item_seconds"), f"app {app.name}", tiers)
     for number, context in enumerate(workload.contexts):
         place = ("contexts", number, "load_seconds")
@@ -141,14 +141,16 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[Probl
     for number, fault in enumerate(workload.faults):
         if fault.tier is not None and fault.tier not in tiers:
             text = f"a fault names a tier {fault.tier!r} that the site has not: there are {', '.join(tiers)}"
-            yield Problem(("faults", number, "tier"), text)
+            yield SiteProblem(("faults", number, "tier"), text)
         if fault.hosts is not None and fault.share is not None:
             text = f"fault {number + 1} has hosts and share: both say how many hosts are bad, so leave one out"
-            yield Problem(("faults", number, "share"), text)
+            yield SiteProblem(("faults", number, "share"), text)
     yield from _eviction_problems(workload.evictions, tiers)
 
 
-def _covers(given: float | dict[str, float], place: Path, whose: str, tiers: Mapping[str, str]) -> Iterator[Problem]:
+def _covers(
+    given: float | dict[str, float], place: Path, whose: str, tiers: Mapping[str, str]
+) -> Iterator[SiteProblem]:
     """A table by GPU model or tier must have a figure for every tier."""
     if not isinstance(given, dict):
         return
@@ -156,16 +158,16 @@ def _covers(given: float | dict[str, float], place: Path, whose: str, tiers: Map
         if tier not in given and model not in given:
             called = tier if model == tier else f"{tier} ({model})"
             text = f"{place[-1]} of {whose} has no figure for tier {called}: add {tier} = SECONDS"
-            yield Problem(place, text)
+            yield SiteProblem(place, text)
 
 
-def _eviction_problems(evictions: Evictions, tiers: Mapping[str, str]) -> Iterator[Problem]:
+def _eviction_problems(evictions: Evictions, tiers: Mapping[str, str]) -> Iterator[SiteProblem]:
     for key in ("per_hour", "trace"):
         value = getattr(evictions, key)
         for name in value if isinstance(value, dict) else ():
             if name not in tiers:
                 text = f"{key} of evictions names a tier {name!r} that the site has not: there are {', '.join(tiers)}"
-                yield Problem(("evictions", key, name), text)
+                yield SiteProblem(("evictions", key, name), text)
     if evictions.trace is not None and evictions.per_hour:
         text = "evictions have a trace and per_hour: a trace says when workers are taken, so leave one out"
-        yield Problem(("evictions", "per_hour"), text)
+        yield SiteProblem(("evictions", "per_hour"), text)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pydantic
 
 from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, FaultEntry, Links, Matching, WorkloadFile
-from ctxflow.sites.problem import toml_value
+from ctxflow.sites.site_problems import toml_value
 
 _HEAD = """\
 <!-- Made by `python -m ctxflow.simulator.workload_reference > docs/workloads.md`: change the models, not this page. -->

@@ -13,12 +13,10 @@ import pydantic
 from pydantic.fields import FieldInfo
 
 from ctxflow.policies.registry import FAMILIES
-from ctxflow.sites.condor_keys import SUBMIT_EXAMPLES
-from ctxflow.sites.model import Site
-from ctxflow.sites.parsl_options import takes
-from ctxflow.sites.problem import Path, Problem, shown, suggestion
-from ctxflow.sites.region import Region
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.engine_kinds import MOVED, OWN, engine_kind
+from ctxflow.sites.provider_keys import SUBMIT_EXAMPLES, takes
+from ctxflow.sites.site_model import Region, Site, Tier
+from ctxflow.sites.site_problems import Path, SiteProblem, shown, suggestion
 
 _MEANT = {
     "cpu": "cores", "cpus": "cores", "ncpus": "cores", "request_cpus": "cores", "cores_per_node": "cores",
@@ -33,13 +31,14 @@ _MEANT = {
     "cost": "price", "batch_system": "provider", "type": "provider", "scheduler": "provider",
 }  # fmt: skip
 _LIST_EXAMPLES = {"tiers": '["a10"]', "hosts": '["gpu*.example.org"]'}
+_OF_VALIDATORS = ("value_error", "assertion_error")
 _UNITS = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 _KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text in quotes",
 }  # fmt: skip
 
 
-def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[Problem]:
+def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[SiteProblem]:
     """The problems that a model found, each once.
 
     :param values: what the model was given.
@@ -52,23 +51,30 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
     """
     told: set[Path] = set()
     for each in error.errors(include_url=False):
-        path = _place(each["loc"])
-        if path not in told:
+        path = _place(each["loc"], values)
+        if path not in told and not (each["type"] == "extra_forbidden" and path == (values.get("engine"),)):
             told.add(path)
-            yield Problem(path, _sentence(path, dict(each), values))
+            yield SiteProblem(path, _sentence(path, dict(each), values))
 
 
-def _place(loc: Sequence[str | int]) -> Path:
+def _place(loc: Sequence[str | int], values: Mapping[str, Any]) -> Path:
     """The keys of a place, without the names of alternatives that pydantic adds to it."""
     path = tuple(loc)
     if path[0] == "tiers":
         return path
-    return path[:3] if path[0] == "regions" else path[:1]
+    return path[:3] if path[0] == "regions" else path[:2] if _is_table(path[0], values) else path[:1]
+
+
+def _is_table(key: str | int, values: Mapping[str, Any]) -> bool:
+    """Whether a key of the site's is the table of an engine."""
+    return key in OWN or key == values.get("engine")
 
 
 def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> str:
     if path[0] == "regions":
         return _of_region(path, error)
+    if _is_table(path[0], values) and (len(path) > 1 or error["type"] != "extra_forbidden"):
+        return _of_engine(path, error, values)
     in_tier = len(path) >= 3 and path[0] == "tiers"
     key = str(path[2] if in_tier else path[0])
     whose = f" of {tier_called(path[1], values)}" if in_tier else ""
@@ -80,6 +86,24 @@ def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> s
         return f'{path[3]} in {key}{whose} cannot be {shown(error["input"])}: write {path[3]} = "{error["input"]}"'
     given = error["input"] if in_tier else values.get(key, error["input"])
     return f"{key}{whose} cannot be {shown(given)}: {advice(key, error, (Tier if in_tier else Site).model_fields[key])}"
+
+
+def _of_engine(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> str:
+    """What is wrong with an engine's table, or with a key in it."""
+    table = str(path[0])
+    model, given = engine_kind(table).options, values.get(table)
+    if len(path) < 2:
+        if error["type"] in _OF_VALIDATORS:
+            return f"[{table}] cannot be so: {error['ctx']['error']}"
+        return f"{table} cannot be {shown(given)}: write [{table}] on a line of its own, and the engine's keys under it"
+    key = str(path[1])
+    if error["type"] == "extra_forbidden":
+        keys = _all_keys(f"[{table}]", model) if model.model_fields else f"[{table}] takes none"
+        return f"[{table}] has no key {key!r}: {suggestion(key, model.model_fields, keys)}"
+    if error["type"] == "missing":
+        return f"[{table}] needs {key}: {model.model_fields[key].description or 'write it'}"
+    inner = given.get(key, error["input"]) if isinstance(given, Mapping) else error["input"]
+    return f"{key} cannot be {shown(inner)}: {advice(key, error, model.model_fields[key])}"
 
 
 def _of_region(path: Path, error: dict[str, Any]) -> str:
@@ -135,13 +159,17 @@ def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: st
             return f"a site has no key {key!r}, which {what}: put it under a header [[tiers]]"
         if key in ("policy", "policies"):
             return f"a site has no key {key!r}: each family has its own, {', '.join(FAMILIES)}"
-        return f"a site has no key {key!r}: {suggestion(key, Site.model_fields, _all_keys('a site', Site))}"
+        known = [*Site.model_fields, *MOVED]
+        hint = suggestion(key, known, _all_keys("a site", Site))
+        return f"a site has no key {key!r}: {hint}"
     begin = f"a tier has no key {key!r}"
     if key in _MEANT:
         return f"{begin}{whose and ' (' + whose[4:] + ')'}: did you mean {_MEANT[key]!r}?"
     begin += f" ({whose[4:]})"
     if key in Site.model_fields:
         return f"{begin}; it is the site's: put it above the first [[tiers]]"
+    if key in MOVED:
+        return f"{begin}; it is the engine's: put it under a header [{MOVED[key]}]"
     provider = tier.get("provider", "condor")
     if key.startswith("+") or (provider == "condor" and key.lower() in SUBMIT_EXAMPLES):
         quoted = key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
@@ -161,6 +189,8 @@ def advice(key: str, error: Mapping[str, Any], field: FieldInfo) -> str:
     :param error: as pydantic gives it; `field`: of the model, under that key.
     """
     given, context = error["input"], error.get("ctx", {})
+    if error["type"] in _OF_VALIDATORS:
+        return str(context["error"])
     if key == "start_when" and isinstance(given, (int, float, str)):
         number = _number(given)
         share = number / 100 if number is not None and 1 < number <= 100 else 0.95

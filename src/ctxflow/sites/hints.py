@@ -1,23 +1,21 @@
 """What is possible in a site, but seldom meant: said by `ctxflow site check`, and no error.
 
-What does not live here: what is impossible (rules.py).
+What does not live here: what is impossible (site_rules.py).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from ctxflow.policies.registry import DEFAULTS
-from ctxflow.sites.model import Site
-from ctxflow.sites.rules import ARCHIVES
-from ctxflow.sites.secret_names import is_secret, secrets_in
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.engine_kinds import OWN, engine_kind
+from ctxflow.sites.site_model import Site, Tier
+from ctxflow.sites.site_rules import ARCHIVES
 
-_TASKVINE_ONLY = (
-    "environment", "address", "port", "ssl", "fan_out", "keepalive_interval", "keepalive_timeout", "acquire",
-    "join_timeout",
-)  # fmt: skip
+_NEEDS = {"environment": "remote", "acquire": "acquires", "join_timeout": "acquires"}  # Keys, and capabilities.
 _LARGE_GB = 2000
 
 
@@ -27,17 +25,12 @@ def hints(site: Site, environment: bool = True, others_read: bool = False) -> It
     :param environment: whether to say that the environment is not on this machine.
     :param others_read: whether other users may read the file.
 
-    >>> list(hints(Site(fan_out=3)))
+    >>> list(hints(Site(taskvine={"fan_out": 3})))
     ['fan_out does nothing with the embedded engine: leave it out, or write engine = "taskvine" for a cluster']
     """
-    if site.engine == "embedded":
-        for key in _TASKVINE_ONLY:
-            if key in site.model_fields_set:
-                instead = 'write engine = "taskvine" for a cluster'
-                yield f"{key} does nothing with the embedded engine: leave it out, or {instead}"
+    yield from _idle_keys(site)
+    if not site.capabilities.acquires:
         return
-    if site.gpus_per_worker is not None:
-        yield "gpus_per_worker is for the embedded engine: write gpus in each tier"
     elsewhere = site.environment and not site.environment.endswith(ARCHIVES)
     if environment and site.environment and elsewhere and not os.path.exists(site.environment):
         yield (
@@ -54,6 +47,25 @@ def hints(site: Site, environment: bool = True, others_read: bool = False) -> It
         for tier in site.tiers:
             if tier.name not in claimed and "CTXFLOW_REGION" not in tier.variables:
                 yield f"tier {tier.name} is in no region, so its workers count as in {site.home}: name it in one"
+
+
+def _idle_keys(site: Site) -> Iterator[str]:
+    """Keys that the site's engine does not look at."""
+    for key, need in _NEEDS.items():
+        if key in site.model_fields_set and not getattr(site.capabilities, need):
+            yield _does_nothing(key, site.engine, "taskvine")
+    for kind in OWN.values():
+        if kind.name != site.engine:
+            for key in type(table := getattr(site, kind.name)).model_fields:
+                if key in table.model_fields_set:
+                    yield _does_nothing(key, site.engine, kind.name)
+
+
+def _does_nothing(key: str, engine: str, other: str) -> str:
+    if key == "gpus_per_worker" and engine_kind(engine).capabilities.acquires:
+        return "gpus_per_worker is for the embedded engine: write gpus in each tier"
+    where = " for a cluster" if OWN[other].capabilities.acquires else ""
+    return f'{key} does nothing with the {engine} engine: leave it out, or write engine = "{other}"{where}'
 
 
 def _secrets(tier: Tier, others_read: bool) -> Iterator[str]:
@@ -86,3 +98,32 @@ def _of_tier(tier: Tier) -> Iterator[str]:
             f"requirements of tier {tier.name} looks at GPUs, and fails where a machine has several models: write it "
             "as require_gpus, without the prefix"
         )
+
+
+_WORDS = r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY)"
+_NAME = re.compile(rf"{_WORDS}S?(?![A-Z])", re.IGNORECASE)
+_GIVEN = re.compile(rf"\b(\w*{_WORDS}S?)(?:=|: )\S", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable's name is that of a secret.
+
+    >>> [is_secret(name) for name in ("HF_TOKEN", "api_key", "AWS_SECRET_ACCESS_KEY", "TOKENIZERS_PARALLELISM")]
+    [True, True, True, False]
+    """
+    return bool(_NAME.search(name))
+
+
+def secrets_in(value: Any) -> list[str]:
+    """Return the names of the secrets that a value gives, whatever it holds.
+
+    >>> secrets_in({"worker_init": "module load cuda; export HF_TOKEN=hf_abc", "secret": "pull", "nodes": 2})
+    ['HF_TOKEN']
+    """
+    if isinstance(value, dict):
+        texts = [str(name) for name, each in value.items() if each and isinstance(each, str)]
+        named = [name for name in texts if is_secret(name) and name != "secret"]  # Which Parsl has for a name of one.
+        return [*named, *(name for each in value.values() for name in secrets_in(each))]
+    if isinstance(value, (list, tuple)):
+        return [name for each in value for name in secrets_in(each)]
+    return _GIVEN.findall(value) if isinstance(value, str) else []

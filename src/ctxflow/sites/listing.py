@@ -11,42 +11,52 @@ from typing import Any
 
 import pydantic
 
-from ctxflow.sites.model import Site
-from ctxflow.sites.problem import toml_key, toml_value
+from ctxflow.sites.engine_kinds import OWN
+from ctxflow.sites.site_model import Site
+from ctxflow.sites.site_problems import toml_key, toml_value
 
 _HEADERS = ("tiers", "regions")
+_Of = tuple[()] | tuple[str] | tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of a site, of a tier or of a region.
+    """One key of a site, of its engine's table, of a tier or of a region.
 
-    :param of: what it is of, such as ("tiers", 0); () for the site's own.
+    :param of: what it is of, such as ("taskvine",) or ("tiers", 0); () for the site's own.
     :param given: whether somebody gave it; otherwise it is the default.
     """
 
-    of: tuple[()] | tuple[str, int]
+    of: _Of
     key: str
     value: Any
     given: bool
 
 
 def entries(site: Site) -> Iterator[Entry]:
-    """Every key of a site, and then of its tiers and regions.
+    """Every key of a site, and then of its engine, its tiers and its regions; of other engines, those that were given.
 
     >>> [entry.key for entry in entries(Site(workers=2)) if entry.given]
     ['workers']
     """
-    yield from _of(site, ())
+    tables = engine_tables(site)
+    yield from (entry for entry in _of(site, ()) if entry.key not in (*_HEADERS, *tables))
+    for name, table in tables.items():
+        yield from (entry for entry in _of(table, (name,)) if entry.given or name == site.engine)
     for header in _HEADERS:
         for number, model in enumerate(getattr(site, header)):
             yield from _of(model, (header, number))
 
 
-def _of(model: pydantic.BaseModel, of: tuple[()] | tuple[str, int]) -> Iterator[Entry]:
+def engine_tables(site: Site) -> dict[str, pydantic.BaseModel]:
+    """The keys of engines that a site has, by the names of their tables."""
+    fields = {key: getattr(site, key) for key in type(site).model_fields if key in OWN or key == site.engine}
+    return {key: table for key, table in fields.items() if isinstance(table, pydantic.BaseModel)}
+
+
+def _of(model: pydantic.BaseModel, of: _Of) -> Iterator[Entry]:
     for key in type(model).model_fields:
-        if of or key not in _HEADERS:
-            yield Entry(of, key, getattr(model, key), key in model.model_fields_set)
+        yield Entry(of, key, getattr(model, key), key in model.model_fields_set)
 
 
 def toml_lines(site: Site) -> Iterator[tuple[str, Entry | None]]:
@@ -59,12 +69,12 @@ def toml_lines(site: Site) -> Iterator[tuple[str, Entry | None]]:
     engine = "embedded"                # default
     workers = 2
     """
-    of: tuple[()] | tuple[str, int] = ()
+    of: _Of = ()
     for entry in entries(site):
         if entry.of and entry.of != of:
             of = entry.of
             yield "", None
-            yield f"[[{of[0]}]]", None
+            yield f"[[{of[0]}]]" if len(of) > 1 else f"[{toml_key(of[0])}]", None
         key = toml_key(entry.key)
         if entry.value is None:
             yield f"# {key} =", entry
@@ -79,7 +89,5 @@ def as_data(site: Site) -> dict[str, Any]:
     >>> as_data(Site(workers=2))["given"]
     ['workers']
     """
-    given = [
-        f"{entry.of[0]}.{entry.of[1]}.{entry.key}" if entry.of else entry.key for entry in entries(site) if entry.given
-    ]
+    given = [".".join(map(str, (*entry.of, entry.key))) for entry in entries(site) if entry.given]
     return {"site": site.model_dump(mode="json"), "given": given}

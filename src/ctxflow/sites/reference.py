@@ -1,6 +1,6 @@
 """The reference page of site files, made from the models: `python -m ctxflow.sites.reference > docs/sites.md`.
 
-What does not live here: what the keys mean, which their models say (model.py, tier.py).
+What does not live here: what the keys mean, which their models say (site_model.py, engine_kinds.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import pydantic
 from pydantic.fields import FieldInfo
 
 from ctxflow.policies.registry import FAMILIES
-from ctxflow.sites.model import Site
-from ctxflow.sites.problem import toml_value
-from ctxflow.sites.region import Region
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.engine_kinds import OWN
+from ctxflow.sites.site_model import Region, Site, Tier
+from ctxflow.sites.site_problems import toml_value
 
 _HEAD = """\
 <!-- Made by `python -m ctxflow.sites.reference`: change the models, not this page. -->
@@ -65,7 +64,22 @@ Things that are easy to get wrong:
 _SITE = """
 ## Keys of the site
 
-Keys whose meaning begins with "TaskVine" are for `engine = "taskvine"`.
+Keys whose meaning begins with "Cluster" are for engines whose workers are elsewhere, such as `engine = "taskvine"`.
+"""
+_ENGINE = """
+## Keys of an engine
+
+Each engine has a table of the keys that only it has, under a header with its name, below the keys of the site:
+
+```toml
+engine = "taskvine"
+
+[taskvine]
+port = [9000, 9100]
+ssl = true
+```
+
+In earlier versions they stood among the keys of the site, where they still work.
 """
 _TIER = """
 ## Keys of a tier
@@ -120,7 +134,26 @@ A name that there is not is answered with those that there are. In a program, `S
 
 def reference() -> str:
     """The page, in Markdown."""
-    return "".join([_HEAD, _SITE, *_table(Site), _TIER, *_table(Tier), _REGION, *_table(Region), _POLICIES])
+    return "".join(
+        [
+            _HEAD,
+            _SITE,
+            *_table(Site),
+            _ENGINE,
+            *_engine_tables(),
+            _TIER,
+            *_table(Tier),
+            _REGION,
+            *_table(Region),
+            _POLICIES,
+        ]
+    )
+
+
+def _engine_tables() -> Iterator[str]:
+    for kind in OWN.values():
+        yield f"\n### `[{kind.name}]`\n"
+        yield from _table(kind.options)
 
 
 def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
@@ -130,6 +163,8 @@ def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
             kind = "policy"
         elif model is Site and key in ("tiers", "regions"):
             kind = f"`[[{key}]]`"
+        elif model is Site and key in OWN:
+            kind = f"`[{key}]`"
         else:
             kind = _kind(field.annotation) + _bounds(field)
         cells = (f"`{key}`", kind, _default(field), (field.description or "").replace("|", "\\|"))
@@ -148,7 +183,9 @@ def _kind(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f'`"{word}"`' for word in arguments)
     if origin is tuple:
-        return "list of texts" if arguments[-1] is ... else f"list of {len(arguments)}"
+        if arguments[-1] is not ...:
+            return f"list of {len(arguments)}"
+        return "list of numbers" if arguments[0] is float else "list of texts"
     if origin is dict:
         return {str: "table of texts", float: "table of numbers"}.get(arguments[1], "table")
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
@@ -165,7 +202,8 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "" if field.default in (None, {}, ()) else f"`{toml_value(field.default)}`"
+    empty = field.default in (None, {}, ()) or isinstance(field.default, pydantic.BaseModel)
+    return "" if empty else f"`{toml_value(field.default)}`"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from ctxflow.executors.taskvine.worker import Worker
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.sites.engine_kinds import Capabilities
 
 
 class Manager:
@@ -72,7 +73,7 @@ class Manager:
 class PlayedEngine:
     """One such worker, with the engine's own calls, messages and files."""
 
-    remote = True
+    capabilities = Capabilities(remote=True, stages=True)
 
     def __init__(self, directory):
         self.directory = str(directory)

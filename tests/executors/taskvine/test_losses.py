@@ -17,7 +17,7 @@ from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import JobState
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 
 class Jobs:

@@ -9,7 +9,7 @@ import pytest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.taskvine.setup import Setup
 from ctxflow.sites import Site
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Tier
 
 SITE = Site(name="lab", engine="taskvine", tiers=(Tier(provider="local"),))
 

@@ -25,6 +25,7 @@ from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.planning import computed
+from ctxflow.sites.engine_kinds import Capabilities
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,7 +81,7 @@ class SimulatedEngine:
     [BatchFinished(time=24.0, worker='m-1', attempt=1, seconds=4.0)]
     """
 
-    remote = False
+    capabilities = Capabilities(virtual_time=True)
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ from ctxflow.host.wire import Head, frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
+from ctxflow.sites.engine_kinds import OWN, TaskVineOptions
 
 logger = logging.getLogger("ctxflow")
 _END_SECONDS = 5.0
@@ -52,7 +53,8 @@ class TaskVineEngine:
     :param patience: how long what says nothing is waited for.
     """
 
-    remote = True
+    Options = TaskVineOptions
+    capabilities = OWN["taskvine"].capabilities
 
     def __init__(self, site: Site, patience: Patience | None = None) -> None:
         if not site.tiers:
@@ -72,6 +74,11 @@ class TaskVineEngine:
         self._refused: set[str] = set()
         self._rests = Rests()
         self._started = self._stopped = self._up = False
+
+    @classmethod
+    def from_site(cls, site: Site) -> TaskVineEngine:
+        """Return the engine of a site."""
+        return cls(site)
 
     def tiers(self) -> list[ev.TierSpec]:
         """What the site offers."""

@@ -70,7 +70,7 @@ class Setup:
         except OSError as error:
             raise CtxflowError(f"the run cannot keep its files in {self.directory}: {error}{advice(error)}") from error
         self.doorbell = os.path.join(self._private.path, "bell")
-        self.address = site.address or own_address()
+        self.address = site.taskvine.address or own_address()
         self.note({"is": "origin", "unix": time.time() - run.clock()})
 
     def path(self, name: str) -> str:
@@ -91,25 +91,25 @@ class Setup:
 
     def manager_settings(self) -> Head:
         """What the manager's process is told first."""
-        site = self.site
+        options = self.site.taskvine
         return {
             "do": "start",
             "directory": self.directory,
-            "port": site.port if isinstance(site.port, int) else list(site.port),
+            "port": options.port if isinstance(options.port, int) else list(options.port),
             "password_file": self.password_file,
             "program": self.program,
-            "ssl": site.ssl,
-            "fan_out": site.fan_out,
-            "keepalive_interval": site.keepalive_interval,
-            "keepalive_timeout": site.keepalive_timeout,
-            "slots": site.slots + _EXTRA_SLOTS,
+            "ssl": options.ssl,
+            "fan_out": options.fan_out,
+            "keepalive_interval": options.keepalive_interval,
+            "keepalive_timeout": options.keepalive_timeout,
+            "slots": self.site.slots + _EXTRA_SLOTS,
             "doorbell": self.doorbell,
         }
 
     def lead(self, port: int) -> Lead:
         """What workers must know to join."""
         python = python_of(None if self.packed else self.site.environment)
-        return Lead(self.address, port, self.program, self.password_file, python, self.site.ssl)
+        return Lead(self.address, port, self.program, self.password_file, python, self.site.taskvine.ssl)
 
     def connection(self, port: int) -> Connection:
         """Let others find the run."""

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 from ctxflow.host.wire import Head
 from ctxflow.scheduler import events as ev
-from ctxflow.sites.model import Site
-from ctxflow.sites.region import region_of
-from ctxflow.sites.tier import Tier
+from ctxflow.sites.site_model import Site, Tier, region_of
 from ctxflow.version import __version__
 
 

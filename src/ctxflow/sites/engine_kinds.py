@@ -1,0 +1,193 @@
+"""Engines by name: what a site can select with `engine = "..."`, what each can do, and the options of its table.
+
+ctxflow's own stand here, so that what they can do is known without importing them. Another package adds one with an
+entry point in the group `ctxflow.engines`, named as the engine, for a class of the contract
+`ctxflow.executors.contract.SiteEngine`:
+
+    [project.entry-points."ctxflow.engines"]
+    my-engine = "my_package.engine:MyEngine"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pydantic
+
+GROUP = "ctxflow.engines"
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do, and what the rest of ctxflow therefore does for it.
+
+    :ivar remote: workers may be on machines that have none of the user's files: modules travel with what is pickled.
+    :ivar stages: files among the arguments of calls are brought to workers, and output files back, since workers do not
+        see this machine's disk (see `CallPayload.files`).
+    :ivar acquires: workers are jobs of the batch systems that the site's `[[tiers]]` name, so that there must be tiers,
+        and limits, `acquire = "factory"` and `ctxflow batch --detach` have a meaning.
+    :ivar virtual_time: `poll` never waits, and events carry the engine's own clock; nothing is executed.
+    """
+
+    remote: bool = False
+    stages: bool = False
+    acquires: bool = False
+    virtual_time: bool = False
+
+
+class EngineOptions(pydantic.BaseModel):
+    """The keys of an engine's table in a site file, for an engine to subclass; by itself, a table without keys."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class EmbeddedOptions(EngineOptions):
+    """The table `[embedded]`."""
+
+    gpus_per_worker: int | None = pydantic.Field(
+        None, ge=0, description="GPUs that each worker gets; by default all are dealt out evenly."
+    )
+    slowdowns: tuple[float, ...] = pydantic.Field(
+        (), description="Factors by which the first, second, ... worker is slower, to try policies on uneven workers."
+    )
+
+
+class TaskVineOptions(EngineOptions):
+    """The table `[taskvine]`."""
+
+    address: str | None = pydantic.Field(
+        None, description="Where workers reach this machine; by default the address that it uses outwards."
+    )
+    port: int | tuple[int, int] = pydantic.Field(
+        0, description="The port that workers connect to, or the lowest and highest that will do; 0 for any."
+    )
+    ssl: bool = pydantic.Field(
+        False, description="Encrypt what goes between this machine and the workers (see docs/security.md)."
+    )
+    fan_out: int = pydantic.Field(1, ge=1, description="How many workers one worker sends a file to at a time.")
+    keepalive_interval: int = pydantic.Field(
+        5, ge=1, description="Seconds of silence after which a worker is asked whether it is there."
+    )
+    keepalive_timeout: int = pydantic.Field(
+        15, ge=4, description="Seconds after which a worker that does not answer is lost."
+    )
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """The ports that will do."""
+        return (self.port,) if isinstance(self.port, int) else range(self.port[0], self.port[1] + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineKind:
+    """An engine that a site can select.
+
+    :ivar options: the model of its table, `[NAME]`.
+    :ivar place: where its class is, as `MODULE:CLASS`.
+    """
+
+    name: str
+    capabilities: Capabilities
+    options: type[pydantic.BaseModel]
+    place: str
+
+    def load(self) -> Any:
+        """Import the engine's class."""
+        return _loaded(self.place)
+
+
+OWN = {
+    kind.name: kind
+    for kind in (
+        EngineKind("embedded", Capabilities(), EmbeddedOptions, "ctxflow.executors.embedded:EmbeddedEngine"),
+        EngineKind(
+            "taskvine",
+            Capabilities(remote=True, stages=True, acquires=True),
+            TaskVineOptions,
+            "ctxflow.executors.taskvine.engine:TaskVineEngine",
+        ),
+    )
+}
+"""ctxflow's own engines, whose tables are fields of `Site`."""
+
+MOVED = {key: kind.name for kind in OWN.values() for key in kind.options.model_fields}
+"""The keys that a site file may also have above its first header, as in earlier versions, each with its table."""
+
+
+def engine_names() -> list[str]:
+    """Return the names that `engine` of a site may have.
+
+    >>> engine_names()[:2]
+    ['embedded', 'taskvine']
+    """
+    offered = {point.name for point in importlib.metadata.entry_points(group=GROUP)}
+    return [*OWN, *sorted(offered - set(OWN))]
+
+
+def engine_kind(name: str) -> EngineKind:
+    """Return what is known of an engine by its name; another package's is imported for it.
+
+    :raises ValueError: if there is none of that name, saying which there are, or it is no engine that a site can
+        select.
+
+    >>> engine_kind("taskvine").capabilities.remote
+    True
+    """
+    return OWN.get(name) or _offered(name)
+
+
+def relocated(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Put keys that stand above a site file's first header into their engine's table.
+
+    :returns: the values with these keys in their tables, where they win, and for each table the keys that were moved.
+
+    >>> relocated({"fan_out": 3, "taskvine": {"port": 9123}})
+    ({'taskvine': {'port': 9123, 'fan_out': 3}}, {'taskvine': ['fan_out']})
+    """
+    out, moved = dict(values), dict[str, list[str]]()
+    for key, table in MOVED.items():
+        if key in out:
+            inner = given_keys(out.get(table, {}))
+            if isinstance(inner, Mapping):
+                out[table] = {**inner, key: out.pop(key)}
+                moved.setdefault(table, []).append(key)
+    return out, moved
+
+
+def given_keys(table: Any) -> Any:
+    """Return a model's values as somebody gave them, without defaults; whatever is no model as it is."""
+    if isinstance(table, pydantic.BaseModel):
+        return {key: getattr(table, key) for key in type(table).model_fields if key in table.model_fields_set}
+    return table
+
+
+def _offered(name: str) -> EngineKind:
+    for point in importlib.metadata.entry_points(group=GROUP, name=name):
+        try:
+            engine = point.load()
+        except Exception as error:
+            raise ValueError(
+                f"engine {name!r} cannot be imported from {point.value}: {type(error).__name__}: {error}"
+            ) from error
+        missing = [each for each in ("from_site", "capabilities", "tiers") if not hasattr(engine, each)]
+        if missing:
+            raise ValueError(
+                f"engine {name!r} is {point.value}, which has no {missing[0]!r}: see SiteEngine of "
+                "ctxflow.executors.contract"
+            )
+        return EngineKind(name, engine.capabilities, getattr(engine, "Options", EngineOptions), point.value)
+    known = engine_names()
+    choice = " or ".join(f'"{each}"' for each in known) if len(known) < 3 else f"one of {', '.join(known)}"
+    close = difflib.get_close_matches(name, known, n=1)
+    raise ValueError(f"write {choice}" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+
+def _loaded(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
