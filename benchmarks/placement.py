@@ -33,8 +33,8 @@ from collections.abc import Sequence
 import common
 
 from ctxflow.cli.aside import native_output_aside
-from ctxflow.policies.placement import Allocation, Problem, Solution, solve
-from ctxflow.policies.placement.allocation import data_gb
+from ctxflow.policies.agh import Allocation, Problem, Solution, solve
+from ctxflow.policies.agh.allocation import data_gb
 from ctxflow_papers.gh_agh.instances import draw
 
 SHAPES = ((3, 3, 3), (4, 4, 5), (6, 6, 10))

@@ -25,12 +25,12 @@ import time
 import common
 
 from ctxflow import ContextExecutor, context_app
-from ctxflow.policies.placement import solve
-from ctxflow.policies.placement.demand import Candidate, Wanted
-from ctxflow.policies.placement.machines import Bounds
-from ctxflow.policies.placement.making import Made, Moment
-from ctxflow.policies.placement.rolling import Switching
-from ctxflow.policies.placement.workers import Offer
+from ctxflow.policies.agh import solve
+from ctxflow.policies.agh.demand import ContextOption, Wanted
+from ctxflow.policies.agh.machines import Bounds
+from ctxflow.policies.agh.making import Made, Moment
+from ctxflow.policies.agh.rolling import Switching
+from ctxflow.policies.agh.workers import Offer
 from ctxflow_papers.gh_agh.instances import draw
 
 CONTEXTS, TIERS = (2, 5, 10, 20), (3, 6, 10)
@@ -49,7 +49,7 @@ def moment(contexts: int, tiers: int, load: float, seed: int) -> Moment:
         seconds = drawn.uniform(0.3, 10)
         by_tier = {offer.name: seconds * drawn.uniform(0.4, 2) for offer in offers}
         rate = load * workers * 3600 / contexts / seconds * drawn.uniform(0.3, 1.5)
-        wanted.append(Wanted(f"app{number}", rate, (Candidate(f"context{number}", by_tier, drawn.uniform(5, 90)),)))
+        wanted.append(Wanted(f"app{number}", rate, (ContextOption(f"context{number}", by_tier, drawn.uniform(5, 90)),)))
     bounds = {offer.name: Bounds(0, offer.workers, 1, "") for offer in offers}
     return Moment(wanted, offers, bounds, {}, [], Made(), SWITCHING)
 

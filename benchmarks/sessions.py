@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import common
 import sessions_live
 
-from ctxflow.policies.turboserve.rebalancing import Costs, rebalance
+from ctxflow.policies.turboserve.rebalancing import MoveCosts, rebalance
 from ctxflow.simulator.experiments import rounded
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import CURVES, compared, mean
@@ -43,7 +43,7 @@ def seconds(gpus: int, seed: int) -> float:
     residents: dict[object, list[object]] = {gpu: [] for gpu in range(gpus)}
     for session in range(EACH * gpus):
         residents[chance.randrange(3 * gpus // 4)].append(session)
-    costs = Costs({session: chance.uniform(0.023, 0.03) for session in range(EACH * gpus)}, 0.01)
+    costs = MoveCosts({session: chance.uniform(0.023, 0.03) for session in range(EACH * gpus)}, 0.01)
     begun = time.perf_counter()
     moves = rebalance(residents, CURVES["proportional"], costs)
     taken = time.perf_counter() - begun

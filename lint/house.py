@@ -25,6 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 #: protocol, has a class with at least these methods.
 PROTOCOLS = {
     "engine": ("Engine", {"start", "execute", "poll", "stop"}),
+    "routing": ("RoutingPolicy", {"assign"}),
+    "batching": ("BatchingPolicy", {"size", "duplicate"}),
+    "placement": ("PlacementPolicy", {"plan"}),
+    "preemption": ("PreemptionPolicy", {"victims"}),
+    "scaling": ("ScalingPolicy", {"target"}),
 }
 
 

@@ -222,7 +222,7 @@ PRELOADED = (
     "ctxflow.decorators",
     "ctxflow.executors.executor",
     "ctxflow.map_results",
-    "ctxflow.policies.placement.live",
+    "ctxflow.policies.agh.live",
     "ctxflow.policies.flextopo.preemption",
     "ctxflow.policies.turboserve.scaling",
     "ctxflow.policies.turboserve.session_placement",

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ctxflow.policies.placement import check, solve
-from ctxflow.policies.placement.instances import paper_instance
-from ctxflow.policies.placement.rolling import Switching
+from ctxflow.policies.agh import check, solve
+from ctxflow.policies.agh.problem import paper_instance
+from ctxflow.policies.agh.rolling import Switching
 from ctxflow.simulator.experiments import ExperimentRequest, report
 from ctxflow_papers.gh_agh import experiments, printed, reproduction, table4
 from ctxflow_papers.gh_agh.day import (

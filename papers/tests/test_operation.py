@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ctxflow.policies.placement import Allocation, solve
-from ctxflow.policies.placement.instances import paper_instance
+from ctxflow.policies.agh import Allocation, solve
+from ctxflow.policies.agh.problem import paper_instance
 from ctxflow_papers.gh_agh.instances import draw
 from ctxflow_papers.gh_agh.operation import AT_ONCE, keeps_up, operate
 from ctxflow_papers.gh_agh.studies import perturbed, stress, with_margin

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ctxflow.policies.placement import solve
-from ctxflow.policies.placement.instances import paper_instance
+from ctxflow.policies.agh import solve
+from ctxflow.policies.agh.problem import paper_instance
 from ctxflow_papers.gh_agh.instances import draw
 from ctxflow_papers.gh_agh.studies import ablation, second_stage, stress
 

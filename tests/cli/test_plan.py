@@ -8,7 +8,7 @@ import pytest
 from in_process import ctxflow
 
 from ctxflow.cli.app import main
-from ctxflow.policies.placement.instances import paper_instance
+from ctxflow.policies.agh.problem import paper_instance
 from ctxflow_papers.gh_agh.instances import draw
 
 

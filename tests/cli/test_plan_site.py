@@ -10,7 +10,7 @@ from ctxflow.cli.app import app
 from ctxflow.executors.simulated import SimulatedEngine
 from ctxflow.factory.provider import PoolSurvey
 from ctxflow.factory.site_check import TierAnswer
-from ctxflow.policies.placement.problem import Problem
+from ctxflow.policies.agh.problem import Problem
 from ctxflow.scheduler import Policies, log
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools

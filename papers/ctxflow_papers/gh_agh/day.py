@@ -1,7 +1,7 @@
 """Planning every five minutes while demand wanders, or once a day (section 4.3).
 
 What lives here: the demand, the day of a plan that stays and of one that is revised, what they cost. What does not
-live here: how a plan is revised (`ctxflow.policies.placement.rolling`), and what the paper has (reproduction.py).
+live here: how a plan is revised (`ctxflow.policies.agh.rolling`), and what the paper has (reproduction.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ctxflow.policies.placement import Allocation, Problem, solve
-from ctxflow.policies.placement.arrays import Bools, Floats
-from ctxflow.policies.placement.rolling import Revision, Switching, plan_rolling
+from ctxflow.policies.agh import Allocation, Problem, solve
+from ctxflow.policies.agh.arrays import Bools, Floats
+from ctxflow.policies.agh.rolling import Revision, Switching, plan_rolling
 from ctxflow_papers.gh_agh.operation import keeps_up, operate
 
 VOLATILITIES = (0.01, 0.02, 0.03, 0.04, 0.05)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxflow.policies.placement import Problem, solve
+from ctxflow.policies.agh import Problem, solve
 from ctxflow_papers.gh_agh.instances import draw
 from ctxflow_papers.gh_agh.studies import stress
 
@@ -39,7 +39,7 @@ def scaled(
 ) -> Problem:
     """The problem with its delay limits, error limits, rents, budget, or penalties for media times these.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> from ctxflow.policies.agh.problem import paper_instance
     >>> scaled(paper_instance(), budget=0.75).budget_dollars
     75.0
     """

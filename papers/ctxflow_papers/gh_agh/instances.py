@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.placement.problem import Problem
+from ctxflow.policies.agh.problem import Problem
 
 Range = tuple[float, float]
 

@@ -10,9 +10,9 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.placement.allocation import Allocation
-from ctxflow.policies.placement.arrays import Arrays, Bools, Floats
-from ctxflow.policies.placement.problem import Problem
+from ctxflow.policies.agh.allocation import Allocation
+from ctxflow.policies.agh.arrays import Arrays, Bools, Floats
+from ctxflow.policies.agh.problem import Problem
 
 AT_ONCE = 250
 """Scenarios in one linear program: they share nothing, and the solver's overhead is paid once."""
@@ -52,8 +52,8 @@ def operate(
     :param delays, errors: (S, I, J, K) what delays and errors are multiplied by; None for as planned.
     :raises ModuleNotFoundError: without SciPy.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
-    >>> from ctxflow.policies.placement.solution import solve
+    >>> from ctxflow.policies.agh.problem import paper_instance
+    >>> from ctxflow.policies.agh.solution import solve
     >>> planned = solve(paper_instance(), "agh")
     >>> found = operate(paper_instance(), planned.allocation, np.ones((2, 6)))
     >>> bool(found.delay[0] <= planned.costs.delay + 1e-6), float(found.unserved.max())
@@ -76,8 +76,8 @@ def keeps_up(problem: Problem, allocation: Allocation, rates: Floats) -> Bools:
 
     :param rates: (S, I) what the query types' rates are multiplied by.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
-    >>> from ctxflow.policies.placement.solution import solve
+    >>> from ctxflow.policies.agh.problem import paper_instance
+    >>> from ctxflow.policies.agh.solution import solve
     >>> planned = solve(paper_instance(), "agh").allocation
     >>> keeps_up(paper_instance(), planned, np.array([[1.0] * 6, [1000.0] * 6])).tolist()
     [True, False]

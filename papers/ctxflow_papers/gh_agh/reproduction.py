@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.placement import Problem
-from ctxflow.policies.placement.instances import paper_instance
+from ctxflow.policies.agh import Problem
+from ctxflow.policies.agh.problem import paper_instance
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, Tell, median, rounded
 from ctxflow_papers.gh_agh import experiments, printed, table4
 from ctxflow_papers.gh_agh.experiments import FACTORS, SETTINGS, SHAPES, Runtime, Step

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.placement.allocation import Allocation
-from ctxflow.policies.placement.draft import Mechanisms
-from ctxflow.policies.placement.problem import Problem
-from ctxflow.policies.placement.solution import solve
+from ctxflow.policies.agh.allocation import Allocation
+from ctxflow.policies.agh.draft import Mechanisms
+from ctxflow.policies.agh.problem import Problem
+from ctxflow.policies.agh.solution import solve
 from ctxflow_papers.gh_agh.operation import Operation, operate
 
 SPREAD = 0.25
@@ -64,7 +64,7 @@ def second_stage(
         which more than 1 % is unserved.
     :raises ModuleNotFoundError: without SciPy.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> from ctxflow.policies.agh.problem import paper_instance
     >>> problem = paper_instance()
     >>> planned = solve(problem, "agh")
     >>> cost, violated = second_stage(problem, planned.allocation, scenarios=1, spread=0.0, arrivals=0.0)
@@ -80,7 +80,7 @@ def second_stage(
 def with_margin(problem: Problem, margin: float) -> Problem:
     """The problem with delay and error limits divided by a margin: what is planned with it, so that it can be kept.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> from ctxflow.policies.agh.problem import paper_instance
     >>> with_margin(paper_instance(), 2.0).query_types[0].max_error == paper_instance().query_types[0].max_error / 2
     True
     """

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from ctxflow.policies.torta.inputs import Floats
-from ctxflow.policies.torta.networks import FEATURES, Seen, features, on_simplex
+from ctxflow.policies.torta.networks import FEATURES, SlotState, features, on_simplex
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.methods import Torta, planned
 from ctxflow_papers.torta.serving import Simulation
@@ -70,7 +70,7 @@ class Allocations(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self.single_action_space = box(0.0, 1.0, (regions, regions))
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
-        self.seen: Seen | None = None
+        self.seen: SlotState | None = None
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ from ctxflow.policies.baselines import forward
 from ctxflow.policies.torta import transport as looking
 from ctxflow.policies.torta.forecast import forecast
 from ctxflow.policies.torta.inputs import Floats, Ints
-from ctxflow.policies.torta.networks import Networks, Seen, allocate
+from ctxflow.policies.torta.networks import Networks, SlotState, allocate
 from ctxflow.policies.torta.transport import capped, costs, whole
 from ctxflow_papers.torta.lanes import Rule
 from ctxflow_papers.torta.rules import Even, InTurn, KnownPrefix, Scored
@@ -235,7 +235,7 @@ class Torta:
         """Forget the last allocation."""
         self.before = None
 
-    def seen(self, state: State, ahead: Floats, before: Floats | None) -> Seen:
+    def seen(self, state: State, ahead: Floats, before: Floats | None) -> SlotState:
         """What the policy sees, of n = B K decisions; before the first slot A_{t-1} is P*.
 
         P* is of the mean of what has come and what is expected: one slot's counts are a noisy sample of mu_t.
@@ -248,7 +248,7 @@ class Torta:
             return np.asarray(np.moveaxis(values, -1, 1).reshape(-1, regions), dtype=np.float64)
 
         later = np.moveaxis(ahead[:, 1:], -1, 1).reshape(len(transport), -1, regions)
-        return Seen(
+        return SlotState(
             rows(ahead[:, 0]),
             later,
             rows(state.servers) * TASKS_PER_SLOT,

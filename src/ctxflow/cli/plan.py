@@ -20,10 +20,9 @@ from ctxflow.cli.plan_job import load_job
 from ctxflow.cli.plan_site import SiteProblem, make_problem, survey_site
 from ctxflow.consoles import VisibleConsole
 from ctxflow.factory.site_check import ask_tiers
-from ctxflow.policies.placement.instances import azure_instance, paper_instance
-from ctxflow.policies.placement.problem import Problem
-from ctxflow.policies.placement.solution import METHODS, Solution, solve
-from ctxflow.policies.placement.workers import Staffing, staffing
+from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
+from ctxflow.policies.agh.solution import METHODS, Solution, solve
+from ctxflow.policies.agh.workers import Staffing, staffing
 from ctxflow.simulator.scenario import read_recorded, tiers_of_site
 from ctxflow.sites import load_site
 

@@ -14,9 +14,9 @@ from ctxflow.cli.plan_job import Candidate, Job, Known, Query
 from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.locate import locate_model
 from ctxflow.models.shape import BYTES, shape_of
-from ctxflow.policies.placement.problem import Model, Problem, QueryType
-from ctxflow.policies.placement.roofline import USABLE, Gpu, Shape, estimate, gpu_of
-from ctxflow.policies.placement.workers import Offer, Speed, problem_of
+from ctxflow.policies.agh.problem import Model, Problem, QueryType
+from ctxflow.policies.agh.roofline import USABLE, Gpu, Shape, estimate, gpu_of
+from ctxflow.policies.agh.workers import Offer, Speed, problem_of
 from ctxflow.simulator.recorded import Recorded
 from ctxflow.simulator.scenario import Tier, tiers_of_site
 from ctxflow.sites import Site

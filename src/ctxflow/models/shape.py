@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ctxflow.policies.placement.roofline import Shape
+from ctxflow.policies.agh.roofline import Shape
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a parameter by precision."""

@@ -33,7 +33,7 @@ from ctxflow.policies.turboserve.autoscaling import (
     EPOCH,
     EPOCHS,
     SPARE,
-    Ahead,
+    Anticipated,
     Levels,
     Parameters,
     Turnover,
@@ -43,7 +43,7 @@ from ctxflow.policies.turboserve.autoscaling import (
     settled,
     volatility,
 )
-from ctxflow.policies.turboserve.rebalancing import Costs, Move, consolidate, rebalance
+from ctxflow.policies.turboserve.rebalancing import Move, MoveCosts, consolidate, rebalance
 
 Placing = Literal["round-robin", "load-aware", "memory-aware"]
 PROPORTIONAL = PowerCurve(0.0, 0.1336)
@@ -180,7 +180,7 @@ class _Run:
         self.next, self.turn = self.start, 0
         self.now, self.since_out, self.rebalanced = 0.0, -math.inf, 0.0
         self.latency = [cluster.curve(n) for n in range(len(trace.state_bytes) + 2)]
-        self.costs = Costs({n: cluster.migration.seconds(size) for n, size in enumerate(trace.state_bytes)}, MU)
+        self.costs = MoveCosts({n: cluster.migration.seconds(size) for n, size in enumerate(trace.state_bytes)}, MU)
         self.activated, self.recent = 0, deque([0] * EPOCHS, EPOCHS)
         self.turnover = Turnover(0.0)
         self.seen: set[int] = set()
@@ -311,7 +311,7 @@ class _Run:
         """The GPUs to hold, before what was asked for a while ago is thought of."""
         cluster, sessions, spare = self.cluster, len(self.place), self.strategy.spare
         most, least = cluster.most, cluster.least
-        ahead = Ahead(sessions)
+        ahead = Anticipated(sessions)
         if self.strategy.anticipates:
             ahead = self.turnover.anticipated(self.now, sessions, cluster.boot_seconds, self._idle())
         expected = ahead.sessions

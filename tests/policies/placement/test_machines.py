@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.executors.simulated import Machine, SimulatedEngine
-from ctxflow.policies.placement.asked import ROOM_GB
-from ctxflow.policies.placement.demand import Candidate, Wanted
-from ctxflow.policies.placement.machines import cut_best, cuts, groups, limited
-from ctxflow.policies.placement.workers import Offer
+from ctxflow.policies.agh.asked import ROOM_GB
+from ctxflow.policies.agh.demand import ContextOption, Wanted
+from ctxflow.policies.agh.machines import cut_best, cuts, groups, limited
+from ctxflow.policies.agh.workers import Offer
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -31,7 +31,7 @@ SECONDS = {
 
 def wanted(**rates):
     return [
-        Wanted(name, 3600 * rate, (Candidate(name, SECONDS[name], 10.0),), None, None)
+        Wanted(name, 3600 * rate, (ContextOption(name, SECONDS[name], 10.0),), None, None)
         for name, rate in rates.items()
         if rate
     ]

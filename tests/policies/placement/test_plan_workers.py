@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.placement.problem import Model, QueryType
-from ctxflow.policies.placement.solution import solve
-from ctxflow.policies.placement.workers import Offer, Speed, blocks, problem_of, staffing
+from ctxflow.policies.agh.problem import Model, QueryType
+from ctxflow.policies.agh.solution import solve
+from ctxflow.policies.agh.workers import Offer, Speed, blocks, problem_of, staffing
 
 
 @given(st.integers(0, 5000))

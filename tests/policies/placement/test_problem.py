@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.policies.placement import METHODS, solve
-from ctxflow.policies.placement.instances import azure_instance, paper_instance
-from ctxflow.policies.placement.problem import Problem
+from ctxflow.policies.agh import METHODS, solve
+from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
 from ctxflow_papers.gh_agh.instances import draw, from_trace
 
 TRACE = Path(__file__).parents[4] / "shared" / "data" / "azure" / "AzureLLMInferenceTrace2023_code.csv"

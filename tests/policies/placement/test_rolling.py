@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.policies.placement import Allocation, Deployment, Route, check, solve
-from ctxflow.policies.placement.arrays import Arrays
-from ctxflow.policies.placement.instances import paper_instance
-from ctxflow.policies.placement.rolling import Switching, carried, over_deployments, plan_rolling
+from ctxflow.policies.agh import Allocation, Deployment, Route, check, solve
+from ctxflow.policies.agh.arrays import Arrays
+from ctxflow.policies.agh.problem import paper_instance
+from ctxflow.policies.agh.rolling import Switching, carried, over_deployments, plan_rolling
 from ctxflow_papers.gh_agh.instances import draw
 
 PROBLEM = paper_instance()

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ctxflow.policies.placement import Allocation, Deployment, Problem, Route, check
+from ctxflow.policies.agh import Allocation, Deployment, Problem, Route, check
 
 PROBLEM = Problem.from_data({
     "name": "two",

@@ -7,7 +7,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Place, Preemptor
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Location, Node, Preemptor
 
 NUMA, SOCKET, MACHINE, NOWHERE = 3, 2, 1, 0
 SCORE = {NUMA: 15, SOCKET: 12, MACHINE: 7, NOWHERE: 0}
@@ -117,7 +117,7 @@ def hardwares(draw):
     sockets = draw(st.integers(1, 2))
     numa = sockets * draw(st.integers(1, 4))
     if draw(st.integers(0, 9)) == 0:
-        return Hardware(tuple(Place(None, None) for _ in range(draw(st.integers(1, 4)))))
+        return Hardware(tuple(Location(None, None) for _ in range(draw(st.integers(1, 4)))))
     cores = draw(st.sampled_from([0, numa * 2, numa * 4, numa * 3 + 1]))
     gpus = draw(st.integers(1, 8))
     return Hardware.regular(sockets=sockets, numa_nodes=numa, gpus=gpus, cores=cores, group_size=2)

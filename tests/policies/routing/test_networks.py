@@ -11,7 +11,7 @@ from ctxflow.errors import CtxflowError
 from ctxflow.policies.torta.forecast import accuracy, forecast
 from ctxflow.policies.torta.inputs import amounts
 from ctxflow.policies.torta.macro import form
-from ctxflow.policies.torta.networks import FEATURES, Layers, Seen, allocate, allocated, read, write
+from ctxflow.policies.torta.networks import FEATURES, Layers, SlotState, allocate, allocated, read, write
 from ctxflow_papers.torta.predictor import AHEAD, SLOTS, predict
 
 SETTINGS = settings(max_examples=25, deadline=None)
@@ -40,7 +40,7 @@ def test_the_trained_form_s_rows_are_on_the_simplex(regions, data):
 def test_networks_that_are_no_numbers_give_transport():
     transport = np.array([[0.25, 0.75], [1.0, 0.0]])
     two = np.ones(2)
-    seen = Seen(two, two[None], two, two, two, two, two, transport, np.eye(2))
+    seen = SlotState(two, two[None], two, two, two, two, two, transport, np.eye(2))
     assert allocated(np.full((2, 2), np.nan), seen) == pytest.approx(transport, abs=1e-3)
     networks = read()
     broken = dataclasses.replace(networks.head, biases=(*networks.head.biases[:-1], np.full(2, np.nan)))

@@ -10,7 +10,7 @@ from ctxflow.policies.turboserve.assignment import MigrationCost, PowerCurve, as
 from ctxflow.policies.turboserve.autoscaling import (
     PAPER,
     WINDOW,
-    Ahead,
+    Anticipated,
     Levels,
     Parameters,
     Turnover,
@@ -22,7 +22,7 @@ from ctxflow.policies.turboserve.autoscaling import (
     target_gpus,
 )
 from ctxflow.policies.turboserve.profiling import Replayed, cheapest, levels, profile, tuned
-from ctxflow.policies.turboserve.rebalancing import Costs, Move, consolidate, rebalance, rebalance_groups, spread
+from ctxflow.policies.turboserve.rebalancing import Move, MoveCosts, consolidate, rebalance, rebalance_groups, spread
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule
 
 LINEAR = PowerCurve(0.0, 1.0)
@@ -96,7 +96,7 @@ def test_rebalancing_keeps_sessions_and_capacity(numbers, capacity, rises):
 def test_migration_cost_bounds_what_is_lost(numbers, weight, seconds):
     before = residents(numbers)
     sessions = [session for each in before.values() for session in each]
-    costs = Costs(dict(zip(sessions, seconds, strict=False)), weight)
+    costs = MoveCosts(dict(zip(sessions, seconds, strict=False)), weight)
     found = after(before, rebalance(before, LINEAR, costs))
     best = math.ceil(sum(numbers) / len(numbers))
     assert longest(found, LINEAR) <= best + weight * max(seconds) + 1e-9
@@ -123,8 +123,8 @@ def test_the_printed_rule_ends_where_no_single_move_helps(numbers):
 def test_cost_can_forbid_a_move_and_the_cheapest_session_goes():
     before = {0: ["big", "small", "other"], 1: []}
     seconds = {"big": 9.0, "small": 1.0, "other": 5.0}
-    assert [move.session for move in rebalance(before, LINEAR, Costs(seconds, 0.5))] == ["small"]
-    assert rebalance(before, LINEAR, Costs(seconds, 2.5)) == []
+    assert [move.session for move in rebalance(before, LINEAR, MoveCosts(seconds, 0.5))] == ["small"]
+    assert rebalance(before, LINEAR, MoveCosts(seconds, 2.5)) == []
 
 
 @settings(max_examples=20, deadline=None)
@@ -217,7 +217,7 @@ def test_what_came_and_went_in_the_window_is_anticipated(changes, sessions, ahea
         share = ahead / max(ahead, min(WINDOW, now)) if ahead else 0.0
         expected = anticipated(sessions, sum(c for _, c, _ in recent), sum(w for _, _, w in recent), share)
         assert turnover.anticipated(now, sessions, ahead) == expected and expected.sessions >= sessions
-    assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead, idle=9) == Ahead(sessions)
+    assert turnover.anticipated(now + 2 * WINDOW, sessions, ahead, idle=9) == Anticipated(sessions)
 
 
 def test_giving_back_waits_for_a_boot_and_asking_for_nothing():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxflow.policies.flextopo.cluster import Affinity, Domain, Hardware, Level, Node, Place, Preemptor
+from ctxflow.policies.flextopo.cluster import Affinity, Domain, Hardware, Level, Location, Node, Preemptor
 
 
 class Fit:
@@ -108,10 +108,10 @@ def _numbers(mask: int) -> list[int]:
     return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
 
 
-def _nearest(numbers: list[int], places: Sequence[Place]) -> list[int]:
+def _nearest(numbers: list[int], places: Sequence[Location]) -> list[int]:
     """Socket by socket and NUMA node by NUMA node, those with most to give first."""
     in_socket: dict[int | None, int] = {}
-    in_numa: dict[Place, int] = {}
+    in_numa: dict[Location, int] = {}
     for number in numbers:
         place = places[number]
         in_socket[place.socket] = in_socket.get(place.socket, 0) + 1
@@ -124,7 +124,7 @@ def _nearest(numbers: list[int], places: Sequence[Place]) -> list[int]:
     return sorted(numbers, key=order)
 
 
-def _in_order(numbers: Sequence[int], places: Sequence[Place]) -> list[int]:
+def _in_order(numbers: Sequence[int], places: Sequence[Location]) -> list[int]:
     return sorted(numbers, key=lambda n: (_known(places[n].socket), _known(places[n].numa), n))
 
 

@@ -31,7 +31,7 @@ class Level(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a GPU or a core group sits; None where nobody knows."""
 
     socket: int | None = None
@@ -60,8 +60,8 @@ class Hardware:
     ['NUMA', 'NUMA', 'SOCKET', 'SOCKET', 'MACHINE']
     """
 
-    gpus: tuple[Place, ...]
-    groups: tuple[Place, ...] = ()
+    gpus: tuple[Location, ...]
+    groups: tuple[Location, ...] = ()
     sizes: tuple[int, ...] = ()
     domains: tuple[Domain, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -87,17 +87,17 @@ class Hardware:
             mine = (numa + 1) * cores // numa_nodes - numa * cores // numa_nodes
             for start in range(0, mine, group_size):
                 sizes.append(min(group_size, mine - start))
-                groups.append(Place(numa * sockets // numa_nodes, numa))
+                groups.append(Location(numa * sockets // numa_nodes, numa))
         numas = [gpu * numa_nodes // gpus for gpu in range(gpus)]
-        places = tuple(Place(numa * sockets // numa_nodes, numa) for numa in numas)
+        places = tuple(Location(numa * sockets // numa_nodes, numa) for numa in numas)
         return cls(places, tuple(groups), tuple(sizes))
 
     @classmethod
     def of(cls, topology: Topology) -> Hardware:
         """What a machine's topology comes to."""
         return cls(
-            tuple(Place(topology.socket_of(gpu.numa), gpu.numa) for gpu in topology.gpus),
-            tuple(Place(group.socket, group.numa) for group in topology.groups),
+            tuple(Location(topology.socket_of(gpu.numa), gpu.numa) for gpu in topology.gpus),
+            tuple(Location(group.socket, group.numa) for group in topology.groups),
             tuple(len(group.cores) for group in topology.groups),
         )
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.policies.flextopo.cluster import Hardware, Instance, Node, Place, Preemptor
+from ctxflow.policies.flextopo.cluster import Hardware, Instance, Location, Node, Preemptor
 from ctxflow.topology import from_graph
 
 MOST = 1 << 14
@@ -106,8 +106,8 @@ def _hardware(data: Any, where: str) -> Hardware:
             "in whole numbers, null where nobody knows the place"
         )
     return Hardware(
-        tuple(Place(*each) for each in gpus),
-        tuple(Place(*each[:2]) for each in groups),
+        tuple(Location(*each) for each in gpus),
+        tuple(Location(*each[:2]) for each in groups),
         tuple(each[2] for each in groups),
     )
 

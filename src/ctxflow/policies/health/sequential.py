@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ctxflow.option_values import number
-from ctxflow.policies.health.cusum import SHARES, Cusum, null_share
-from ctxflow.policies.health.fields import EPOCH, Field, Unit
 from ctxflow.policies.health.gains import gains
+from ctxflow.policies.health.trials import EPOCH, SHARES, Cusum, Field, Unit, null_share
 from ctxflow.policies.protocols import Trial, Verdict, View
 from ctxflow.policies.views import AppView, WorkerView
 from ctxflow.wording import counted

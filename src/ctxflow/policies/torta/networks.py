@@ -113,7 +113,7 @@ MOST_PULL = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class SlotState:
     """What is known before a slot: arrays of one decision, or of several (...).
 
     :ivar demand: (..., R) tasks of the slot. :ivar ahead: (..., H, R) those expected after it.
@@ -134,7 +134,7 @@ class Seen:
     before: Floats
 
 
-def features(seen: Seen) -> Floats:
+def features(seen: SlotState) -> Floats:
     """(..., R, FEATURES) of each region, all without units."""
     mean = seen.capacity.mean(axis=-1, keepdims=True) + 1e-9
     own = seen.capacity + 0.1 * mean
@@ -153,14 +153,14 @@ def features(seen: Seen) -> Floats:
     return np.asarray(np.clip(np.nan_to_num(np.stack(columns, axis=-1)), -5.0, 5.0), dtype=np.float64)
 
 
-def outputs(networks: Networks, seen: Seen) -> Floats:
+def outputs(networks: Networks, seen: SlotState) -> Floats:
     """(..., R, 2) the gate and the pull of each region, before `allocated` bounds them."""
     hidden = np.maximum(networks.body(features(seen)), 0.0)
     pooled = np.broadcast_to(hidden.mean(axis=-2, keepdims=True), hidden.shape)
     return networks.head(np.concatenate([hidden, pooled], axis=-1))
 
 
-def allocated(decided: Floats, seen: Seen) -> Floats:
+def allocated(decided: Floats, seen: SlotState) -> Floats:
     """(..., R, R) A_t from gates and pulls.
 
     Guarantees: rows on the simplex; nothing for a region without capacity while another has some; what is not a number
@@ -186,7 +186,7 @@ def on_simplex(rows: Floats, alive: Bools, otherwise: Floats | None = None) -> F
     return np.where(sums > 0, masked / np.where(sums > 0, sums, 1.0), instead)
 
 
-def allocate(networks: Networks, seen: Seen) -> Floats:
+def allocate(networks: Networks, seen: SlotState) -> Floats:
     """(..., R, R) A_t, as the policy decides."""
     return allocated(outputs(networks, seen), seen)
 
@@ -214,5 +214,5 @@ class ByNetworks:
         column = dear.mean(axis=0)
         return allocate(
             self.networks,
-            Seen(wanted[0], ahead, possible, MOST * possible, nothing, possible, column, transport, before),
+            SlotState(wanted[0], ahead, possible, MOST * possible, nothing, possible, column, transport, before),
         )

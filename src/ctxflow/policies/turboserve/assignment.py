@@ -84,7 +84,7 @@ def unplaced(active: Iterable[Session], residents: Residents) -> list[Session]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Assignment:
+class SessionAssignment:
     """:ivar placed: session -> its GPU. :ivar waiting: those for which no GPU has room."""
 
     placed: Mapping[Session, Gpu]
@@ -97,16 +97,15 @@ def assign(
     curve: Curve,
     capacity: int | None = None,
     speeds: Mapping[Gpu, float] | None = None,
-) -> Assignment:
+) -> SessionAssignment:
     """Give each session the GPU on which its chunks are shortest, which raises the longest chunk of all the least.
 
     :param sessions: in the order in which they are placed.
     :param capacity: K, the most sessions on a GPU; None for no limit.
     :param speeds: how many times the curve's speed a GPU has; 1 for those not named.
 
-    >>> from ctxflow.policies.turboserve.assignment import PowerCurve
     >>> assign(["c", "d", "e"], {0: ["a", "b"], 1: []}, PowerCurve(0, 1), capacity=2)
-    Assignment(placed={'c': 1, 'd': 1}, waiting=('e',))
+    SessionAssignment(placed={'c': 1, 'd': 1}, waiting=('e',))
     """
     speed = speeds or {}
     heap = []
@@ -125,7 +124,7 @@ def assign(
         _, count, order, gpu = heap[0]
         placed[session] = gpu
         heapq.heapreplace(heap, (curve(count + 2) / speed.get(gpu, 1.0), count + 1, order, gpu))
-    return Assignment(placed, tuple(waiting))
+    return SessionAssignment(placed, tuple(waiting))
 
 
 def round_robin(gpus: Sequence[Gpu], turn: int) -> Gpu:

@@ -211,7 +211,7 @@ SPARE = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
+class Anticipated:
     """A boot from now.
 
     :ivar sessions: to be ready for: those expected, and some standard deviations.
@@ -224,7 +224,7 @@ class Ahead:
 
 def anticipated(
     sessions: float, came: float, went: float, share: float = 1.0, deviations: float = DEVIATIONS, idle: float = 0.0
-) -> Ahead:
+) -> Anticipated:
     """The sessions to expect, and some standard deviations of what may come beyond that by chance.
 
     A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
@@ -240,14 +240,14 @@ def anticipated(
     :param idle: sessions that have nothing to do now, and may at any time.
 
     >>> anticipated(40, 10, 6, deviations=1.0), anticipated(40, 50, 50, 0.25, 2.0)
-    (Ahead(sessions=48.0, deviation=4.0), Ahead(sessions=50.0, deviation=5.0))
+    (Anticipated(sessions=48.0, deviation=4.0), Anticipated(sessions=50.0, deviation=5.0))
     >>> anticipated(8, 400, 400, 1.0, 1.0), anticipated(20, 2, 2, 1.0, 1.0, idle=40)
-    (Ahead(sessions=12.0, deviation=4.0), Ahead(sessions=24.0, deviation=2.0))
+    (Anticipated(sessions=12.0, deviation=4.0), Anticipated(sessions=24.0, deviation=2.0))
     """
     part = min(1.0, went * share / max(1.0, sessions))  # Of the active, that cease to be.
     expected = sessions + max(0.0, (came - went) * share, part * (idle - sessions))
     deviation = math.sqrt(min((came + went) * share, 2.0 * max(1.0, expected)))
-    return Ahead(expected + deviations * deviation, deviation)
+    return Anticipated(expected + deviations * deviation, deviation)
 
 
 class Turnover:
@@ -258,7 +258,7 @@ class Turnover:
     >>> turnover = Turnover(0.0)
     >>> turnover.add(40.0, 8, 0)
     >>> turnover.anticipated(40.0, sessions=20, ahead=5.0), turnover.anticipated(400.0, sessions=20, ahead=5.0)
-    (Ahead(sessions=22.25, deviation=1.0), Ahead(sessions=20.0, deviation=0.0))
+    (Anticipated(sessions=22.25, deviation=1.0), Anticipated(sessions=20.0, deviation=0.0))
     """
 
     def __init__(self, start: float) -> None:
@@ -273,7 +273,7 @@ class Turnover:
             self._came += came
             self._went += went
 
-    def anticipated(self, now: float, sessions: int, ahead: float, idle: int = 0) -> Ahead:
+    def anticipated(self, now: float, sessions: int, ahead: float, idle: int = 0) -> Anticipated:
         """What to be ready for so many seconds from now; nothing is projected further than it was seen."""
         while self._changes and self._changes[0][0] <= now - WINDOW:
             _, came, went = self._changes.popleft()

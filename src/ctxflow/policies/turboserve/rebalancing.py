@@ -35,7 +35,7 @@ class Move:
 
 
 @dataclasses.dataclass(frozen=True)
-class Costs:
+class MoveCosts:
     """What moves cost, against what they gain.
 
     :ivar seconds: C_mig by session; 0 for those not named.
@@ -50,13 +50,13 @@ class Costs:
         return self.weight * self.seconds.get(session, 0.0)
 
 
-FREE = Costs()
+FREE = MoveCosts()
 
 
 def rebalance(
     residents: Residents,
     curve: Curve,
-    costs: Costs = FREE,
+    costs: MoveCosts = FREE,
     capacity: int | None = None,
     rule: Rule = "plateau-aware",
     speeds: Mapping[Gpu, float] | None = None,
@@ -91,7 +91,7 @@ def rebalance(
 def rebalance_groups(
     residents: Residents,
     curve: Curve,
-    costs: Costs = FREE,
+    costs: MoveCosts = FREE,
     capacity: int | None = None,
     group_size: int = GROUP_SIZE,
     one_group: int = ONE_GROUP,
@@ -122,7 +122,7 @@ class _Board:
         self,
         residents: Residents,
         curve: Curve,
-        costs: Costs,
+        costs: MoveCosts,
         capacity: int | None,
         speeds: Mapping[Gpu, float],
     ) -> None:
@@ -262,7 +262,7 @@ def consolidate(residents: Residents, keep: int, curve: Curve, capacity: int | N
 
 
 def spread(
-    residents: Residents, added: Iterable[Gpu], curve: Curve, costs: Costs = FREE, capacity: int | None = None
+    residents: Residents, added: Iterable[Gpu], curve: Curve, costs: MoveCosts = FREE, capacity: int | None = None
 ) -> list[Move]:
     """Rebalance onto GPUs that have just been added, so that they are used at once.
 

@@ -28,7 +28,7 @@ from ctxflow.policies.helpers import (
 from ctxflow.policies.protocols import View
 from ctxflow.policies.turboserve.autoscaling import (
     SPARE,
-    Ahead,
+    Anticipated,
     Epochs,
     Levels,
     Parameters,
@@ -171,7 +171,7 @@ class _Loop:
         self._held = int(self._peak.over(wish, now, boot_seconds))
         return self._held
 
-    def _ahead(self, now: float, work: _Work, seconds: float) -> Ahead:
+    def _ahead(self, now: float, work: _Work, seconds: float) -> Anticipated:
         """The sessions to be ready for so many seconds from now."""
         sessions = work.sessions
         if self._turnover is None:  # Those that are there at the first look did not come just now.

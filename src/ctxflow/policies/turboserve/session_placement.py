@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ctxflow.policies.helpers import loads, seekers
 from ctxflow.policies.protocols import View
 from ctxflow.policies.turboserve.assignment import Curve, Gpu, MigrationCost, PowerCurve, Session, assign
-from ctxflow.policies.turboserve.rebalancing import Costs, Rule, rebalance, rebalance_groups
+from ctxflow.policies.turboserve.rebalancing import MoveCosts, Rule, rebalance, rebalance_groups
 from ctxflow.policies.views import SessionView, WorkerView
 
 _UNMEASURED = PowerCurve(0.0, 1.0)
@@ -95,7 +95,7 @@ class TurboServe:
         seconds: dict[Session, float] = {
             each: self._cost.seconds(session.state_bytes or 0) for each, session in movable.items()
         }
-        costs = Costs(seconds, self._weight)
+        costs = MoveCosts(seconds, self._weight)
         curve, capacity = _curve(view, app, workers), _capacity(view, app, workers)
         if self._rule == "printed":
             moves = rebalance(residents, curve, costs, capacity, rule="printed")

@@ -15,8 +15,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ctxflow.policies.placement.allocation import Allocation
-from ctxflow.policies.placement.problem import Model, Problem, QueryType, Table, Tier
+from ctxflow.policies.agh.allocation import Allocation
+from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType, Table
 
 NEVER = 1e4
 """How many times its limit the delay of a query type is on a model that is none of its candidates."""
@@ -97,7 +97,7 @@ def problem_of(
         raise ValueError("there is no worker to be had on any tier: see `ctxflow site check SITE --live`")
     most = hours * sum(offer.price * offer.workers for offer in offers)
     tiers = [
-        Tier(
+        GpuTier(
             name=f"{offers[number].name} #{place} x{size}", memory_gb=offers[number].memory_gb, tflops=float(size),
             dollars_per_hour=size * offers[number].price, tensor_parallel=(1,), pipeline_parallel=(1,), gpus=1,
         )

@@ -1,14 +1,18 @@
-"""Query types into storage that does not hold them all: which way each is served, and how much of it.
+"""The ways to serve query types over a set of deployments, and how they are packed into storage that does not hold all.
 
-A multiple-choice knapsack, whose items may be cut: each type takes one way, which stores models whole and of its data
-as much as is served. What does not live here: which deployments there are, and the ways over them (`exchange`).
+A way is one deployment, or two with a type split between them. Packing is a multiple-choice knapsack whose items may
+be cut: each type takes one way, which stores models whole and of its data as much as is served.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 
-from ctxflow.policies.placement.arrays import Floats, Ints
+from ctxflow.policies.agh.arrays import Bools, Floats, Ints
+from ctxflow.policies.agh.draft import NOTHING
 
 PAIRS = 4000
 """Up to so many changes of two types at once are looked at; with more of them, only changes of one."""
@@ -83,3 +87,62 @@ def packed(
             break
         taken, gain, part = tries[best], gains[best, None], parts[best, None]
     return taken, np.asarray(part[0] * most[every, taken], dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Query types served by one option and each other one together, at least cost: arrays (I, O).
+
+    :ivar linear: dollars of the whole type, served so.
+    :ivar share: the other option's part.
+    :ivar most: the share that can be served so; 0 where two are not better than one.
+    :ivar whole: dollars with the storing of both models and the penalty; without end where it cannot be.
+    """
+
+    linear: Floats
+    share: Floats
+    most: Floats
+    whole: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """What each type is served by: a way (I,) and a share (I,), with the total in dollars."""
+
+    taken: Ints
+    shares: Floats
+    total: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """The W ways to serve a type with a set of options.
+
+    :ivar chosen: the set. :ivar pairs: for each way the places in it of its two options; equal for one, -1 for none.
+    :ivar linear: (I, W) dollars of the whole type. :ivar most: (I, W) the largest share that can be served so.
+    :ivar shares: (I, W) the second option's part. :ivar fixed, weights: (W,) dollars and GB of the models stored.
+    """
+
+    chosen: Sequence[int]
+    pairs: list[tuple[int, int]]
+    linear: Floats
+    most: Floats
+    shares: Floats
+    fixed: Floats
+    weights: Floats
+
+    @property
+    def possible(self) -> Bools:
+        """(I, W) whether a way serves anything, or is the one that need not."""
+        found = self.most > NOTHING
+        found[:, 0] = True
+        return found
+
+    def parts(self, i: int, way: int) -> list[tuple[int, float]]:
+        """The options of a way, with their parts of what it serves of a type."""
+        a, b = self.pairs[way]
+        if a < 0:
+            return []
+        if a == b:
+            return [(self.chosen[a], 1.0)]
+        return [(self.chosen[b], float(self.shares[i, way])), (self.chosen[a], 1 - float(self.shares[i, way]))]

@@ -15,13 +15,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from ctxflow.policies.agh.asked import ROOM_GB
+from ctxflow.policies.agh.demand import Demand
+from ctxflow.policies.agh.machines import Bounds
+from ctxflow.policies.agh.making import Made, Moment
+from ctxflow.policies.agh.rolling import Switching
+from ctxflow.policies.agh.workers import Offer
 from ctxflow.policies.helpers import active
-from ctxflow.policies.placement.asked import ROOM_GB
-from ctxflow.policies.placement.demand import Demand
-from ctxflow.policies.placement.machines import Bounds
-from ctxflow.policies.placement.making import Made, Moment
-from ctxflow.policies.placement.rolling import Switching
-from ctxflow.policies.placement.workers import Offer
 from ctxflow.policies.protocols import Plan, View
 from ctxflow.policies.views import TierView
 

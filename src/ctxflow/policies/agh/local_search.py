@@ -1,25 +1,24 @@
 """Local search over what is deployed: open, close and exchange deployments, with query types split between two.
 
-What lives here: for a set of options (a pair with a configuration), the best routes of every query type over it, one
-or two a type, in closed form; and for all options at once, what adding it or exchanging it for one of the set would
-bring. What does not live here: the paper's own moves (`adaptive`).
+For a set of options (a pair with a configuration), the best routes of every query type over it, one or two a type, in
+closed form; and for all options at once, what adding it or exchanging it for one of the set would bring. The paper's
+own moves are in `heuristics`.
 
 The storage limit (5h) couples the query types. It is priced: a GB costs what the unserved demand that it displaces
-does; what does not fit is cut where that costs least, and then packed better (`packing`).
+does; what does not fit is cut where that costs least, and then packed better (`ways`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.placement.arrays import Arrays, Bools, Floats, Ints
-from ctxflow.policies.placement.draft import NOTHING, Choices, Draft
-from ctxflow.policies.placement.packing import packed
-from ctxflow.policies.placement.program import all_options
+from ctxflow.policies.agh.arrays import Arrays, Bools, Floats, Ints
+from ctxflow.policies.agh.draft import NOTHING, Choices, Draft
+from ctxflow.policies.agh.milp import all_options
+from ctxflow.policies.agh.ways import Routing, Split, Ways, packed
 
 TRIALS = 10
 """How many of the most promising exchanges are built and looked at, before the search is over."""
@@ -34,65 +33,6 @@ _NEVER = 1e15
 
 Change = tuple[float, list[int]]
 """A set of options with a bound on what it costs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Query types served by one option and each other one together, at least cost: arrays (I, O).
-
-    :ivar linear: dollars of the whole type, served so.
-    :ivar share: the other option's part.
-    :ivar most: the share that can be served so; 0 where two are not better than one.
-    :ivar whole: dollars with the storing of both models and the penalty; without end where it cannot be.
-    """
-
-    linear: Floats
-    share: Floats
-    most: Floats
-    whole: Floats
-
-
-@dataclasses.dataclass(frozen=True)
-class Routing:
-    """What each type is served by: a way (I,) and a share (I,), with the total in dollars."""
-
-    taken: Ints
-    shares: Floats
-    total: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Ways:
-    """The W ways to serve a type with a set of options.
-
-    :ivar chosen: the set. :ivar pairs: for each way the places in it of its two options; equal for one, -1 for none.
-    :ivar linear: (I, W) dollars of the whole type. :ivar most: (I, W) the largest share that can be served so.
-    :ivar shares: (I, W) the second option's part. :ivar fixed, weights: (W,) dollars and GB of the models stored.
-    """
-
-    chosen: Sequence[int]
-    pairs: list[tuple[int, int]]
-    linear: Floats
-    most: Floats
-    shares: Floats
-    fixed: Floats
-    weights: Floats
-
-    @property
-    def possible(self) -> Bools:
-        """(I, W) whether a way serves anything, or is the one that need not."""
-        found = self.most > NOTHING
-        found[:, 0] = True
-        return found
-
-    def parts(self, i: int, way: int) -> list[tuple[int, float]]:
-        """The options of a way, with their parts of what it serves of a type."""
-        a, b = self.pairs[way]
-        if a < 0:
-            return []
-        if a == b:
-            return [(self.chosen[a], 1.0)]
-        return [(self.chosen[b], float(self.shares[i, way])), (self.chosen[a], 1 - float(self.shares[i, way]))]
 
 
 class Exchange:

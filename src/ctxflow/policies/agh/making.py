@@ -10,15 +10,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.placement.allocation import Allocation
-from ctxflow.policies.placement.asked import SERVED, Asked, Mixes
-from ctxflow.policies.placement.demand import Wanted
-from ctxflow.policies.placement.impossible import too_much, unable, without_impossible
-from ctxflow.policies.placement.machines import Bounds, Cut, cut_best, limited
-from ctxflow.policies.placement.mixes import cheapest
-from ctxflow.policies.placement.problem import Problem
-from ctxflow.policies.placement.rolling import Switching, plan_rolling
-from ctxflow.policies.placement.workers import Offer, staffing
+from ctxflow.policies.agh.allocation import Allocation
+from ctxflow.policies.agh.asked import SERVED, Asked, Mixes
+from ctxflow.policies.agh.demand import Wanted
+from ctxflow.policies.agh.impossible import too_much, unable, without_impossible
+from ctxflow.policies.agh.machines import Bounds, Cut, cut_best, limited
+from ctxflow.policies.agh.mixes import cheapest
+from ctxflow.policies.agh.problem import Problem
+from ctxflow.policies.agh.rolling import Switching, plan_rolling
+from ctxflow.policies.agh.workers import Offer, staffing
 from ctxflow.policies.protocols import Plan
 
 

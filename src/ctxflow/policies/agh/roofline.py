@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ctxflow.policies.placement.workers import Speed
+from ctxflow.policies.agh.workers import Speed
 
 EFFICIENCY = 0.5
 USABLE = 0.9

@@ -13,17 +13,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.placement.asked import Asked, Mixes
-from ctxflow.policies.placement.demand import Wanted
-from ctxflow.policies.placement.solution import solve
-from ctxflow.policies.placement.workers import Offer
+from ctxflow.policies.agh.asked import Asked, Mixes
+from ctxflow.policies.agh.demand import Wanted
+from ctxflow.policies.agh.solution import solve
+from ctxflow.policies.agh.workers import Offer
 
 
 def mixes(wanted: Wanted) -> list[dict[str, float]]:
     """The mixes of an app's contexts that may be the cheapest, first its own context alone, which keeps the limit.
 
-    >>> from ctxflow.policies.placement.demand import Candidate
-    >>> large, small = Candidate("large", {"a10": 4.0}, 10.0, 0.05), Candidate("small", {"a10": 0.5}, 2.0, 0.3)
+    >>> from ctxflow.policies.agh.demand import ContextOption
+    >>> large, small = ContextOption("large", {"a10": 4.0}, 10.0, 0.05), ContextOption("small", {"a10": 0.5}, 2.0, 0.3)
     >>> mixes(Wanted("ask", 9.0, (large, small), None, 0.1))
     [{'large': 1.0}, {'large': 0.8, 'small': 0.2}]
     >>> mixes(Wanted("ask", 9.0, (large, small), None, 0.3))

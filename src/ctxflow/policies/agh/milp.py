@@ -1,7 +1,6 @@
 """The MILP of P_DM in its McCormick form as sparse matrices, scaled so that HiGHS answers it rightly.
 
-What lives here: variables, rows, bounds; which configurations can be left out without losing the optimum. What does
-not live here: solving it (`exact`).
+Variables, rows and bounds; and which configurations can be left out without losing the optimum.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.placement.arrays import Arrays, Bools, Floats, Ints
+from ctxflow.policies.agh.arrays import Arrays, Bools, Floats, Ints
 
 TINY = 1e-6
 

@@ -1,8 +1,7 @@
 """Planning again while something runs: keep what is there, or change to a new plan.
 
-What lives here: one step, from the previous allocation and a new problem to the next allocation; what a change costs.
-It is the paper's keep-best (section 4.3), with a price on switching, which the paper has not. What does not live
-here: who calls it and when (an executor every few minutes, the simulator in virtual time), and finding new plans.
+One step, from the previous allocation and a new problem to the next allocation, and what a change costs: the paper's
+keep-best (section 4.3), with a price on switching, which the paper has not.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import itertools
 
 import numpy as np
 
-from ctxflow.policies.placement.adaptive import orderings
-from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
-from ctxflow.policies.placement.arrays import Arrays
-from ctxflow.policies.placement.check import check
-from ctxflow.policies.placement.draft import NOTHING, Choices, Draft, Mechanisms
-from ctxflow.policies.placement.problem import Problem
-from ctxflow.policies.placement.solution import solve
+from ctxflow.policies.agh.allocation import Allocation, Deployment, Route, check
+from ctxflow.policies.agh.arrays import Arrays
+from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, Mechanisms
+from ctxflow.policies.agh.heuristics import orderings
+from ctxflow.policies.agh.problem import Problem
+from ctxflow.policies.agh.solution import solve
 
 ORDERS = 4
 """From how many orderings the routes over what runs are found, besides the previous routes."""
@@ -51,7 +49,7 @@ class Switching:
     def dollars(self, problem: Problem, previous: Allocation, new: Allocation) -> float:
         """What changing from one allocation to another costs, once.
 
-        >>> from ctxflow.policies.placement.instances import paper_instance
+        >>> from ctxflow.policies.agh.problem import paper_instance
         >>> problem = paper_instance()
         >>> plan = solve(problem, "gh").allocation
         >>> slow = Switching(start_seconds=3600.0)
@@ -113,7 +111,7 @@ def plan_rolling(
     :param seed: of the method's random orderings.
     :raises ValueError: for an unknown method.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> from ctxflow.policies.agh.problem import paper_instance
     >>> problem = paper_instance()
     >>> first = plan_rolling(problem)
     >>> first.switched, plan_rolling(problem, first.allocation).switched

@@ -1,7 +1,4 @@
-"""The exact method: P_DM's MILP on SciPy's HiGHS.
-
-What lives here: solving a `program`, reading its answer, the bound. What does not live here: how it is written down.
-"""
+"""The exact method: the MILP of P_DM (`milp`) on HiGHS; and the improved one: AGH, then the MILP around its answer."""
 
 from __future__ import annotations
 
@@ -13,19 +10,20 @@ from typing import Any
 import numpy as np
 
 from ctxflow.installing import how_to_install
-from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
-from ctxflow.policies.placement.arrays import Arrays, Bools, Floats
-from ctxflow.policies.placement.check import check
-from ctxflow.policies.placement.greedy import greedy
-from ctxflow.policies.placement.problem import Problem
-from ctxflow.policies.placement.program import Program, all_options, build
+from ctxflow.policies.agh.allocation import Allocation, Deployment, Route, check
+from ctxflow.policies.agh.arrays import Arrays, Bools, Floats
+from ctxflow.policies.agh.draft import Choices, Mechanisms
+from ctxflow.policies.agh.heuristics import adaptive, enough, greedy
+from ctxflow.policies.agh.local_search import Exchange
+from ctxflow.policies.agh.milp import Program, all_options, build
+from ctxflow.policies.agh.problem import Problem
 
 INFEASIBLE = 2  # SciPy's status.
 DROPPED = 1e-9  # Shares under this are rounding, and no routes.
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class MilpResult:
     """What the solver found.
 
     :ivar allocation: its best, None if it found none in its time, or if there is none.
@@ -45,7 +43,7 @@ def exact(
     gap: float = 1e-4,
     options: Bools | None = None,
     tightened: bool = True,
-) -> Outcome:
+) -> MilpResult:
     """The cheapest allocation, or the best that is found in time, with a bound on how much better there could be.
 
     Each answer is checked against the constraints and against GH's; one that contradicts them is found again without
@@ -57,7 +55,7 @@ def exact(
     :param tightened: False for the paper's own formulation, with a weaker relaxation: see `program.build`.
     :raises ModuleNotFoundError: without SciPy, saying what to install.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
+    >>> from ctxflow.policies.agh.problem import paper_instance
     >>> outcome = exact(Arrays.of(paper_instance()))
     >>> outcome.closed
     True
@@ -72,11 +70,11 @@ def exact(
         left = time_limit - (time.monotonic() - begun)
         outcome = _attempt(arrays, program, left, gap, presolve=False)
         if not _credible(arrays.problem, outcome, most, gap):
-            return Outcome(outcome.allocation, None, False)
+            return MilpResult(outcome.allocation, None, False)
     return outcome
 
 
-def _credible(problem: Problem, outcome: Outcome, most: float, gap: float) -> bool:
+def _credible(problem: Problem, outcome: MilpResult, most: float, gap: float) -> bool:
     """Whether the checker agrees with the solver: HiGHS's presolve has given wrong optima on badly scaled rows.
 
     :param most: what a feasible allocation costs: neither the bound nor what is proven can be above it.
@@ -92,20 +90,20 @@ def _credible(problem: Problem, outcome: Outcome, most: float, gap: float) -> bo
     return agreed and proven and not check(problem, outcome.allocation)
 
 
-def _attempt(arrays: Arrays, program: Program, time_limit: float, gap: float, presolve: bool) -> Outcome:
+def _attempt(arrays: Arrays, program: Program, time_limit: float, gap: float, presolve: bool) -> MilpResult:
     options = {"mip_rel_gap": gap, "time_limit": max(time_limit, 1e-3), "presolve": presolve}
     found = _solve(program, options, program.lower, program.upper, program.integral)
     bound = getattr(found, "mip_dual_bound", None)
     if found.x is None:
         infeasible = found.status == INFEASIBLE
-        return Outcome(None, None if bound is None or infeasible else max(bound * program.unit, 0.0), infeasible)
+        return MilpResult(None, None if bound is None or infeasible else max(bound * program.unit, 0.0), infeasible)
     whole = np.round(found.x)
     lower, upper = (np.where(program.integral, whole, edge) for edge in (program.lower, program.upper))
     clean = _solve(program, {"presolve": presolve}, lower, upper, np.zeros_like(program.integral))
     allocation = read(arrays, program, found.x if clean.x is None else clean.x)
     if bound is None:  # No variable was integral: a linear program is its own bound.
         bound = found.fun
-    return Outcome(allocation, bound * program.unit, found.status == 0)
+    return MilpResult(allocation, bound * program.unit, found.status == 0)
 
 
 def _solve(program: Program, options: dict[str, Any], lower: Floats, upper: Floats, integral: Bools) -> Any:
@@ -146,3 +144,31 @@ def read(arrays: Arrays, program: Program, values: Floats) -> Allocation:
     )
     unserved = tuple(float(share) for share in np.maximum(0.0, 1.0 - x.sum(axis=1)))
     return Allocation(deployments, routes, unserved)
+
+
+AROUND = 24
+"""Configurations in the neighbourhood besides those of AGH's own pairs."""
+
+
+def improved(arrays: Arrays, seed: int = 0, time_limit: float = 2.0) -> Allocation:
+    """The best allocation among the configurations that look most promising around AGH's answer; never above AGH.
+
+    :param seed: of AGH's random orderings.
+    :param time_limit: seconds for the solver; AGH's answer stands if it finds nothing better.
+    :raises ModuleNotFoundError: without SciPy, saying what to install.
+
+    >>> from ctxflow.policies.agh.problem import paper_instance
+    >>> arrays = Arrays.of(paper_instance())
+    >>> improved(arrays).costs(arrays.problem).total <= adaptive(arrays).total + 1e-6
+    True
+    """
+    draft = adaptive(arrays, seed=seed)
+    found = draft.allocation()
+    # Where AGH leaves more unserved than is allowed, what is near its answer is no better: all of it then.
+    near = Exchange(arrays, Choices(arrays, Mechanisms())).pool(draft, AROUND) if enough(draft) else None
+    if near is not None and not near.any():
+        return found
+    better = exact(arrays, time_limit, options=near).allocation
+    if better is None or check(arrays.problem, better):
+        return found
+    return better if not enough(draft) or better.costs(arrays.problem).total < draft.total else found

@@ -21,7 +21,7 @@ UNTRIED = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class ContextOption:
     """A context that may answer an app's items.
 
     :ivar seconds: of an item, by tier, of those that can run it; there is one at least.
@@ -45,7 +45,7 @@ class Wanted:
 
     app: str
     per_hour: float
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ContextOption, ...]
     max_delay: float | None = None
     max_error: float | None = None
 
@@ -134,10 +134,10 @@ class Demand:
                 self.unable.append(name)
         return found
 
-    def _candidate(self, view: View, app: AppView, pace: dict[str, float], untried: float | None) -> Candidate:
+    def _candidate(self, view: View, app: AppView, pace: dict[str, float], untried: float | None) -> ContextOption:
         tiers = [tier.name for tier in view.tiers.values() if view.able(app, tier)]
         seconds = {tier: self._item(view, app, tier, pace, untried) for tier in tiers}
-        return Candidate(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
+        return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
 
     def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
         """Items an hour: what waits until it is due, and what keeps coming. What is new is due later than the rest."""

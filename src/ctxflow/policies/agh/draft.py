@@ -1,8 +1,7 @@
 """An allocation while a heuristic builds it: what runs where, who is sent where, and what of each limit is used up.
 
-What lives here: placing and removing a route with all sums kept up to date, and for one query type all places where
-it could go, at once, with M1's or M3's configuration, the effective coverage (8) and the cost (7). What does not live
-here: which of them is taken (`greedy`, `adaptive`).
+Routes are placed and removed with all sums kept up to date. For one query type, all places where it could go are found
+at once, with M1's or M3's configuration, the effective coverage (8) and the cost (7).
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.placement.allocation import Allocation, Deployment, Route
-from ctxflow.policies.placement.arrays import Arrays, Bools, Floats, Ints
+from ctxflow.policies.agh.allocation import Allocation, Deployment, Route
+from ctxflow.policies.agh.arrays import Arrays, Bools, Floats, Ints
 
 NOTHING = 1e-9  # A share under this is none.
 _LEAST = 1e-12
@@ -68,7 +67,7 @@ class Choices:
 
 
 @dataclasses.dataclass
-class Places:
+class Destinations:
     """Where a query type could go: arrays over models and tiers.
 
     :ivar config: (J, K) the configuration that it would take there, -1 for nowhere.
@@ -170,7 +169,7 @@ class Draft:
         self.kv[j, k] += share * arrays.kv_gb[i, j, k]
         self.stored += share * float(arrays.data_gb[i])
 
-    def places(self, i: int, wanted: float) -> Places:
+    def places(self, i: int, wanted: float) -> Destinations:
         """All places where a query type could go, and how much of it: M1, M3 and (8).
 
         :param wanted: the share that has to go somewhere.
@@ -210,7 +209,7 @@ class Draft:
         if choices.finite_stock:
             share[:, :][rent > arrays.rent * (arrays.stock - self.used) + NOTHING] = 0.0
         share[config < 0] = 0.0
-        return Places(config, share, rent, delay)
+        return Destinations(config, share, rent, delay)
 
     def _for_active(self, i: int, j: Ints, k: Ints) -> Ints:
         """The configuration for a query type on pairs that run already: the present one, or M3's; -1 for none."""

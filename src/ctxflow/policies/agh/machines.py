@@ -10,11 +10,11 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.placement.asked import SERVED, Asked, Mixes
-from ctxflow.policies.placement.demand import Wanted
-from ctxflow.policies.placement.mixes import cost
-from ctxflow.policies.placement.solution import solve
-from ctxflow.policies.placement.workers import Offer, staffing
+from ctxflow.policies.agh.asked import SERVED, Asked, Mixes
+from ctxflow.policies.agh.demand import Wanted
+from ctxflow.policies.agh.mixes import cost
+from ctxflow.policies.agh.solution import solve
+from ctxflow.policies.agh.workers import Offer, staffing
 from ctxflow.policies.views import TierView
 
 PARTS = 4

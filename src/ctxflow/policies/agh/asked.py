@@ -10,11 +10,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ctxflow.policies.placement.arrays import Arrays
-from ctxflow.policies.placement.demand import Wanted
-from ctxflow.policies.placement.greedy import greedy
-from ctxflow.policies.placement.problem import Model, Problem, QueryType
-from ctxflow.policies.placement.workers import Offer, Speed, problem_of
+from ctxflow.policies.agh.arrays import Arrays
+from ctxflow.policies.agh.demand import Wanted
+from ctxflow.policies.agh.heuristics import greedy
+from ctxflow.policies.agh.problem import Model, Problem, QueryType
+from ctxflow.policies.agh.workers import Offer, Speed, problem_of
 
 UTILIZATION = 0.9
 ROOM_GB = 1e9

@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ctxflow.policies.placement.asked import SERVED
-from ctxflow.policies.placement.demand import Wanted
+from ctxflow.policies.agh.asked import SERVED
+from ctxflow.policies.agh.demand import Wanted
 
 
 def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str]]:
     """What can be planned for, and a sentence for each limit that had to be left out.
 
-    >>> from ctxflow.policies.placement.demand import Candidate
-    >>> left, reasons = without_impossible([Wanted("ask", 9.0, (Candidate("large", {"a10": 4.0}, 10.0),), 2.0, None)])
+    >>> from ctxflow.policies.agh.demand import ContextOption
+    >>> large = ContextOption("large", {"a10": 4.0}, 10.0)
+    >>> left, reasons = without_impossible([Wanted("ask", 9.0, (large,), 2.0, None)])
     >>> left[0].max_delay, reasons
     (None, ['ask: (5i) no tier answers an item within max_delay = 2 s: it is planned for without the limit'])
     """

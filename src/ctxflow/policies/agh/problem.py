@@ -1,13 +1,14 @@
 """The placement problem as data: query types, models, tiers, and what each does on each; JSON in and out.
 
-What lives here: the model of GH/AGH's problem P_DM (section 2.1), with the units in the names, and its checks. What
-does not live here: arrays made from it (`arrays`), answers to it (`allocation`), problems drawn at random
-(`instances`). docs/placement.md tells every field of the file.
+GH/AGH's problem P_DM (section 2.1), with the units in the names, and its checks. docs/placement.md tells every field of
+the file. Two instances come with ctxflow.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -84,7 +85,7 @@ class Model(_Part):
     kv_bytes_per_token: NotNegative = 0.0
 
 
-class Tier(_Part):
+class GpuTier(_Part):
     """A GPU model at a precision (the paper's k).
 
     :ivar memory_gb: C^GPU, of one GPU.
@@ -122,7 +123,6 @@ class Problem(_Part):
     :ivar resident_queries: T^res, by which (5f) multiplies a query's KV cache. The paper puts r*beta/bandwidth there,
         in seconds, without the arrival rate; the queries in flight at a time are what it stands for.
 
-    >>> from ctxflow.policies.placement.instances import paper_instance
     >>> problem = paper_instance()
     >>> problem.shape, problem.tiers[0].name
     ((6, 6, 10), 'A6000-FP16')
@@ -140,7 +140,7 @@ class Problem(_Part):
     utilization: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
     query_types: Annotated[tuple[QueryType, ...], Field(min_length=1)]
     models: Annotated[tuple[Model, ...], Field(min_length=1)]
-    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
+    tiers: Annotated[tuple[GpuTier, ...], Field(min_length=1)]
     compute_seconds_per_token: Table
     communication_seconds_per_token: Table
     error: tuple[tuple[tuple[Share, ...], ...], ...]
@@ -256,3 +256,21 @@ def _explain(error: pydantic.ValidationError) -> str:
     more = len(error.errors()) - 1
     message = str(first["msg"]).removeprefix("Value error, ").lower()
     return f"{place}: {message}{given}" + (f"; {more} more are wrong" if more else "")
+
+
+def paper_instance() -> Problem:
+    """The instance that every table names: `paper_instance.json`, which is `draw(1)`: all six, six and ten.
+
+    Seed 1 is the first from 0 whose draw can be served whole, as the paper's can, which says no more of its numbers.
+    """
+    return _stored("paper_instance.json")
+
+
+def azure_instance() -> Problem:
+    """The instance whose lengths and rates come from the Azure trace: `azure_instance.json`."""
+    return _stored("azure_instance.json")
+
+
+@functools.cache
+def _stored(name: str) -> Problem:
+    return Problem.from_json((resources.files(__package__) / name).read_text())

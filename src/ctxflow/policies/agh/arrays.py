@@ -1,8 +1,4 @@
-"""A problem as numpy arrays, which the methods compute on.
-
-What lives here: the constants of P_DM in the shapes that vectorised code wants. What does not live here: anything
-that is decided. The checker (`check`) uses none of it, so that a mistake here cannot hide itself.
-"""
+"""A problem as numpy arrays, which the methods compute on: the constants of P_DM in the shapes of vectorised code."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.policies.placement.problem import MOST, Problem
+from ctxflow.policies.agh.problem import MOST, Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -78,7 +74,7 @@ class Arrays:
     def of(cls, problem: Problem) -> Arrays:
         """The arrays of a problem.
 
-        >>> from ctxflow.policies.placement.instances import paper_instance
+        >>> from ctxflow.policies.agh.problem import paper_instance
         >>> arrays = Arrays.of(paper_instance())
         >>> arrays.shape, arrays.gpus[:4].tolist(), arrays.tensor[:4].tolist()
         ((6, 6, 10, 12), [1, 2, 2, 4], [1, 2, 1, 4])

@@ -1,0 +1,275 @@
+"""GH and AGH, the paper's greedy heuristics (Algorithms 1 and 2), on the state that `draft` keeps.
+
+First the two phases of GH; then the orderings, relocation and consolidation of AGH. Both know prices alone: where an
+answer leaves more unserved than `max_unserved` allows, since that is cheaper, they search again with higher prices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ctxflow.policies.agh.arrays import Arrays, Bools, Floats
+from ctxflow.policies.agh.draft import IDLE, NOTHING, Choices, Destinations, Draft, Mechanisms
+from ctxflow.policies.agh.local_search import Exchange
+
+COVERAGE_BUDGET = 0.8
+"""beta: the share of the budget up to which Phase 1 deploys."""
+
+
+def greedy(arrays: Arrays, mechanisms: Mechanisms | None = None) -> Draft:
+    """GH: coverage first, then each query type where serving it costs least, the most frequent type first.
+
+    As printed, Step 4 takes a place or leaves it; here the share is what all limits leave room for, so that a type is
+    not left out whole where the storage holds most of it. O(I J K) array operations in I steps.
+
+    :param mechanisms: M1 to M3, all on by default.
+
+    >>> from ctxflow.policies.agh.problem import paper_instance
+    >>> draft = greedy(Arrays.of(paper_instance()))
+    >>> float(draft.unserved.max())
+    0.0
+    """
+    free = mechanisms or Mechanisms()
+
+    def search(priced: Arrays) -> Draft:
+        return construct(covered(Choices(priced, free)), order_by_rate(priced))
+
+    return keeping_required(arrays, free, search)
+
+
+def order_by_rate(arrays: Arrays) -> list[int]:
+    """The query types, the most frequent first."""
+    rates = [kind.queries_per_hour for kind in arrays.problem.query_types]
+    return sorted(range(len(rates)), key=lambda i: -rates[i])
+
+
+def covered(choices: Choices) -> Draft:
+    """Phase 1: deploy where the most query types per dollar could go, (10) and (11), until each could go somewhere.
+
+    Stops also when no pair that beta of the budget can still pay covers another type.
+    """
+    arrays, draft = choices.arrays, Draft(choices)
+    reach = (choices.config != IDLE) & (arrays.error <= arrays.max_error[:, None, None])
+    cap = COVERAGE_BUDGET * arrays.problem.budget_dollars
+    uncovered = np.ones(arrays.shape[0], dtype=bool)
+    while uncovered.any():
+        covers = reach & uncovered[:, None, None]
+        config = np.where(covers, choices.config, IDLE).max(axis=0)
+        gpus = arrays.gpus[np.maximum(config, 0)]
+        count, cost = covers.sum(axis=0), arrays.rent * gpus
+        usable = (count > 0) & (draft.config == IDLE) & (draft.rent + cost <= cap)
+        usable &= gpus <= arrays.stock - draft.used
+        if not usable.any():
+            break
+        best = np.where(usable, count / np.maximum(cost, 1e-12), -1.0).argmax()
+        j, k = np.unravel_index(best, cost.shape)
+        draft.activate(int(j), int(k), int(config[j, k]))
+        uncovered &= ~reach[:, j, k]
+    return draft
+
+
+def construct(draft: Draft, order: Sequence[int]) -> Draft:
+    """Phase 2: serve the query types one after the other, each as far as it goes; the draft is changed.
+
+    :param order: the query types.
+    """
+    for i in order:
+        serve(draft, i, float(draft.unserved[i]))
+    return draft
+
+
+def serve(draft: Draft, i: int, wanted: float, among: Bools | None = None) -> float:
+    """Send a share of a query type where M2 ranks best, and what is left where it ranks next; what stays unserved.
+
+    :param among: (J, K) the pairs that may be used; all by default.
+    """
+    while wanted > NOTHING:
+        places = draft.places(i, wanted)
+        if among is not None:
+            places.share[~among] = 0.0
+        if not (places.share > NOTHING).any():
+            break
+        j, k = np.unravel_index(ranks(draft, i, wanted, places).argmin(), places.share.shape)
+        share = float(places.share[j, k])
+        draft.place(i, int(j), int(k), int(places.config[j, k]), share)
+        wanted -= share
+    return wanted
+
+
+def ranks(draft: Draft, i: int, wanted: float, places: Destinations) -> Floats:
+    """(J, K) M2: smaller is better; full coverage before partial, then the cost (7) per covered share."""
+    arrays = draft.arrays
+    cost = places.rent + arrays.model_dollars[:, None] + arrays.data_dollars[i] + arrays.delay_dollars[i] * places.delay
+    possible = places.share > NOTHING
+    if draft.choices.mechanisms.rank:
+        cost = cost / np.maximum(places.share, NOTHING)
+        partial = places.share < wanted - NOTHING
+        cost = cost + partial * (cost[possible].max() + 1.0)
+    ranked: Floats = np.where(possible, cost, np.inf)
+    return ranked
+
+
+def keeping_required(
+    arrays: Arrays,
+    mechanisms: Mechanisms,
+    search: Callable[[Arrays], Draft],
+    simpler: Callable[[], Draft] | None = None,
+) -> Draft:
+    """What a heuristic finds; if it leaves more unserved than is allowed, the cheapest that does not, as far as found.
+
+    The second search is with a price on what has to be served that no way of serving it can reach.
+
+    :param simpler: gives another answer that counts then, so that a heuristic is never above a simpler one.
+    """
+    first = search(arrays)
+    if enough(first):
+        return first
+    second = search(dataclasses.replace(arrays, unserved_dollars=_dear(arrays)))
+    second.arrays, second.choices = arrays, Choices(arrays, mechanisms)
+    drafts = [second, simpler()] if simpler is not None else [second]
+    return min(filter(enough, drafts), key=lambda draft: draft.total, default=first)
+
+
+def enough(draft: Draft) -> bool:
+    """Whether all is served that has to be."""
+    return bool((draft.unserved <= draft.arrays.max_unserved + NOTHING).all())
+
+
+def _dear(arrays: Arrays) -> Floats:
+    """Prices of leaving unserved (I,): above all else that could be paid, for types of which some has to be served."""
+    types = arrays.shape[0]
+    rent = min(arrays.problem.budget_dollars, types * float(arrays.rent.max()) * float(arrays.gpus.max()))
+    stored = float(arrays.data_dollars.sum()) + types * float(arrays.model_dollars.max())
+    most = rent + stored + float(arrays.delay_dollars @ arrays.max_delay) + float(arrays.unserved_dollars.sum())
+    return np.where(arrays.max_unserved < 1, arrays.unserved_dollars + most, arrays.unserved_dollars)
+
+
+PASSES = 3
+"""L: rounds of relocation."""
+PATIENCE = 5
+"""Orderings in a row that bring nothing, after which it ends."""
+BETTER = 1e-9
+
+
+def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
+    """AGH: GH from eight orderings and some random ones, each improved by moves; the cheapest. Never above GH.
+
+    As printed, it moves single routes and closes deployments, and ends 20 % and more above the optimum where storage
+    is short or a query type is served best by two models. So it also relocates whole deployments (`local_search`).
+
+    :param mechanisms: M1 to M3, all on by default; with one of them off, the moves are the printed ones.
+    :param seed: of the random orderings.
+    :param printed: only the printed moves.
+
+    >>> from ctxflow.policies.agh.problem import paper_instance
+    >>> arrays = Arrays.of(paper_instance())
+    >>> adaptive(arrays).total <= greedy(arrays).total
+    True
+    """
+    free = mechanisms or Mechanisms()
+    return keeping_required(
+        arrays, free, lambda priced: _adaptive(priced, free, seed, printed), lambda: greedy(arrays, free)
+    )
+
+
+def _adaptive(arrays: Arrays, mechanisms: Mechanisms, seed: int, printed: bool) -> Draft:
+    choices = Choices(arrays, mechanisms)
+    exchange = None if printed or mechanisms != Mechanisms() else Exchange(arrays, choices)
+    start = covered(choices)
+    best, idle = None, 0
+    for order in orderings(arrays, seed):
+        draft = consolidate(relocate(construct(start.copy(), order)))
+        if exchange is not None:
+            draft = exchange.search(draft)
+        if best is None or draft.total < best.total - BETTER:
+            best, idle = draft, 0
+        else:
+            idle += 1
+        if idle >= PATIENCE:
+            break
+    assert best is not None, "there is always an ordering"
+    if exchange is not None and (start_of_two := exchange.pair_start()) is not None:
+        best = min(best, exchange.search(start_of_two), key=lambda draft: draft.total)
+    return best
+
+
+def orderings(arrays: Arrays, seed: int) -> Iterator[list[int]]:
+    """The query types by rate, penalty, storage and error limit, down and up each; then at random.
+
+    GH's own is the first. How many are random falls with the problem's size, as the paper's remark 1 has it.
+    """
+    types = arrays.problem.query_types
+    rates = np.array([kind.queries_per_hour for kind in types])
+    for key in (rates, arrays.unserved_dollars, arrays.data_gb, arrays.max_error):
+        yield sorted(range(len(types)), key=lambda i: -key[i])
+        yield sorted(range(len(types)), key=lambda i: key[i])
+    generator = random.Random(seed)
+    for _ in range(random_starts(arrays)):
+        order = list(range(len(types)))
+        generator.shuffle(order)
+        yield order
+
+
+def random_starts(arrays: Arrays) -> int:
+    """R, from N = I J K."""
+    types, models, tiers, _ = arrays.shape
+    size = types * models * tiers
+    return 3 if size > 5000 else 5 if size > 2000 else 10 if size > 500 else 20
+
+
+def relocate(draft: Draft, passes: int = PASSES) -> Draft:
+    """Move routes, each whole, to where the total falls the most, until nothing moves or the passes are over."""
+    for _ in range(passes):
+        moved = False
+        for i, routes in enumerate(draft.routes):
+            for pair in list(routes):
+                better = _moved(draft, i, *pair)
+                if better is not None:
+                    draft, moved = better, True
+        if not moved:
+            break
+    return draft
+
+
+def _moved(draft: Draft, i: int, j: int, k: int) -> Draft | None:
+    """The draft with a route elsewhere, None if that gains nothing."""
+    if (j, k) not in draft.routes[i]:
+        return None
+    trial = draft.copy()
+    share = trial.remove(i, j, k)
+    places = trial.places(i, share)
+    arrays = draft.arrays
+    cost = places.rent + arrays.model_dollars[:, None] + arrays.delay_dollars[i] * share * places.delay
+    cost = np.where(places.share >= share - NOTHING, cost, np.inf)
+    to_j, to_k = (int(part) for part in np.unravel_index(cost.argmin(), cost.shape))
+    if (to_j, to_k) == (j, k) or not np.isfinite(cost[to_j, to_k]):
+        return None
+    trial.place(i, to_j, to_k, int(places.config[to_j, to_k]), share)
+    return trial if trial.total < draft.total - BETTER else None
+
+
+def consolidate(draft: Draft) -> Draft:
+    """Close deployments, the least loaded first, where the others can take what they served and the total falls."""
+    pairs = np.argwhere(draft.config >= 0)
+    load = [float(sum(routes.get((int(j), int(k)), 0.0) for routes in draft.routes)) for j, k in pairs]
+    for n in np.argsort(load, kind="stable"):
+        better = _closed(draft, int(pairs[n][0]), int(pairs[n][1]))
+        draft = better or draft
+    return draft
+
+
+def _closed(draft: Draft, j: int, k: int) -> Draft | None:
+    """The draft without a deployment, None if that gains nothing."""
+    trial = draft.copy()
+    sent = [i for i, routes in enumerate(trial.routes) if (j, k) in routes]
+    shares = [trial.remove(i, j, k) for i in sent]
+    if not sent:
+        trial.activate(j, k, -1)
+    active = trial.config >= 0
+    for i, share in zip(sent, shares, strict=True):
+        serve(trial, i, share, active)
+    return trial if trial.total < draft.total - BETTER else None
