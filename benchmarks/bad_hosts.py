@@ -92,8 +92,8 @@ class Quarantines:
 def in_simulator(hosts: int, rows: int) -> Run:
     """Plays scenarios on so many hosts."""
     from ctxflow.simulator.building import build
-    from ctxflow.simulator.result import run
     from ctxflow.simulator.scenario import Scenario
+    from ctxflow.simulator.studies import run
     from ctxflow.simulator.workload_file import WorkloadFile
     from ctxflow.sites import Site
 
@@ -139,7 +139,7 @@ def like_testbed(rows: int) -> Run:
     from ctxflow.scheduler import Policies
     from ctxflow.scheduler import events as ev
     from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload, pools
-    from ctxflow.simulator.bad_hosts import fault_on
+    from ctxflow.simulator.pools import fault_on
     from ctxflow.simulator.simulation import tiers_of
     from ctxflow.simulator.workload_file import FaultEntry
 

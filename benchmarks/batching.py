@@ -36,7 +36,7 @@ from common import Figure, figure, progress, report, versions
 
 from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
 from ctxflow.scheduler import Policies
-from ctxflow.simulator import Drawn, GpuTimes, Origin, Outcome, Part, Simulation, TreeStaging, Workload, pools
+from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, SimulationOutcome, TreeStaging, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
 from ctxflow_papers.pervasive_context.experiments import play as play_paper
 from ctxflow_papers.pervasive_context.settings import DIRECT, POOL_FLUID_SECONDS, Settings, pool_of_20
@@ -81,7 +81,7 @@ def random_pool(number: int) -> Pool:
     return Pool(machines, times, {"size": 10 ** drawn.uniform(8, 10), "unpacking": drawn.uniform(0, 10)}, items)
 
 
-def play(pool: Pool, batching: object, seed: int, until: float) -> Outcome:
+def play(pool: Pool, batching: object, seed: int, until: float) -> SimulationOutcome:
     """One run on a pool."""
     policies = Policies.chosen({"batching": batching})
     files = {"context": [Part("model", pool.staging["size"], "shared", unpacking=pool.staging["unpacking"])]}

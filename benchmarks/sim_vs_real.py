@@ -39,11 +39,10 @@ import inside
 from common import figure, progress, report, versions
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.simulator.changes import parse
 from ctxflow.simulator.experiments import Figure, rounded
-from ctxflow.simulator.recorded import Recorded
-from ctxflow.simulator.result import play
-from ctxflow.simulator.scenario import read_recorded, recorded_scenario
+from ctxflow.simulator.recorded_run import Recorded
+from ctxflow.simulator.scenario import parse_change, read_recorded, recorded_scenario
+from ctxflow.simulator.studies import play
 from ctxflow.sites import load_site
 from ctxflow.testing import Evictions
 
@@ -194,7 +193,7 @@ def working_seconds(recorded: Recorded, seconds: float) -> float:
 
 def compared(name: str, known: Recorded, real: Recorded, changes: Sequence[str] = ()) -> dict[str, Any]:
     """How far a simulation by one run's parameters, with changes, is from a real run."""
-    scenario = recorded_scenario(known, [parse(change) for change in changes])
+    scenario = recorded_scenario(known, [parse_change(change) for change in changes])
     took = working_seconds(real, real.seconds)
     ratios = [working_seconds(known, play(scenario, seed).seconds) / took for seed in range(SEEDS)]
     error = abs(statistics.median(ratios) - 1)

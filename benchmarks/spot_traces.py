@@ -15,7 +15,7 @@ from typing import Any
 
 from ctxflow.executors.simulated import Machine, SimulatedEngine
 from ctxflow.scheduler import Policies, commands, events
-from ctxflow.simulator import Outcome, Simulation, TreeStaging, Workload, pools
+from ctxflow.simulator import Simulation, SimulationOutcome, TreeStaging, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
 from ctxflow_papers.pervasive_context.settings import (
     A10,
@@ -106,7 +106,7 @@ class Trace:
         done = self.simulation(batching, arrivals, 30.0, listener=ready).run(self.end).done
         return done, ready.until(self.end) / seconds
 
-    def job(self, batching: Any, start: float) -> Outcome:
+    def job(self, batching: Any, start: float) -> SimulationOutcome:
         """The paper's 150,000 inferences, begun at a time of the trace."""
         passed = max(n for n, (begin, _) in enumerate(self.steps) if begin <= start)
         rest = Trace(self.name, [(max(0.0, begin - start), count) for begin, count in self.steps[passed:]])

@@ -37,6 +37,17 @@ def test_wheel_declares_what_it_needs(wheel):
     }  # fmt: skip
 
 
+def test_the_wheel_has_nothing_of_the_papers_experiments(wheel):
+    """They are a distribution of their own, and what only they need is no need of ctxflow's users."""
+    held = [name for name in wheel.namelist() if not name.startswith("ctxflow/examples/")]
+    papers = [path.name for path in (ROOT / "papers" / "ctxflow_papers").iterdir() if path.is_dir()]
+    assert {"gh_agh", "flextopo", "torta", "turboserve", "pervasive_context"} <= set(papers)
+    assert not [name for name in held if name.startswith("papers") or "ctxflow_papers" in name]
+    assert not [name for name in held if re.match(rf"ctxflow/simulator/({'|'.join(papers)})/", name)]
+    metadata = wheel.read(next(name for name in held if name.endswith("METADATA"))).decode()
+    assert "gymnasium" not in metadata.partition("\n\n")[0]
+
+
 @pytest.mark.parametrize("room", ["executors", "policies"])
 def test_rooms_open_at_the_top(room):
     assert (ROOT / room).is_symlink()

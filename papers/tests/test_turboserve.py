@@ -8,7 +8,7 @@ import pytest
 
 from ctxflow.cli.app import main
 from ctxflow.policies.turboserve.autoscaling import Parameters, constant
-from ctxflow.simulator.session_serving import Cluster, Strategy, Trace, serve
+from ctxflow.simulator.session_serving import Cluster, SessionTrace, Strategy, serve
 from ctxflow_papers.turboserve import printed
 from ctxflow_papers.turboserve.experiments import bound, fewest_together, placement_gaps
 from ctxflow_papers.turboserve.reproduction import SMALL
@@ -108,7 +108,7 @@ def test_idle_sessions_that_may_come_back_are_anticipated():
     come = [(6.0 * n, n, True) for n in range(40)]
     idle = [(300.0 + 2 * n, n, False) for n in range(35)]
     back = [(420.0 + n / 2, n, True) for n in range(35)]
-    trace = Trace("storm", 600.0, 1, come + idle + back, [1e9] * 40, [40], [40], ends=[600.0] * 40)
+    trace = SessionTrace("storm", 600.0, 1, come + idle + back, [1e9] * 40, [40], [40], ends=[600.0] * 40)
     late, early = (
         serve(each, CLUSTER, scaled(0.8), initial=8) for each in (dataclasses.replace(trace, ends=()), trace)
     )
@@ -118,7 +118,7 @@ def test_idle_sessions_that_may_come_back_are_anticipated():
 def test_sessions_that_have_departed_are_not():
     events = [(float(n), n, True) for n in range(40)] + [(50.0 + n, n, False) for n in range(35)]
     events += [(200.0 + n / 2, 40 + n, True) for n in range(35)]
-    trace = Trace("storm", 300.0, 1, events, [1e9] * 75, [75], [35])
+    trace = SessionTrace("storm", 300.0, 1, events, [1e9] * 75, [75], [35])
     ends = [50.0 + n for n in range(35)] + [300.0] * 40
     found = [serve(dataclasses.replace(trace, ends=each), CLUSTER, scaled(0.8), initial=8) for each in ((), ends)]
     assert found[0] == found[1]

@@ -14,7 +14,8 @@ from ctxflow.observe.summary import SUMMARY, fluid_seconds, keep, parts_rows, sp
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler.log import line
-from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, TreeStaging, Workload, bounds, pools
+from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, TreeStaging, Workload, pools
+from ctxflow.simulator.simulation import fluid_seconds as simulated_bound
 from ctxflow.simulator.simulation import tiers_of
 
 SECONDS = {"A10": 0.27, "TITAN X": 0.38}
@@ -78,7 +79,7 @@ def test_the_bound_is_the_simulators(workers, items):
     presence += [(joined + stayed, model, -1) for joined, model, stayed in workers]
     presence.sort(key=lambda each: each[0])
     machines = {model: Machine(model, model) for model in SECONDS}
-    theirs = bounds.fluid_seconds(
+    theirs = simulated_bound(
         [(time, machines[model], change) for time, model, change in presence], lambda m: SECONDS[m.gpu_model], items
     )
     ours = fluid_seconds(presence, {model: 1 / seconds for model, seconds in SECONDS.items()}, items)

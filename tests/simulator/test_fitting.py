@@ -13,9 +13,9 @@ from ctxflow.observe.transfers import MANAGER, Transfer, Transfers
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line
 from ctxflow.simulator.building import build
-from ctxflow.simulator.fitting import Sums, call_cost, fit
-from ctxflow.simulator.result import play, run
+from ctxflow.simulator.run_fitting import Sums, call_cost, fit
 from ctxflow.simulator.scenario import Scenario, recorded_scenario
+from ctxflow.simulator.studies import play, run
 from ctxflow.simulator.workload_file import WorkloadFile
 from ctxflow.sites import Site
 

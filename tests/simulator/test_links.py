@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator_data import Clock
 
-from ctxflow.simulator.links import FairLink
+from ctxflow.simulator.tree_staging import FairLink
 
 
 def test_transfers_share_the_bandwidth_and_none_gets_more_than_its_own_end():

@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 from ctxflow.errors import UsageError
 from ctxflow.observe.history_reader import read_history
 from ctxflow.scheduler.log import replay
-from ctxflow.simulator.bad_hosts import faults_of
-from ctxflow.simulator.bounds import fluid_seconds, mixed_fluid_seconds
 from ctxflow.simulator.building import build, machines_of
-from ctxflow.simulator.changes import combinations, parse, parse_sweep
-from ctxflow.simulator.pools import during, machines
-from ctxflow.simulator.result import play
-from ctxflow.simulator.scenario import Scenario, load_scenario
-from ctxflow.simulator.studies import Case, study
-from ctxflow.simulator.workload_file import FaultEntry, WorkloadFile
-from ctxflow.simulator.workload_problems import WorkloadError
+from ctxflow.simulator.pools import during, faults_of, machines
+from ctxflow.simulator.scenario import Scenario, combinations, load_scenario, parse_change, parse_sweep
+from ctxflow.simulator.simulation import fluid_seconds, mixed_fluid_seconds
+from ctxflow.simulator.studies import Case, play, study
+from ctxflow.simulator.workload_file import FaultEntry, WorkloadError, WorkloadFile
 from ctxflow.sites import Site
 
 SITE = """
@@ -53,7 +49,9 @@ def files(tmp_path):
             (tmp_path / "work.toml").write_text(workload)
         if site is not None:
             (tmp_path / "site.toml").write_text(site)
-        return load_scenario(str(tmp_path / "site.toml"), tmp_path / "work.toml", [parse(text) for text in changes])
+        return load_scenario(
+            str(tmp_path / "site.toml"), tmp_path / "work.toml", [parse_change(text) for text in changes]
+        )
 
     return load
 
@@ -137,7 +135,7 @@ def test_mistakes_in_changes_and_sites(files, tmp_path):
         files("tiers.a10=3")
     for text in ("batching", "=3", "a..b=3", "workload=3"):
         with pytest.raises(ValueError, match="changes nothing: write KEY=VALUE"):
-            parse(text)
+            parse_change(text)
     for text in ("batching", "batching=", "batching=a,,b"):
         with pytest.raises(ValueError, match="is no sweep: write KEY=A,B,C"):
             parse_sweep(text)

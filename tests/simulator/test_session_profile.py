@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxflow.simulator.session_profile import cut, profiled_sessions, read_sessions
+from ctxflow.simulator.scaling_profile import cut, profiled_sessions, read_sessions
 
 
 def log(happenings, steps=((1, 0.1), (2, 0.2), (4, 0.4)), maximum=8, boot=None):

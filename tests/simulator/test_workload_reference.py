@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ctxflow.simulator.result import play
 from ctxflow.simulator.scenario import load_scenario
+from ctxflow.simulator.studies import play
 from ctxflow.simulator.workload_reference import reference
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

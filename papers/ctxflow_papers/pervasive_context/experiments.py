@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ctxflow.executors.simulated import SimulatedEngine
 from ctxflow.scheduler import Policies
-from ctxflow.simulator.simulation import Listener, Outcome, Simulation, Workload, tiers_of
-from ctxflow.simulator.staging import TreeStaging
+from ctxflow.simulator.simulation import Listener, Simulation, SimulationOutcome, Workload, tiers_of
+from ctxflow.simulator.tree_staging import TreeStaging
 from ctxflow_papers.pervasive_context.settings import EXPERIMENTS, FAN_OUT, ORIGINS, PEER_BANDWIDTH, Settings
 
 
@@ -39,7 +39,7 @@ class Row:
     loads: int
 
 
-def play(settings: Settings, seed: int = 0, listener: Listener | None = None) -> Outcome:
+def play(settings: Settings, seed: int = 0, listener: Listener | None = None) -> SimulationOutcome:
     """Run one experiment.
 
     :param listener: told of every event with the commands that it led to.
@@ -57,7 +57,7 @@ def play(settings: Settings, seed: int = 0, listener: Listener | None = None) ->
     return Simulation(engine, policies, workload, tiers_of(machines), tick=5.0, listener=listener).run(settings.until)
 
 
-def row(settings: Settings, outcome: Outcome) -> Row:
+def row(settings: Settings, outcome: SimulationOutcome) -> Row:
     """An experiment's outcome beside the paper's."""
     return Row(
         settings.name,

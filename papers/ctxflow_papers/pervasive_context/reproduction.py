@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, median, rounded
-from ctxflow.simulator.simulation import Outcome
+from ctxflow.simulator.simulation import SimulationOutcome
 from ctxflow_papers.pervasive_context.experiments import play
 from ctxflow_papers.pervasive_context.settings import EXPERIMENTS, POOL_FLUID_SECONDS, Settings
 from ctxflow_papers.pervasive_context.tasks import STATISTICS, TABLE_2, TaskTimes, statistics_of
@@ -31,7 +31,7 @@ class Run:
     """
 
     settings: Settings
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimulationOutcome]
     tasks: Sequence[float]
 
     @property

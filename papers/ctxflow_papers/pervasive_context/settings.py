@@ -16,8 +16,8 @@ from typing import Any
 from ctxflow.executors.simulated import Machine
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
-from ctxflow.simulator.staging import Origin, Part
 from ctxflow.simulator.times import Drawn, GpuTimes
+from ctxflow.simulator.tree_staging import Origin, Part
 
 A10, TITAN_X = "NVIDIA A10", "NVIDIA TITAN X (Pascal)"
 

@@ -21,7 +21,7 @@ from ctxflow.policies.turboserve.assignment import PowerCurve
 from ctxflow.policies.turboserve.autoscaling import Levels, Parameters, constant
 from ctxflow.policies.turboserve.profiling import Profiled, Replayed, cheapest, levels, profile, tuned
 from ctxflow.policies.turboserve.rebalancing import Rule, rebalance
-from ctxflow.simulator.session_serving import Cluster, Placing, Served, Strategy, Trace, serve
+from ctxflow.simulator.session_serving import Cluster, Placing, Served, SessionTrace, Strategy, serve
 from ctxflow_papers.turboserve.bounds import best_placement, cheapest_schedule
 from ctxflow_papers.turboserve.matching import MATCH, TOLERANCE, Runs
 from ctxflow_papers.turboserve.traces import Statistics, burst, generate, ten_windows
@@ -100,7 +100,7 @@ def compared(wanted: Statistics, seed: int, curve: str = "proportional", whole: 
     return found
 
 
-def _profiled(history: Trace, where: Cluster, target: float) -> float:
+def _profiled(history: SessionTrace, where: Cluster, target: float) -> float:
     def replay(each: Parameters) -> Replayed:
         found = serve(history, where, dataclasses.replace(OURS, levels=(constant(each),)))
         return Replayed(found.gpu_seconds, found.worst)
@@ -137,19 +137,19 @@ def _without(runs: Runs, found: Compared, target: float) -> None:
     found.without = {name: each for name, each in without.items() if each is not None}
 
 
-def paper_bound(trace: Trace, where: Cluster, utilization: float) -> float:
+def paper_bound(trace: SessionTrace, where: Cluster, utilization: float) -> float:
     """GPU-seconds of the paper's bound: the fewest GPUs for the target in each minute, then the dynamic program."""
     most = trace.counts(60.0)[1]
     needs = np.ceil(most / (where.capacity * utilization)).clip(where.least, where.most).astype(int)
     return cheapest_schedule(needs.tolist(), 60.0, where.boot_seconds, where.most // 2).gpu_seconds
 
 
-def bound(trace: Trace, where: Cluster, together: int) -> float:
+def bound(trace: SessionTrace, where: Cluster, together: int) -> float:
     """GPU-seconds that no run with at most so many sessions on a GPU can beat: the fewest sessions of every second."""
     return _by_second(trace.counts(1.0)[0], where, together)
 
 
-def fewest_together(trace: Trace, where: Cluster, gpu_seconds: float) -> int:
+def fewest_together(trace: SessionTrace, where: Cluster, gpu_seconds: float) -> int:
     """The fewest sessions on the fullest GPU for so much: GPUs are ready for the most sessions of every second."""
     most = trace.counts(1.0)[1]
     for together in range(max(1, math.ceil(most.max() / where.most)), int(most.max())):
@@ -229,7 +229,7 @@ def profiled_levels(number: int) -> list[tuple[int, Profiled]]:
     return list(enumerate(rows, 1))
 
 
-def _replay_small(trace: Trace, each: Parameters) -> Replayed:
+def _replay_small(trace: SessionTrace, each: Parameters) -> Replayed:
     found = serve(trace, SMALL, dataclasses.replace(PAPERS_LOOP, levels=(constant(each),)))
     return Replayed(found.gpu_seconds, found.worst)
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 from ctxflow.policies.turboserve.autoscaling import Parameters, constant
-from ctxflow.simulator.session_serving import Cluster, Served, Strategy, Trace, serve
+from ctxflow.simulator.session_serving import Cluster, Served, SessionTrace, Strategy, serve
 
 TOLERANCE = 0.05
 """delta of ours."""
@@ -26,7 +26,7 @@ class Runs:
     :ivar cluster: with all that is fixed before anything is compared.
     """
 
-    trace: Trace
+    trace: SessionTrace
     cluster: Cluster
     _done: dict[Strategy, Served] = dataclasses.field(default_factory=dict)
 

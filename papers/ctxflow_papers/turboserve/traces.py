@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxflow.simulator.session_serving import Trace
+from ctxflow.simulator.session_serving import SessionTrace
 
 MINDS = 6
 """How often in a window, on average, a user chooses anew whether to be active."""
@@ -35,7 +35,7 @@ class Statistics:
     window: float = 720.0
 
 
-def generate(wanted: Statistics, seed: int) -> Trace:
+def generate(wanted: Statistics, seed: int) -> SessionTrace:
     """A trace with these statistics."""
     random = np.random.default_rng([seed, *wanted.name.encode()])
     lives = _lives(wanted, random)
@@ -45,7 +45,7 @@ def generate(wanted: Statistics, seed: int) -> Trace:
     events = _events(minds, active)
     total = wanted.window * len(wanted.arrivals)
     name, arrivals, departures = wanted.name, wanted.arrivals, wanted.departures
-    return Trace(name, total, len(arrivals), events, sizes.tolist(), arrivals, departures, lives[:, 1].tolist())
+    return SessionTrace(name, total, len(arrivals), events, sizes.tolist(), arrivals, departures, lives[:, 1].tolist())
 
 
 def _lives(wanted: Statistics, random: np.random.Generator) -> NDArray[np.float64]:
@@ -138,7 +138,7 @@ def _events(minds: _Minds, active: NDArray[np.bool_]) -> list[tuple[float, int, 
     return sorted(events)
 
 
-def of_counts(name: str, counts: Sequence[int], step: float, windows: int) -> Trace:
+def of_counts(name: str, counts: Sequence[int], step: float, windows: int) -> SessionTrace:
     """A trace in which so many sessions are active in each step; the one that is active longest ceases first."""
     events: list[tuple[float, int, bool]] = []
     there: list[int] = []
@@ -154,10 +154,10 @@ def of_counts(name: str, counts: Sequence[int], step: float, windows: int) -> Tr
         while len(there) > count:
             events.append((at * step, there.pop(0), False))
             gone[number] += 1
-    return Trace(name, len(counts) * step, windows, events, [1e9] * sessions, come, gone)
+    return SessionTrace(name, len(counts) * step, windows, events, [1e9] * sessions, come, gone)
 
 
-def burst(level: int, epochs: int = 40, epoch: float = 10.0) -> Trace:
+def burst(level: int, epochs: int = 40, epoch: float = 10.0) -> SessionTrace:
     """A segment of Table 5's family: 16 sessions are active, and 4 * level + 3 more arrive within three epochs."""
     arrivals = 4 * level + 3
     shares = (round(0.6 * arrivals), round(0.3 * arrivals))
@@ -174,7 +174,7 @@ TEN_MOST = (38, 18, 8, 28, 58, 77, 13, 68, 23, 73)
 """Table 7."""
 
 
-def ten_windows(seed: int, step: float = 5.0, window: float = 120.0) -> Trace:
+def ten_windows(seed: int, step: float = 5.0, window: float = 120.0) -> SessionTrace:
     """The trace of Table 7: each window's average and most active sessions; a rise takes up to half a minute."""
     random = np.random.default_rng([seed, 10])
     steps = round(window / step)

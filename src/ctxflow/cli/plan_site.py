@@ -17,8 +17,8 @@ from ctxflow.models.shape import BYTES, shape_of
 from ctxflow.policies.agh.problem import Model, Problem, QueryType
 from ctxflow.policies.agh.roofline import USABLE, Gpu, Shape, estimate, gpu_of
 from ctxflow.policies.agh.workers import Offer, Speed, problem_of
-from ctxflow.simulator.recorded import Recorded
-from ctxflow.simulator.scenario import Tier, tiers_of_site
+from ctxflow.simulator.recorded_run import Recorded
+from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
 from ctxflow.wording import counted
 
@@ -95,7 +95,7 @@ def make_problem(
 # --- tiers
 
 
-def _offered(site: Site, tier: Tier, job: Job, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
+def _offered(site: Site, tier: ScenarioTier, job: Job, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
     name, gpus = tier.spec.name, tier.spec.gpus
     known = next((each for each in job.tiers if each.name == name), Known(name=name))
     model = known.gpu or (tier.gpu_model if tier.gpu_model != name else None)

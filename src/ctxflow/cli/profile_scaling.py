@@ -16,10 +16,16 @@ from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.run_report import EVENTS, find_run
 from ctxflow.policies.registry import described
 from ctxflow.policies.turboserve.profiling import Profiled, levels
-from ctxflow.simulator.changes import parse
-from ctxflow.simulator.scaling_profile import SHARES, closed_loop_of, profiled, windows_of
-from ctxflow.simulator.scenario import Scenario, load_scenario, recorded_scenario
-from ctxflow.simulator.session_profile import SessionRun, profiled_sessions, read_sessions
+from ctxflow.simulator.scaling_profile import (
+    SHARES,
+    RecordedSessions,
+    closed_loop_of,
+    profiled,
+    profiled_sessions,
+    read_sessions,
+    windows_of,
+)
+from ctxflow.simulator.scenario import Scenario, load_scenario, parse_change, recorded_scenario
 from ctxflow.wording import counted
 
 
@@ -113,7 +119,7 @@ def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def _sessions_of(run: str) -> SessionRun | None:
+def _sessions_of(run: str) -> RecordedSessions | None:
     """The sessions of a recorded run, None where it had none."""
     if not Path(run).is_dir():
         return None  # Which is told where a run of items is looked for.
@@ -127,7 +133,7 @@ def _sessions_of(run: str) -> SessionRun | None:
 
 def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scenario:
     recorded = recorded_of(what, workload)
-    asked = [parse(text) for text in changes]
+    asked = [parse_change(text) for text in changes]
     if recorded is not None:
         return recorded_scenario(recorded, asked)
     assert workload is not None

@@ -19,9 +19,17 @@ from ctxflow.cli.simulation_text import as_data, recorded_data, show
 from ctxflow.consoles import VisibleConsole
 from ctxflow.installing import how_to_install
 from ctxflow.observe.run_report import read_report
-from ctxflow.simulator.changes import Change, combinations, parse, parse_sweep
-from ctxflow.simulator.recorded import Recorded
-from ctxflow.simulator.scenario import Scenario, load_scenario, read_recorded, recorded_scenario
+from ctxflow.simulator.recorded_run import Recorded
+from ctxflow.simulator.scenario import (
+    Change,
+    Scenario,
+    combinations,
+    load_scenario,
+    parse_change,
+    parse_sweep,
+    read_recorded,
+    recorded_scenario,
+)
 from ctxflow.simulator.studies import LOG, Case, study
 
 _PATIENCE = 2.0  # Seconds without a progress display.
@@ -85,7 +93,7 @@ def simulate(
     ctxflow simulate runs/20261121-054135-17 --set workers=2x
     ctxflow simulate site.toml workload.toml --output sim && ctxflow report sim
     """
-    common = [parse(text) for text in changes or ()]
+    common = [parse_change(text) for text in changes or ()]
     swept = combinations([parse_sweep(text) for text in sweeps or ()])
     recorded = recorded_of(what, workload)
     cases = list(_cases(what, workload, recorded, common, swept, output))

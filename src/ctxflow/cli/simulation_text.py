@@ -12,9 +12,8 @@ from typing import Any
 
 from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.formatting import seconds
-from ctxflow.simulator.recorded import Recorded
-from ctxflow.simulator.result import Result
-from ctxflow.simulator.studies import Summary
+from ctxflow.simulator.recorded_run import Recorded
+from ctxflow.simulator.studies import Result, Summary
 from ctxflow.wording import counted
 
 _DERIVED = ("items_per_second", "efficiency")

@@ -1,30 +1,27 @@
 """Clusters and workloads in virtual time: the very scheduler and policies of live runs on the simulated engine.
 
-- `simulation.py`: the loop that feeds a scheduler, and what came of it.
-- `times.py`: how long things take: matching, loading, running, by GPU model, with their spread.
-- `staging.py`, `links.py`: where files come from: shared filesystem, internet, peers; links that are shared fairly.
-- `pools.py`: machines and when they can be had: Poisson evictions, drains, join curves, traces.
-- `bounds.py`: what no scheduler could do better.
-- `workload_file.py`, `scenario.py`, `changes.py`: sites and workloads as people give them, with changes.
-- `recording.py`, `fitting.py`, `recorded.py`: a recorded run, and parameters measured of it.
-- `building.py`, `result.py`, `studies.py`: a scenario simulated, once and many times.
-
-The papers' experiments are in a folder each. One for `ctxflow reproduce` is a function that takes a `Request` and gives
-figures (`figures.py`), and pictures (`drawing.py`).
+- `simulation.py`: the loop that feeds a scheduler, the outcome, and what no scheduler could do better.
+- `pools.py`: machines and when they can be had, and which hosts are bad.
+- `times.py`, `tree_staging.py`: how long things take, by GPU model, with their spread; and how files get to workers.
+- `workload_file.py`, `workload_reference.py`: what a workload file may say, and the page that says it.
+- `scenario.py`: a site and a workload, from files or from a recorded run, with changes.
+- `recorded_log.py`, `run_fitting.py`, `recorded_run.py`: an event log, and the parameters that are measured of it.
+- `building.py`, `studies.py`: a scenario simulated, once and many times.
+- `session_serving.py`, `scaling_profile.py`: sessions in virtual time, and the offline profiler of `closed-loop`.
+- `experiments.py`: what `ctxflow reproduce` and `ctxflow train` run; the papers' experiments are in ctxflow-papers.
 """
 
-from ctxflow.simulator.bounds import fluid_seconds
-from ctxflow.simulator.simulation import Outcome, Simulation, Workload
-from ctxflow.simulator.staging import Origin, Part, TreeStaging
+from ctxflow.simulator.simulation import Simulation, SimulationOutcome, Workload, fluid_seconds
 from ctxflow.simulator.times import Drawn, GpuTimes
+from ctxflow.simulator.tree_staging import Origin, Part, TreeStaging
 
 __all__ = [
     "Drawn",
     "GpuTimes",
     "Origin",
-    "Outcome",
     "Part",
     "Simulation",
+    "SimulationOutcome",
     "TreeStaging",
     "Workload",
     "fluid_seconds",

@@ -1,7 +1,4 @@
-"""A scenario becomes a simulation: machines and when they can be had, times, staging, items.
-
-What does not live here: what a scenario is (scenario.py), and what comes of it (result.py).
-"""
+"""Building the simulation of a scenario: machines and when they can be had, times, staging, items."""
 
 from __future__ import annotations
 
@@ -10,17 +7,16 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ctxflow.executors.simulated import Availability, Fault, Machine, SimulatedEngine
+from ctxflow.executors.simulated import Fault, Machine, SimulatedEngine
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
-from ctxflow.simulator.bad_hosts import faults_of
-from ctxflow.simulator.recorded import Place
-from ctxflow.simulator.scenario import Scenario, Tier, tiers_of_site
+from ctxflow.simulator.recorded_run import RecordedPlace
+from ctxflow.simulator.scenario import Scenario, ScenarioTier, tiers_of_site
 from ctxflow.simulator.simulation import Listener, Simulation, Workload
-from ctxflow.simulator.staging import Origin, Part, TreeStaging
 from ctxflow.simulator.times import Drawn, GpuTimes, Kind, MixedTimes
+from ctxflow.simulator.tree_staging import Origin, Part, TreeStaging
 from ctxflow.simulator.workload_file import AppEntry, ContextEntry, WorkloadFile
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import region_of, region_specs
@@ -32,7 +28,7 @@ _BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
 
 
 def machines_of(scenario: Scenario) -> tuple[list[Machine], dict[str, float]]:
-    """All machines that there will be, and how many times longer than their kind those take that a recorded run had."""
+    """Return all machines, and by name how many times longer than their kind those of a recorded run take."""
     machines: list[Machine] = []
     paces: dict[str, float] = {}
     for tier in tiers_of_site(scenario.site):
@@ -47,15 +43,11 @@ def machines_of(scenario: Scenario) -> tuple[list[Machine], dict[str, float]]:
             machines += _plain(scenario, tier)
     evictions = scenario.workload.evictions
     if evictions.drain_from is not None:
-        ends = [evictions.drain_from + number * evictions.drain_every for number in range(len(machines))]
-        machines = [
-            dataclasses.replace(machine, available=_until(machine.available, end))
-            for machine, end in zip(machines, ends, strict=True)
-        ]
+        machines = pools.drained(machines, evictions.drain_from, evictions.drain_every)
     return machines, paces
 
 
-def _plain(scenario: Scenario, tier: Tier) -> list[Machine]:
+def _plain(scenario: Scenario, tier: ScenarioTier) -> list[Machine]:
     """A tier's machines, which are there all the time or are taken at random."""
     evictions, spec = scenario.workload.evictions, tier.spec
     rate = evictions.per_hour if isinstance(evictions.per_hour, float) else evictions.per_hour.get(spec.name, 0.0)
@@ -77,7 +69,9 @@ def _plain(scenario: Scenario, tier: Tier) -> list[Machine]:
     ]
 
 
-def _as_recorded(site: Site, tier: Tier, places: Sequence[Place], paces: dict[str, float]) -> Iterator[Machine]:
+def _as_recorded(
+    site: Site, tier: ScenarioTier, places: Sequence[RecordedPlace], paces: dict[str, float]
+) -> Iterator[Machine]:
     """A tier's machines as those of a recorded run; with more workers than that had, they begin anew."""
     for number in range(tier.spec.maximum):
         copy, which = divmod(number, len(places))
@@ -91,18 +85,6 @@ def _as_recorded(site: Site, tier: Tier, places: Sequence[Place], paces: dict[st
                 name, model, tier.spec.name, region, host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
                 pools.during(stay.joined, stay.until),
             )  # fmt: skip
-
-
-def _until(available: Availability, end: float) -> Availability:
-    """The same, but nothing after a time."""
-
-    def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
-        for begin, until in available(generator):
-            if begin >= end:
-                return
-            yield begin, min(until, end)
-
-    return periods
 
 
 # --- the simulation
@@ -124,7 +106,7 @@ class Built:
 
 
 def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -> Built:
-    """A simulation of a scenario.
+    """Build the simulation of a scenario.
 
     :raises ValueError: if the workload has no seconds for some worker.
     """
@@ -134,7 +116,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
     times = _times(scenario, machines, paces, tiers)
     staging = _staging(workload, site.taskvine.fan_out)
     salvage = {app.name for app in workload.apps if app.salvage}
-    faults = faults_of(workload.faults, machines, seed)
+    faults = pools.faults_of(workload.faults, machines, seed)
     notice = workload.evictions.notice_seconds
     poison = {app.name: app.poison for app in workload.apps if app.poison is not None}
     engine = SimulatedEngine(machines, times, staging, seed, notice, salvage, faults=faults, poison=poison)
@@ -154,7 +136,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
 
 
 def _times(
-    scenario: Scenario, machines: Iterable[Machine], paces: Mapping[str, float], tiers: Sequence[Tier]
+    scenario: Scenario, machines: Iterable[Machine], paces: Mapping[str, float], tiers: Sequence[ScenarioTier]
 ) -> MixedTimes:
     workload = scenario.workload
     models = {tier.spec.name: tier.gpu_model for tier in tiers}
@@ -218,7 +200,7 @@ def _has_files(context: ContextEntry) -> bool:
     return context.files_gb > 0 or context.unpack_seconds > 0
 
 
-def _contexts(scenario: Scenario, tiers: Iterable[Tier]) -> Iterator[ev.ContextSpec]:
+def _contexts(scenario: Scenario, tiers: Iterable[ScenarioTier]) -> Iterator[ev.ContextSpec]:
     yield ev.ContextSpec(ev.PLAIN, "")
     usual = min((tier.spec.gpus for tier in tiers), default=0)
     for context in scenario.workload.contexts:
@@ -234,7 +216,7 @@ def _contexts(scenario: Scenario, tiers: Iterable[Tier]) -> Iterator[ev.ContextS
 
 
 def arrivals_of(workload: WorkloadFile, seed: int) -> list[tuple[float, str, int]]:
-    """(time, app, items) of all that comes, in order of time."""
+    """Return (time, app, items) of all arrivals, in order of time."""
     return sorted(arrival for app in workload.apps for arrival in _arrivals(app, seed))
 
 

@@ -1,9 +1,9 @@
-"""A trace served by a strategy: who is where, how long chunks take, and which GPUs are billed when.
+"""Sessions served in virtual time: a trace of them, by a strategy, on a cluster of GPUs.
 
 The placement and the number of GPUs come from `ctxflow.policies.turboserve`. A chunk takes what the latency curve says
 for the sessions on its GPU, and a migrated session's next one the migration longer. Every active session is on a GPU:
 where all are over the capacity, their chunks take longer, and the worst-case latency says so. A GPU is billed from when
-it is asked for. What does not live here: traces, and what is compared with what (experiments.py).
+it is asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MU = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class SessionTrace:
     """Sessions that become active and cease to be.
 
     :ivar events: (time, session, whether it is active from then on), ascending.
@@ -157,8 +157,8 @@ class Served:
     volatilities: list[float] = dataclasses.field(default_factory=list)
 
 
-def serve(trace: Trace, cluster: Cluster, strategy: Strategy, initial: int | None = None) -> Served:
-    """Serve a trace.
+def serve(trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None = None) -> Served:
+    """Serve a trace, and return what it came to.
 
     :param initial: GPUs that are ready at the start; half of the most unless stated, or what the strategy holds.
     """
@@ -168,7 +168,7 @@ def serve(trace: Trace, cluster: Cluster, strategy: Strategy, initial: int | Non
 class _Run:
     """The state of one run: GPUs are numbered in the order in which they were asked for."""
 
-    def __init__(self, trace: Trace, cluster: Cluster, strategy: Strategy, initial: int | None) -> None:
+    def __init__(self, trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None) -> None:
         self.trace, self.cluster, self.strategy = trace, cluster, strategy
         self.start = strategy.gpus or initial or max(cluster.least, cluster.most // 2)
         self.there: dict[Gpu, dict[Session, None]] = {gpu: {} for gpu in range(self.start)}

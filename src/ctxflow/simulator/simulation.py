@@ -1,6 +1,6 @@
-"""The loop that feeds a scheduler from a simulated engine and a workload, and what came of it.
+"""The loop that feeds a scheduler from a simulated engine and a workload, the outcome, and its lower bound in time.
 
-What does not live here: any decision (the scheduler and its policies), or how long things take (times.py, staging.py).
+Decisions are the scheduler's and its policies'; how long things take is in times.py and tree_staging.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import array
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ctxflow.executors.simulated import Account, Machine, SimulatedEngine
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.simulator.bounds import fluid_seconds
 from ctxflow.wording import counted
 
 _STUCK_SECONDS = 600.0  # A policy may hold work back for a while although nothing else goes on.
@@ -53,8 +52,8 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of a simulated run. Times in seconds on its clock.
+class SimulationOutcome:
+    """The outcome of a simulated run. Times in seconds on its clock.
 
     :ivar seconds: until the last item was settled, or until the simulation was ended.
     :ivar started: when the first call was given.
@@ -80,12 +79,12 @@ class Outcome:
     answered: Sequence[int]
 
     def fluid(self, item_seconds: Callable[[Machine], float]) -> float:
-        """When no scheduler could have been done earlier with these workers (bounds.py)."""
+        """Return the time before which no scheduler could have been done with these workers: `fluid_seconds`."""
         return fluid_seconds(self.presence, item_seconds, self.done)
 
 
 class Simulation:
-    """A scheduler, an engine in virtual time, and a workload; `run` plays it.
+    """A scheduler, an engine in virtual time, and a workload; `run` runs it.
 
     As a live run does it, the scheduler gets a `Tick` every so often, and whenever it asks to be woken.
 
@@ -128,8 +127,8 @@ class Simulation:
         self._times = array.array("d")
         self._answered = array.array("q")
 
-    def run(self, until: float = math.inf) -> Outcome:
-        """Play it until every item is settled, or until a time.
+    def run(self, until: float = math.inf) -> SimulationOutcome:
+        """Run it until every item is settled, or until a time.
 
         :raises RuntimeError: if nothing can happen any more while items are left, and no time was given.
         """
@@ -209,9 +208,9 @@ class Simulation:
         self._times.append(self._last)
         self._answered.append(count)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SimulationOutcome:
         counters = self.scheduler.state.counters
-        return Outcome(
+        return SimulationOutcome(
             seconds=self.engine.now if self._left else self._last,
             started=self._started,
             items=self._workload.total,
@@ -229,8 +228,71 @@ class Simulation:
 
 
 def tiers_of(machines: Iterable[Machine]) -> list[ev.TierSpec]:
-    """A tier for each that the machines name, with as many workers as it has machines."""
+    """Return a tier for each that the machines name, with as many workers as it has machines."""
     found: dict[str, list[Machine]] = {}
     for machine in machines:
         found.setdefault(machine.tier, []).append(machine)
     return [ev.TierSpec(name, 0, len(those), gpus=min(m.gpus for m in those)) for name, those in found.items()]
+
+
+# --- what no scheduler could do better
+
+
+def fluid_seconds(
+    presence: Iterable[tuple[float, Machine, int]], item_seconds: Callable[[Machine], float], items: float
+) -> float:
+    """Return the fluid bound: when items would be done if each worker worked all its time and work were divisible.
+
+    Nothing is counted for staging, loading, dispatch, what evictions destroy, and the tail.
+
+    :param presence: (time, machine, +1 or -1) for every worker that joined or went, in order of time.
+    :param item_seconds: of an item on a machine.
+    :returns: seconds on the run's clock; infinity if the workers could not do it.
+
+    >>> machines = [Machine(f"m{n}", "A10" if n < 10 else "TITAN X") for n in range(20)]
+    >>> seconds = {"A10": 0.2727, "TITAN X": 0.3846}
+    >>> round(fluid_seconds([(0.0, m, 1) for m in machines], lambda m: seconds[m.gpu_model], 150_000))
+    2393
+    """
+    rate = done = last = 0.0
+    for time, machine, change in presence:
+        if rate > 0 and done + rate * (time - last) >= items:
+            break
+        done += rate * (time - last)
+        last = time
+        rate += change / item_seconds(machine)
+    # What is left of a rate that was added and subtracted is no rate.
+    return last + max(0.0, items - done) / rate if rate > 1e-9 else math.inf
+
+
+def mixed_fluid_seconds(
+    presence: Iterable[tuple[float, Machine, int]],
+    item_seconds: Callable[[str, Machine], float],
+    items: Mapping[str, int],
+) -> float:
+    """Return the fluid bound for several apps, each of which may be faster on other workers.
+
+    A second of a worker is priced by how many items of the apps' mix it does. Whatever is run where, an item costs at
+    least the price of its seconds where those are cheapest; so the sum of these is work that must be done. (By the
+    duality of linear programs, any prices give a bound; these give the best one for one app, and for several
+    whose speeds are in the same proportion on all workers.)
+
+    :param item_seconds: of an app's item on a machine.
+    :param items: of each app.
+
+    >>> mixed_fluid_seconds([(0.0, Machine("m"), 1)], lambda app, m: 0.5 if app == "a" else 2.0, {"a": 10, "b": 10})
+    25.0
+    """
+    presence = list(presence)
+    kinds: dict[tuple[float, ...], Machine] = {}
+    for _, machine, _ in presence:
+        kinds.setdefault(tuple(item_seconds(app, machine) for app in items), machine)
+    if not kinds or not any(items.values()):
+        return 0.0 if not any(items.values()) else math.inf
+
+    def mix(machine: Machine) -> float:
+        return sum(count * item_seconds(app, machine) for app, count in items.items()) / sum(items.values())
+
+    prices = {speeds: 1 / mix(machine) for speeds, machine in kinds.items()}
+    work = sum(count * min(prices[speeds] * speeds[n] for speeds in kinds) for n, count in enumerate(items.values()))
+    return fluid_seconds(presence, mix, work)

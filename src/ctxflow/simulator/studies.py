@@ -1,18 +1,19 @@
-"""Many simulations: cases side by side, each with several seeds, on all cores.
+"""Running scenarios: one, and many cases side by side, each with several seeds, on all cores.
 
-What does not live here: one simulation (building.py, result.py), and how cases are shown (cli/).
+What comes of a run is a `Result`, of a case's runs a `Summary`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TextIO
@@ -21,12 +22,101 @@ from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.log import first_line, line
 from ctxflow.simulator.building import Built, build
-from ctxflow.simulator.result import Result, run
 from ctxflow.simulator.scenario import Scenario
-from ctxflow.simulator.simulation import Listener
+from ctxflow.simulator.simulation import Listener, mixed_fluid_seconds
 
 LOG = "events.jsonl"
 _POOL_SECONDS = 3.0  # What is sooner done than this is not worth another process.
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The figures of a simulated run. Seconds of virtual time; bytes.
+
+    :ivar seconds: the makespan, or the time at which the simulation was ended.
+    :ivar finished: whether every item was settled by then.
+    :ivar fluid_seconds: no scheduler could have been done earlier with these workers.
+    :ivar workers: connected, averaged over the run.
+    :ivar lost_items: items of batches that an eviction ended, and `lost_seconds` of work on them.
+    :ivar wasted_items: items that duplicates answered second.
+    :ivar dead: items that were given up.
+    :ivar raised: calls that raised and builds that failed, on bad hosts.
+    :ivar moved: bytes that came from each origin, and from "peers".
+    """
+
+    seconds: float
+    finished: bool
+    items: int
+    done: int
+    fluid_seconds: float
+    workers: float
+    joined: int
+    evicted: int
+    batches: int
+    duplicates: int
+    wasted_items: int
+    lost_items: int
+    lost_seconds: float
+    loads: int
+    load_seconds: float
+    stage_seconds: float
+    moved: Mapping[str, float]
+    dead: int = 0
+    raised: int = 0
+
+    @property
+    def items_per_second(self) -> float:
+        """Items done, over all of the run."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """The fluid bound divided by the makespan: 1 is what nobody beats."""
+        return self.fluid_seconds / self.seconds if self.seconds and self.finished else 0.0
+
+
+def play(scenario: Scenario, seed: int = 0, until: float = math.inf, listener: Listener | None = None) -> Result:
+    """Simulate a scenario once.
+
+    :param until: when to end at the latest, in virtual seconds.
+    :param listener: told of every event with its commands.
+
+    >>> from ctxflow.sites import Site
+    >>> from ctxflow.simulator.workload_file import WorkloadFile
+    >>> workload = WorkloadFile(apps=[{"items": 100, "spread": 0}], contexts=[{"load_spread": 0}], dispatch_seconds=0,
+    ...     matching={"seconds": 0})
+    >>> result = play(Scenario(Site(workers=2, batching={"policy": "fixed", "size": 10}), workload))
+    >>> result.seconds, result.fluid_seconds, result.loads
+    (65.0, 50.0, 2)
+    """
+    return run(build(scenario, seed, listener), until)
+
+
+def run(built: Built, until: float = math.inf) -> Result:
+    """Run a simulation that is built, and return its figures."""
+    outcome = built.simulation.run(until)
+    account, seconds = outcome.account, outcome.seconds
+    return Result(
+        seconds=seconds,
+        finished=outcome.done + outcome.dead == outcome.items,
+        items=outcome.items,
+        done=outcome.done,
+        fluid_seconds=mixed_fluid_seconds(outcome.presence, built.times.item, built.items),
+        workers=account.worker_seconds / seconds if seconds else 0.0,
+        joined=account.joined,
+        evicted=account.evicted,
+        batches=outcome.batches,
+        duplicates=outcome.duplicates,
+        wasted_items=outcome.wasted_items,
+        lost_items=account.lost_items,
+        lost_seconds=account.lost_seconds,
+        loads=account.loads,
+        load_seconds=account.load_seconds,
+        stage_seconds=account.stage_seconds,
+        moved={name: size for name, size in built.staging.moved.items() if size},
+        dead=outcome.dead,
+        raised=account.raised,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +133,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What came of a case, over its runs."""
+    """The figures of a case, over its runs."""
 
     case: Case
     results: tuple[Result, ...]

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import pydantic
 
-from ctxflow.simulator.workload_file import AppEntry, ContextEntry, Evictions, FaultEntry, Links, Matching, WorkloadFile
+from ctxflow.simulator.workload_file import (
+    AppEntry,
+    ContextEntry,
+    EvictionTable,
+    FaultEntry,
+    Links,
+    Matching,
+    WorkloadFile,
+)
 from ctxflow.sites.site_problems import toml_value
 
 _HEAD = """\
@@ -72,7 +80,7 @@ A tier's GPU model is the one that its `require_gpus` asks for with `DeviceName 
 names. What is wrong in a file is told with its line, the key, and what to write.
 """
 _PARTS: dict[str, type[pydantic.BaseModel]] = {
-    "[[apps]]": AppEntry, "[[contexts]]": ContextEntry, "[links]": Links, "[evictions]": Evictions,
+    "[[apps]]": AppEntry, "[[contexts]]": ContextEntry, "[links]": Links, "[evictions]": EvictionTable,
     "[matching]": Matching, "[[faults]]": FaultEntry,
 }  # fmt: skip
 

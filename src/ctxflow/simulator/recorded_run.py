@@ -1,7 +1,4 @@
-"""A recorded run as the simulator sees it: what came of it, what it showed, and the same as a site and a workload.
-
-What does not live here: measuring it (fitting.py).
-"""
+"""A recorded run as the simulator sees it: its outcome and fitted parameters, and the same as a site and a workload."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Stay:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RecordedPlace:
     """Room for one worker at a time in a recorded run: a tier had as many as it had workers at most."""
 
     tier: str
@@ -98,7 +95,7 @@ class Recorded:
     setup: Setup | None
     tiers: Mapping[str, tuple[int, int, float | None]]
     slots: int
-    places: tuple[Place, ...]
+    places: tuple[RecordedPlace, ...]
     apps: tuple[FittedApp, ...]
     contexts: tuple[FittedContext, ...]
     dispatch_seconds: float

@@ -1,7 +1,4 @@
-"""What a run's event log says that parameters can be fitted to, gathered in one pass: calls, loads, stays, arrivals.
-
-What does not live here: the fitting (fitting.py).
-"""
+"""One pass over a run's event log, which gathers what parameters are fitted to: calls, loads, stays, arrivals."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class Sums:
 
 
 @dataclasses.dataclass
-class Call:
+class RecordedCall:
     """A batch that runs: `alone` if nothing else ran on its worker when it began; `answered` so many, one by one."""
 
     app: str
@@ -69,7 +66,7 @@ class RecordedWorker:
     gone: float | None = None
     released: bool = False
     noticed: float | None = None
-    running: dict[int, Call] = dataclasses.field(default_factory=dict)
+    running: dict[int, RecordedCall] = dataclasses.field(default_factory=dict)
     begun: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -134,7 +131,7 @@ class Recording:
         if kind == "Run":
             worker, app = self.workers[command["worker"]], self.apps[command["app"]]
             count = _count(command["items"])
-            worker.running[command["attempt"]] = Call(command["app"], count, time, not worker.running)
+            worker.running[command["attempt"]] = RecordedCall(command["app"], count, time, not worker.running)
             app.running += count
         elif kind in ("Load", "Stage"):
             self.workers[command["worker"]].begun[kind, command["context"]] = time
@@ -155,7 +152,7 @@ class Recording:
     def _owner(self, item: int) -> str:
         return self._owners[bisect.bisect_right(self._firsts, item) - 1]
 
-    def _end(self, worker: str, attempt: int) -> Call | None:
+    def _end(self, worker: str, attempt: int) -> RecordedCall | None:
         """An attempt has ended, however it did."""
         found = self.workers[worker].running.pop(attempt, None) if worker in self.workers else None
         if found is not None:
@@ -268,7 +265,7 @@ class Recording:
         if call is not None and call.answered:
             self._called(event, call, call.answered)
 
-    def _called(self, event: dict[str, Any], call: Call, count: int) -> None:
+    def _called(self, event: dict[str, Any], call: RecordedCall, count: int) -> None:
         """A call came back with so many answers."""
         self.counts["batches"] += 1
         key = (event["worker"], self.apps[call.app].spec["context"])

@@ -6,9 +6,6 @@ what is left of each worker's calls around its own line; a worker's pace is how 
 it by how little it showed (DerSimonian and Laird's random effects). Loads are from the command to the context's being
 ready, with what the first call on it takes longer than others (imports, caches, kernels) where that is no chance; and
 a call's way is what it took on the driver's clock beyond what its worker says.
-
-What does not live here: reading the log (recording.py), simulating (scenario.py), and telling people about a run
-(ctxflow.observe).
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ctxflow.observe.transfers import MANAGER, Transfers
 from ctxflow.scheduler.log import read_setup
-from ctxflow.simulator.recorded import FittedApp, FittedContext, Place, Recorded, Stay
-from ctxflow.simulator.recording import RecordedWorker, Recording, Sums
+from ctxflow.simulator.recorded_log import RecordedWorker, Recording, Sums
+from ctxflow.simulator.recorded_run import FittedApp, FittedContext, Recorded, RecordedPlace, Stay
 
 
 def fit(lines: Iterable[str], name: str = "run", transfers: Transfers | None = None) -> Recorded:
-    """What an event log tells of a run.
+    """Fit parameters to a recorded run.
 
     :param lines: of events.jsonl; a torn last line is left out.
     :param transfers: who sent which file to whom, where files were sent.
@@ -286,7 +283,7 @@ def _shrunk(seen: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     return paces
 
 
-def _places(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -> Iterable[Place]:
+def _places(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -> Iterable[RecordedPlace]:
     """Workers one after the other in as few places as there were workers at a time, on their own host if it is free."""
     stays: list[tuple[str, list[Stay], float]] = []
     for name, worker in sorted(workers.items(), key=lambda pair: pair[1].joined):
@@ -302,7 +299,7 @@ def _places(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -
             stays[place] = (spec["tier"], [*stays[place][1], stay], gone)
         else:
             stays.append((spec["tier"], [stay], gone))
-    return [Place(tier, tuple(those)) for tier, those, _ in stays]
+    return [RecordedPlace(tier, tuple(those)) for tier, those, _ in stays]
 
 
 def _rates(transfers: Transfers | None) -> tuple[float | None, float | None]:
