@@ -33,7 +33,7 @@ import torch
 
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.models import TextGenerator, generator
-from ctxflow.testing.models import make_causal_lm
+from ctxflow.testing.small_models import make_causal_lm
 
 NAME = "models_gpu"
 SENTENCE = "Which worker should take which batch, and what is lost when a worker is taken away? "

@@ -62,7 +62,7 @@ def with_weights(model: Model, folder: Path) -> Model:
     """Make the random language model's weights where a model needs them; others are returned as they are."""
     if model.name != "random-lm":
         return model
-    from ctxflow.testing.models import make_causal_lm
+    from ctxflow.testing.small_models import make_causal_lm
 
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "random-lm"

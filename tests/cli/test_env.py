@@ -11,7 +11,7 @@ import pytest
 from in_process import ctxflow as in_process
 
 import ctxflow
-from ctxflow.environments import packing
+from ctxflow.environments import archiving
 
 _NAMES = "_ssl _sqlite3 examples simulator policies idlelib lib2to3 pydoc_data encodings/cp distutils"
 LITTLE = [word for name in _NAMES.split() for word in ("--exclude", f"*/{name}*")]
@@ -20,7 +20,7 @@ LITTLE = [word for name in _NAMES.split() for word in ("--exclude", f"*/{name}*"
 
 def command(*arguments, **more):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_LEVEL", 0)  # What is thrown away in a moment need not be small.
+        patch.setattr(archiving, "_LEVEL", 0)  # What is thrown away in a moment need not be small.
         return in_process("env", *arguments, env={"COLUMNS": "200", **more})
 
 

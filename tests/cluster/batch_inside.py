@@ -46,7 +46,7 @@ ON_TESTBED = ["--site", SITE, "--workers", "2"]
 
 def models() -> dict[str, Any]:
     """The same jobs with the same settings on both engines, each with one executor for all: contexts are built once."""
-    from ctxflow.testing.models import make_causal_lm
+    from ctxflow.testing.small_models import make_causal_lm
 
     model = make_causal_lm("lm")
     write_lines("chats.jsonl", plain_loop.chat_requests())

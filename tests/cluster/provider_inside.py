@@ -14,7 +14,7 @@ import htcondor2
 import pytest
 
 from ctxflow.factory import CondorProvider, ProviderError, WorkerJob
-from ctxflow.testing.jobs import Watch
+from ctxflow.testing.evictions import JobWatch
 
 SMALL = {"memory": 100 * 2**20, "disk": 50 * 2**20}
 
@@ -42,7 +42,7 @@ def condor(directory):
 
 @pytest.fixture
 def watch(condor):
-    return Watch(condor)
+    return JobWatch(condor)
 
 
 def in_queue(run: str) -> list[str]:
@@ -200,7 +200,7 @@ def test_stop_leaves_nothing_even_of_jobs_it_was_never_told_of(directory):
     provider = CondorProvider(run="stopped")
     provider.start(directory)
     jobs = provider.submit(sh("sleep 600"), 2)
-    watch = Watch(provider)
+    watch = JobWatch(provider)
     for job in jobs:
         watch.until(job, "running")
     provider.submit(sh("true", options={"requirements": "false"}), 1)

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from ctxflow import ContextError, ContextExecutor, batch_app, context
-from ctxflow.environments.packing import pack_environment
+from ctxflow.environments.archiving import pack_environment
 from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.taskvine import setup
 from ctxflow.factory.connection import live_runs, runs_directory

@@ -22,7 +22,7 @@ from ctxflow import ContextExecutor, context, session_app
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
-from ctxflow.testing.sessions import SessionContract
+from ctxflow.testing.session_contract import SessionContract
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
 BOOT_SECONDS = 6.0

@@ -17,7 +17,7 @@ from ctxflow.factory import JobChange, ProviderError, WorkerJob
 from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.parsl_systems import parsl_provider
 from ctxflow.sites.site_model import Tier
-from ctxflow.testing.jobs import Watch
+from ctxflow.testing.evictions import JobWatch
 
 SMALL = {"cores": 1, "memory_gb": 1, "gpus": 0}
 
@@ -58,7 +58,7 @@ def slurm(directory):
 
 @pytest.fixture
 def watch(slurm):
-    return Watch(slurm)
+    return JobWatch(slurm)
 
 
 def test_workers_run_with_their_files_and_know_their_jobs(slurm, watch, directory, tmp_path_factory):
@@ -103,7 +103,7 @@ def test_what_a_tier_asks_for_reaches_the_job(directory):
     slurm = make("asks", directory, **tier)
     try:
         [job] = slurm.submit(sh("echo $COLOUR $CUDA_VISIBLE_DEVICES $CTXFLOW_TESTBED_GPU; sleep 3"), 1)
-        watch = Watch(slurm)
+        watch = JobWatch(slurm)
         assert watch.until(job, "running").host == "host4"
         assert "cpu=2,mem=3G,node=1" in call("scontrol", "show", "job", job)
         watch.until(job, "ended")
@@ -114,7 +114,7 @@ def test_what_a_tier_asks_for_reaches_the_job(directory):
 
 def test_workers_are_kept_from_nodes_from_the_first_and_while_they_wait(directory):
     slurm = make(f"test{os.getpid()}whole", directory, cores=6)  # A host's all.
-    watch = Watch(slurm)
+    watch = JobWatch(slurm)
     try:
         job, waiting = slurm.submit(sh("echo $SLURMD_NODENAME; sleep 600", excluded=("host1", "host2", "host3")), 2)
         assert watch.until(job, "running").host == "host4"
@@ -198,7 +198,7 @@ def test_what_slurm_does_not_take_is_one_sentence(directory):
 
 def test_stop_leaves_nothing_even_of_jobs_it_was_never_told_of(directory):
     provider = make("stopped", directory)
-    watch = Watch(provider)
+    watch = JobWatch(provider)
     for job in provider.submit(sh("sleep 600"), 2):
         watch.until(job, "running")
     provider.submit(sh("sleep 600", cores=1), 1)

@@ -7,7 +7,7 @@ import pytest
 from little_environment import LITTLE
 
 import ctxflow
-from ctxflow.environments import packing
+from ctxflow.environments import archiving
 
 SOURCES = Path(ctxflow.__file__).parents[1]
 
@@ -41,7 +41,7 @@ def environment(tmp_path_factory):
 def prepare(patch):
     """The tests' own path is no part of the environment, and short-lived archives are not compressed."""
     patch.delenv("PYTHONPATH", raising=False)
-    patch.setattr(packing, "_LEVEL", 0)
+    patch.setattr(archiving, "_LEVEL", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def surroundings(monkeypatch):
 def packed(environment, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         prepare(patch)
-        return packing.pack_environment(environment, tmp_path_factory.mktemp("archives"))
+        return archiving.pack_environment(environment, tmp_path_factory.mktemp("archives"))
 
 
 @pytest.fixture(scope="session")
@@ -61,4 +61,4 @@ def little(environment, tmp_path_factory):
     """No more of the environment than its interpreter needs to start."""
     with pytest.MonkeyPatch.context() as patch:
         prepare(patch)
-        return packing.pack_environment(environment, tmp_path_factory.mktemp("archives"), exclude=LITTLE)
+        return archiving.pack_environment(environment, tmp_path_factory.mktemp("archives"), exclude=LITTLE)

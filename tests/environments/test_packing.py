@@ -11,8 +11,8 @@ import pytest
 import zmq
 from little_environment import LITTLE
 
+from ctxflow.environments.archiving import pack_environment
 from ctxflow.environments.opening import open_environment, read_manifest
-from ctxflow.environments.packing import pack_environment
 from ctxflow.errors import CtxflowError
 
 NO_INTERPRETER = (*LITTLE, "lib/bundled/*", "lib/python3.??/[!s]*")

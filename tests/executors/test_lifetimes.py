@@ -19,7 +19,7 @@ from ctxflow.host.wire import frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
-from ctxflow.testing.contract_run import ContractRun
+from ctxflow.testing.contract import ContractRun
 
 
 def descriptors():

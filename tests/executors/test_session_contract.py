@@ -6,7 +6,7 @@ import signal
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.simulated import Machine, SimulatedEngine
 from ctxflow.simulator import Drawn, GpuTimes
-from ctxflow.testing.sessions import SessionContract
+from ctxflow.testing.session_contract import SessionContract
 
 
 class TestEmbedded(SessionContract):

@@ -14,7 +14,7 @@ import pytest
 
 from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
 from ctxflow.host.kept_logs import KeptLogs
-from ctxflow.testing.jobs import Watch
+from ctxflow.testing.evictions import JobWatch
 
 
 def sh(script: str, *files: Path) -> WorkerJob:
@@ -26,7 +26,7 @@ class Watched(LocalProvider):
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
-        watch = Watch(self)
+        watch = JobWatch(self)
         self.until, self.told = watch.until, watch.changes
         super().__init__(pause=1.0, clock=lambda: self.now)
         self.start(str(directory))

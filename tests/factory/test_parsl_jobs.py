@@ -31,7 +31,7 @@ from ctxflow.factory.parsl_provider import ParslProvider
 from ctxflow.factory.parsl_script import JobPaths, JobReport, worker_script
 from ctxflow.factory.parsl_systems import kept_from, parsl_provider
 from ctxflow.sites.site_model import Tier
-from ctxflow.testing.jobs import Watch
+from ctxflow.testing.evictions import JobWatch
 
 # One program that is qsub, qstat and qdel, of PBS or of Grid Engine; a job is a process, and a file with its state.
 BATCH = r"""#!{python}
@@ -85,7 +85,7 @@ class Watched(ParslProvider):
 
     def __init__(self, parsl: Any, directory: Path, **more: Any) -> None:
         super().__init__(parsl, "7", clock=lambda: time.monotonic() * 20, **more)
-        watch = Watch(self)
+        watch = JobWatch(self)
         self.until, self.told = watch.until, watch.changes
         self.start(str(directory))
 

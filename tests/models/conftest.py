@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ctxflow.models.transformers import LoadedModel, load_language_model
-from ctxflow.testing.models import make_causal_lm
+from ctxflow.testing.small_models import make_causal_lm
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -78,7 +78,7 @@ def test_the_public_names_need_no_model_library():
 
 
 def test_the_small_model_is_the_same_each_time(causal_lm_folder, tmp_path):
-    from ctxflow.testing.models import make_causal_lm
+    from ctxflow.testing.small_models import make_causal_lm
 
     again = make_causal_lm(tmp_path / "again")
     for name in ("model.safetensors", "tokenizer.json", "config.json"):

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.topology import Topology, from_graph, to_graph
-from ctxflow.topology.classad import parse_ads, parse_value, write_value
-from ctxflow.topology.condor import from_ads, to_classad
 from ctxflow.topology.drawing import draw
-from ctxflow.topology.files import read_topologies
+from ctxflow.topology.graph import read_topologies
+from ctxflow.topology.machine_ads import from_ads, parse_ads, parse_value, to_classad, write_value
 
 sys.path.insert(0, str(Path(__file__).parent))
 from played_machine import Nvml, cards, machine, topologies

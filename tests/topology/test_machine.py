@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxflow.topology.hardware import changes
 from ctxflow.topology.machine import read_machine, read_tree
-from ctxflow.topology.model import changes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from played_machine import BUSES, Nvml, cards, machine, put

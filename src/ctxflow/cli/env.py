@@ -14,8 +14,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ctxflow.consoles import VisibleConsole
+from ctxflow.environments.archiving import pack_environment
 from ctxflow.environments.opening import open_environment, read_manifest
-from ctxflow.environments.packing import pack_environment
 from ctxflow.errors import CtxflowError
 from ctxflow.wording import counted
 

@@ -13,10 +13,10 @@ import typer
 from ctxflow.errors import UsageError
 from ctxflow.safe_files import written_whole
 from ctxflow.topology import Topology, changes, from_graph, to_graph
-from ctxflow.topology.condor import to_classad
 from ctxflow.topology.drawing import draw
-from ctxflow.topology.files import read_topologies
+from ctxflow.topology.graph import read_topologies
 from ctxflow.topology.machine import GROUP_SIZE, read_machine
+from ctxflow.topology.machine_ads import to_classad
 
 
 def topo(

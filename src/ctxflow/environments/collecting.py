@@ -1,8 +1,8 @@
-"""Which files make up an environment, and where each goes in a Python installation that can be moved.
+"""Decide which files make up an environment, and where each goes in a Python installation that can be moved.
 
 The result is one installation, not a virtual environment beside another: the base interpreter, its standard
 library and headers, and in its site directory everything that the environment sees on its path, as far as the
-first of each name. What does not live here: shared libraries of the machine (libraries.py), the archive (packing.py).
+first of each name.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NO_USER_SITE = (
 )
 
 
-class Entry(NamedTuple):
-    """One file of the environment.
+class PackedFile(NamedTuple):
+    """A file of the environment.
 
     :ivar source: the file whose content it has; of a link, what it points to.
     """
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 def interpreter_of(prefix: Path) -> str:
-    """The interpreter of a prefix.
+    """Return the interpreter of a prefix.
 
     :raises CtxflowError: if there is none.
     """
@@ -64,12 +64,12 @@ def interpreter_of(prefix: Path) -> str:
 
 
 def is_conda(prefix: Path) -> bool:
-    """Whether conda made the prefix."""
+    """Return whether conda made the prefix."""
     return (prefix / "conda-meta").is_dir()
 
 
 def inspect(prefix: Path) -> dict[str, Any]:
-    """What the interpreter of a prefix says about itself; see inspection.py.
+    """Return what the interpreter of a prefix says about itself; see inspection.py.
 
     A virtual environment is taken with all that it sees, on PYTHONPATH too; a conda environment by itself.
 
@@ -109,7 +109,7 @@ class Collection:
     """
 
     def __init__(self, scratch: Path, exclude: Iterable[str] = ()) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, PackedFile] = {}
         self.scratch = scratch
         self.site = ""
         self._exclude = list(exclude)
@@ -121,7 +121,7 @@ class Collection:
         base, self.site = about["base_prefix"], about["site"]
         self.add(about["executable"], f"bin/python{about['tag']}", "")
         for alias in ("python3", "python"):
-            self.entries[f"bin/{alias}"] = Entry(f"python{about['tag']}", link=True)
+            self.entries[f"bin/{alias}"] = PackedFile(f"python{about['tag']}", link=True)
         for library in dict.fromkeys(about["library"]):
             self._tree(library, os.path.relpath(library, base), library, _of_standard_library)
         self.rewrite(f"{self.site}/ctxflow-environment.pth", _NO_USER_SITE)
@@ -155,7 +155,7 @@ class Collection:
         if link and not os.path.isabs(link) and os.path.exists(path):
             where = os.path.normpath(os.path.join(os.path.dirname(path), link))
             if root and where.startswith(root.rstrip("/") + "/"):
-                self.entries[target] = Entry(link, link=True)
+                self.entries[target] = PackedFile(link, link=True)
                 return
         if os.path.isdir(path):
             if real not in self._inside:
@@ -164,23 +164,23 @@ class Collection:
                 self._inside.pop()
         elif os.path.isfile(path):
             if real in self._placed:
-                self.entries[target] = Entry(_way(target, self._placed[real]), link=True)
+                self.entries[target] = PackedFile(_way(target, self._placed[real]), link=True)
             else:
                 self._placed.setdefault(real, target)
-                self.entries[target] = Entry(real, os.access(real, os.X_OK))
+                self.entries[target] = PackedFile(real, os.access(real, os.X_OK))
 
     def rewrite(self, target: str, content: bytes) -> None:
-        """Give a file another content."""
+        """Replace a file's content."""
         with tempfile.NamedTemporaryFile(dir=self.scratch, delete=False) as file:
             file.write(content)
-        self.entries[target] = Entry(file.name, target in self.entries and self.entries[target].executable)
+        self.entries[target] = PackedFile(file.name, target in self.entries and self.entries[target].executable)
 
     def copy(self, target: str) -> str:
-        """The path of a copy of a file, which is packed in its place and may be edited."""
+        """Return the path of a copy of a file, which is packed in its place and may be edited."""
         with tempfile.NamedTemporaryFile(dir=self.scratch, delete=False) as file:
             pass
         shutil.copyfile(self.entries[target].source, file.name)
-        self.entries[target] = Entry(file.name, self.entries[target].executable)
+        self.entries[target] = PackedFile(file.name, self.entries[target].executable)
         return file.name
 
     def _tree(self, source: str, target: str, root: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -200,7 +200,7 @@ class Collection:
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self._exclude)
 
     def _followed(self, name: str, place: str) -> None:
-        """A package that an import hook finds elsewhere."""
+        """Add a package that an import hook finds elsewhere."""
         path = place if os.path.exists(place) else f"{place}.py"
         suffix = "".join(Path(path).suffixes) if os.path.isfile(path) else ""
         target = os.path.join(self.site, *name.split(".")) + suffix
@@ -210,7 +210,7 @@ class Collection:
             self.add(path, target, "")
 
     def _sites(self, about: dict[str, Any]) -> None:
-        """What is on the path, of each name what comes first, as the interpreter would find it."""
+        """Add what is on the path: of each name what comes first, as the interpreter would find it."""
         library = about["library"][0].rstrip("/") + "/"
         roots: list[str] = []
         for path in dict.fromkeys(about["path"]):
@@ -240,7 +240,7 @@ class Collection:
             taken.update(new)
 
     def _path_file(self, path: str, roots: list[str]) -> None:
-        """A .pth file without the lines that lead out of its folder, which were followed."""
+        """Add a .pth file without the lines that lead out of its folder, which were followed."""
         folder, kept = os.path.dirname(path), []
         for line in Path(path).read_text(errors="surrogateescape").splitlines():
             place = os.path.normpath(os.path.join(folder, line.strip()))
@@ -253,7 +253,7 @@ class Collection:
             self.rewrite(target, ("\n".join(kept) + "\n").encode(errors="surrogateescape"))
 
     def _rest_of(self, prefix: str, executable: str) -> None:
-        """What else a virtual environment holds: scripts, and packages' data."""
+        """Add what else a virtual environment holds: scripts, and packages' data."""
         for name in sorted(os.listdir(prefix)):
             if name in ("bin", "lib64", "pyvenv.cfg", ".gitignore", ".lock", "include") or name in _CACHES:
                 continue
@@ -292,7 +292,7 @@ def _way(target: str, place: str) -> str:
 
 
 def _key(name: str) -> str:
-    """What a name in a site directory stands for: a module, or a distribution's metadata."""
+    """Return what a name in a site directory stands for: a module, or a distribution's metadata."""
     match = _METADATA.fullmatch(name)
     if match:
         return _METADATA_KEY + re.sub("[-_.]+", "-", match[1]).lower()
@@ -300,7 +300,7 @@ def _key(name: str) -> str:
 
 
 def _importable(path: str) -> bool:
-    """Whether something in a folder that is no site directory is a module, a package, or metadata."""
+    """Return whether something in a folder that is no site directory is a module, a package, or metadata."""
     name = os.path.basename(path)
     if os.path.isdir(path):
         return bool(_METADATA.fullmatch(name)) or os.path.exists(os.path.join(path, "__init__.py"))

@@ -1,6 +1,6 @@
-"""What an interpreter says about itself: run by the interpreter of the environment, which prints it as JSON.
+"""Print as JSON what an interpreter says about itself; run as a program by the interpreter of the environment.
 
-Imports nothing but the standard library, since ctxflow's own packages may not be what that interpreter has.
+This imports nothing but the standard library, since that interpreter may not have ctxflow's own packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEEDED = ("ctxflow", "cloudpickle")
 
 
 def inspect() -> dict[str, Any]:
-    """Where this interpreter's parts lie, what is on its path, and which packages it sees.
+    """Return where this interpreter's parts lie, what is on its path, and which packages it sees.
 
     `editable` names the places of packages that are installed as links by setuptools' import hooks; `hooks`, the
     modules of other tools' import hooks, whose places are not known.

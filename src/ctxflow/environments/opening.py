@@ -38,7 +38,7 @@ for path, placeholder, mode in script["_prefix_records"]:
 
 
 class UnusableEnvironment(ValueError):
-    """What was given is no packed environment, or it does not fit this machine; the message says what to do."""
+    """A file is no packed environment, or does not fit this machine; the message says what to do."""
 
 
 def open_environment(archive: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
@@ -76,7 +76,7 @@ def open_environment(archive: str | os.PathLike[str], directory: str | os.PathLi
 
 
 def read_manifest(archive: str | os.PathLike[str]) -> dict[str, Any]:
-    """What is in an archive, from its first member.
+    """Return what is in an archive, from its first member.
 
     :raises UnusableEnvironment: if it is not one of ours.
     :raises OSError: if it cannot be read.
@@ -96,7 +96,7 @@ def read_manifest(archive: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_machine(manifest: dict[str, Any]) -> None:
-    """Compare the machine at hand with what an environment needs.
+    """Check that this machine has what an environment needs.
 
     :raises UnusableEnvironment: if it does not fit.
     """
@@ -122,7 +122,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _is_open(target: Path, manifest: dict[str, Any]) -> bool:
-    """Whether the environment is in the folder; an error if something else is."""
+    """Return whether the environment is in the folder; an error if something else is."""
     if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
         return False
     digest = None
@@ -166,7 +166,7 @@ def _run(new: Path, *arguments: str) -> None:
 
 
 def extract_inside(tar: tarfile.TarFile, directory: str | Path) -> None:
-    """Extract an archive, nothing of which may come to lie outside the directory.
+    """Extract an archive, none of whose files may come to lie outside the directory.
 
     :raises tarfile.TarError: at a member that reaches out of it.
     """
@@ -178,7 +178,7 @@ def extract_inside(tar: tarfile.TarFile, directory: str | Path) -> None:
 
 
 def _staying_inside(tar: tarfile.TarFile, directory: str) -> Iterator[tarfile.TarInfo]:
-    """The members, each only once those before it, which may be links, are extracted.
+    """Yield the members, each only once those before it, which may be links, are extracted.
 
     :raises tarfile.ExtractError: at one that reaches out of the directory.
     """

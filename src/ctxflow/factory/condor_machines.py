@@ -14,7 +14,7 @@ from typing import Any
 
 from ctxflow.sites.site_model import Tier
 from ctxflow.topology import Topology
-from ctxflow.topology.condor import from_ads
+from ctxflow.topology.machine_ads import from_ads
 
 _GPU_KEYS = ("DeviceName", "Capability", "GlobalMemoryMb", "DriverVersion")
 _TOTALS = {"Cpus": "TotalSlotCpus", "Memory": "TotalSlotMemory", "Disk": "TotalSlotDisk", "GPUs": "TotalSlotGPUs"}

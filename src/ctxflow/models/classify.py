@@ -41,7 +41,7 @@ class LabelClassifier:
     :raises ValueError: for labels that are empty or not distinct.
 
     >>> import tempfile
-    >>> from ctxflow.testing.models import make_causal_lm
+    >>> from ctxflow.testing.small_models import make_causal_lm
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     classifier = LabelClassifier(make_causal_lm(folder), labels=["true", "false"], device="cpu")
     >>> answer = classifier.classify(["Paris is in France. This is"])[0]

@@ -38,7 +38,7 @@ class TextGenerator:
         `ctxflow.models.transformers.load_language_model`.
 
     >>> import tempfile
-    >>> from ctxflow.testing.models import make_causal_lm
+    >>> from ctxflow.testing.small_models import make_causal_lm
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     generator = TextGenerator(make_causal_lm(folder), device="cpu")
     >>> answers = generator.generate(["The capital of France is", "Twice two is"], max_new_tokens=5)

@@ -1,8 +1,5 @@
 # ruff: noqa: D103 - the functions say what they do
-"""What the contexts and calls of the engines' contract suite do; workers import it from here.
-
-What does not live here: what is expected of it (engines.py).
-"""
+"""The functions that the engines' contract suite has workers run; workers import them from here."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def shifted(items: Sequence[int], *, by: int) -> list[int]:
 
 
 def kept(items: Sequence[Any]) -> list[list[str]]:
-    """The functions and constants that this library process keeps."""
+    """Return the functions and constants that this library process keeps."""
     [library] = [each for each in gc.get_objects() if type(each).__qualname__ == "_Library"]
     return [sorted(library._functions) for _ in items]
 
@@ -62,7 +59,7 @@ def sleep_with_context(context: Any, seconds: Sequence[float]) -> Sequence[float
 
 
 def ignore(context: Any, seconds: Sequence[float]) -> Sequence[float]:
-    """Goes on whatever is raised in it."""
+    """Run on, whatever is raised in it."""
     until = time.monotonic() + sum(seconds)
     while time.monotonic() < until:
         with contextlib.suppress(BaseException):
@@ -100,7 +97,7 @@ def yield_slowly(seconds: Sequence[float]) -> Iterator[float]:
 
 
 def yield_noticed(items: Sequence[int], there: Sequence[str], go: Sequence[str]) -> Iterator[int]:
-    """Stops at the 60th item until it may go on; then slowly."""
+    """Stop at the 60th item until it may go on; then continue slowly."""
     for item in items:
         if item == 59:
             Path(there[0]).touch()

@@ -1,10 +1,13 @@
-"""Evictions as an opportunistic pool has them: a Poisson process that takes workers away, with or without notice."""
+"""Play a batch system in tests: evict workers at random times, and wait for what a provider reports of its jobs."""
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import Protocol
+
+from ctxflow.factory.provider import JobChange, Provider
 
 
 class Evictable(Protocol):
@@ -14,7 +17,7 @@ class Evictable(Protocol):
         """Take a worker away, at once or after notice; give its name, None if there was none."""
 
     def worker_pids(self) -> dict[str, int]:
-        """The workers that are there."""
+        """Return the workers that are there."""
 
 
 class _HasEngine(Protocol):
@@ -22,7 +25,7 @@ class _HasEngine(Protocol):
 
 
 class Evictions:
-    """Evicts a random worker at random times while it is entered; each is replaced after a while.
+    """Evict a random worker at random times (a Poisson process) while it is entered; each is replaced after a while.
 
     :param executor: whose workers.
     :param per_minute: evictions a minute, on average, over the whole pool.
@@ -75,3 +78,37 @@ class Evictions:
             workers = sorted(self._engine.worker_pids())
             if workers and self._engine.evict(self._random.choice(workers), self._rejoin_seconds, self._notice):
                 self.count += 1
+
+
+class JobWatch:
+    """A provider, and the changes that it reported and nobody waited for yet.
+
+    >>> class Told:
+    ...     def changes(self):
+    ...         return [JobChange("1.0", "running"), JobChange("1.1", "held", "no memory")]
+    >>> watch = JobWatch(Told())
+    >>> watch.until("1.1", "held").reason
+    'no memory'
+    >>> [(change.job, change.state) for change in watch.changes]
+    [('1.0', 'running')]
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self.changes: list[JobChange] = []
+
+    def until(self, job: str, *states: str, limit: float = 60.0) -> JobChange:
+        """Return the first change of a job to one of some states that was not waited for before.
+
+        :param limit: seconds to wait.
+        :raises AssertionError: if it does not come.
+        """
+        deadline = time.monotonic() + limit
+        while True:
+            self.changes += self.provider.changes()
+            for place, change in enumerate(self.changes):
+                if change.job == job and change.state in states:
+                    self.changes[: place + 1] = [each for each in self.changes[:place] if each.job != job]
+                    return change
+            assert time.monotonic() < deadline, f"{job} was never {' or '.join(states)}: {self.changes}"
+            time.sleep(0.02)

@@ -44,7 +44,7 @@ class Wandering:
         self._since: float | None = None
 
     def place(self, view: View) -> Mapping[int, str | None]:
-        """Workers for those that need one, and moves for as many as are due."""
+        """Return workers for those that need one, and moves for as many as are due."""
         placed = dict(self._home.place(view))
         if self._since is None:
             self._since = view.now
@@ -69,7 +69,7 @@ def _nothing() -> int:
 
 
 def walk(seconds: float, keep_every: int = 8, ahead: int = 8) -> SessionApp:
-    """An app whose nth chunk depends on all prompts before it: a step takes `seconds`."""
+    """Return an app whose nth chunk depends on all prompts before it: a step takes `seconds`."""
 
     def walked(_: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> list[tuple[Any, Any]]:
         time.sleep(seconds)
@@ -86,7 +86,7 @@ def _next(state: tuple[int, str] | None, prompts: Sequence[Any]) -> tuple[int, s
 
 
 def undisturbed(prompt: Any, chunks: int) -> list[tuple[int, str]]:
-    """What a session gives that nobody disturbs."""
+    """Return what a session gives that nobody disturbs."""
     state, made = None, []
     for number in range(chunks):
         state = _next(state, [] if number else [prompt])
@@ -96,7 +96,7 @@ def undisturbed(prompt: Any, chunks: int) -> list[tuple[int, str]]:
 
 @dataclasses.dataclass
 class Walked:
-    """What came of it.
+    """The result of a walk.
 
     :ivar wrong: sessions whose chunks are not those of an undisturbed run, and how many of theirs were as they should.
     """

@@ -1,4 +1,4 @@
-"""A topology as a drawing in text, for a terminal of 80 columns. Pure."""
+"""Draw a topology as text, for a terminal of 80 columns. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from ctxflow.topology.model import CoreGroup, Gpu, Topology
+from ctxflow.topology.hardware import CoreGroup, Gpu, Topology
 
 _Item = TypeVar("_Item")
 
 
 def draw(topology: Topology) -> str:
-    """The drawing: sockets with their NUMA nodes, and for each its core groups and GPUs.
+    """Return the drawing: sockets with their NUMA nodes, and for each its core groups and GPUs.
 
-    >>> from ctxflow.topology.model import NumaNode
+    >>> from ctxflow.topology.hardware import NumaNode
     >>> print(draw(Topology("m", (0,), (NumaNode(0, 0),), (), (Gpu(0, None, "NVIDIA A10", 23028, 0, used_by="bob"),))))
     m: 1 socket, 1 NUMA node, 0 cores, 1 GPU (NVIDIA A10)
     └─ socket 0
@@ -48,7 +48,7 @@ def draw(topology: Topology) -> str:
 
 
 def summary(topology: Topology) -> str:
-    """The machine in a line."""
+    """Return the machine in a line."""
     cores = sum(len(group.cores) for group in topology.groups)
     models = Counter(gpu.model or "unknown model" for gpu in topology.gpus)
     several = [f"{count} {model}" for model, count in models.items()] if len(models) > 1 else list(models)
@@ -89,7 +89,7 @@ def _use(name: str | None) -> str:
 
 
 def ranges(cores: Sequence[int]) -> str:
-    """Runs of consecutive numbers, as the kernel writes lists of CPUs.
+    """Return runs of consecutive numbers, as the kernel writes lists of CPUs.
 
     >>> ranges([0, 1, 2, 8])
     '0-2,8'

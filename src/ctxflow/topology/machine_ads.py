@@ -1,27 +1,30 @@
-"""Topology in HTCondor's machine ads: what `ctxflow topo --classad` publishes, and what any ads tell.
+"""Write and read topologies in HTCondor's machine ads: what `ctxflow topo --classad` publishes, and what any ads tell.
 
 What is published are attributes of the machine, by a startd cron job (site-configs/htcondor-topology.conf): nobody's
 use of anything is among them, since the startd knows that best. Where nothing was published, GPUs are taken from the
 records that HTCondor makes of them (`GPUs_...`), near the NUMA node that these name, if they name one.
+
+ClassAds are read as text: literals, lists and records; an expression is not evaluated, and is None here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.topology.classad import parse_value, write_value
 from ctxflow.topology.drawing import ranges
+from ctxflow.topology.hardware import Core, CoreGroup, Gpu, NumaNode, Topology
 from ctxflow.topology.machine import numbers
-from ctxflow.topology.model import Core, CoreGroup, Gpu, NumaNode, Topology
 
 _PREFIX = "Ctxflow"
 Ad = Mapping[str, Any]
 
 
 def to_classad(topology: Topology) -> str:
-    """The attributes that a startd cron job prints, one a line; the line "-" ends them.
+    """Return the attributes that a startd cron job prints, one a line; the line "-" ends them.
 
     >>> print(to_classad(Topology("m", (0,), (NumaNode(0, 0),))))
     CtxflowSockets = { 0 }
@@ -56,7 +59,7 @@ def to_classad(topology: Topology) -> str:
 
 
 def from_ads(ads: Iterable[Ad]) -> list[Topology]:
-    """The topology of each machine that some slots' ads are of, with who uses its GPUs.
+    """Return the topology of each machine that some slots' ads are of, with who uses its GPUs.
 
     :param ads: as `condor_status -json` has them, as htcondor2 gives them, or as `parse_ads` reads them; all slots of a
         machine belong to one topology. Ads of no machine are one machine's.
@@ -72,7 +75,7 @@ def from_ads(ads: Iterable[Ad]) -> list[Topology]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has expressions as "/Expr(...)/"; htcondor2 has its own types of records."""
+    """Return a value as plain data: JSON has expressions as "/Expr(...)/"; htcondor2 has its own types of records."""
     if isinstance(value, str) and value.startswith("/Expr(") and value.endswith(")/"):
         return _plain(parse_value(value[6:-2]))
     if isinstance(value, Mapping):
@@ -146,7 +149,7 @@ def _discovered_gpu(index: int, card: Ad) -> Gpu:
 
 
 def _users(slots: Iterable[Ad]) -> Iterable[tuple[str, str]]:
-    """Which job holds each assigned GPU."""
+    """Yield which job holds each assigned GPU."""
     for slot in slots:
         if slot.get("state") == "Claimed" and isinstance(slot.get("assignedgpus"), str):
             who = " ".join(str(slot[key]) for key in ("remoteowner", "jobid") if slot.get(key))
@@ -155,8 +158,130 @@ def _users(slots: Iterable[Ad]) -> Iterable[tuple[str, str]]:
 
 
 def _user_of(gpu: Gpu, users: Mapping[str, str]) -> str | None:
-    """HTCondor names a GPU by the beginning of its UUID."""
+    """Return who uses a GPU, which HTCondor names by the beginning of its UUID."""
     names = [gpu.uuid or "", f"CUDA{gpu.index}"]
     return next(
         (user for held, user in users.items() if held and (names[0].startswith(held) or held == names[1])), None
     )
+
+
+_TOKEN = re.compile(
+    r'\s*(?:("(?:[^"\\]|\\.)*")|([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?![\w.])|([A-Za-z_]\w*)|(.))', re.S
+)
+_LINE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*=(?!=)\s*(.*)$", re.S)
+_WORDS = {"true": True, "false": False, "undefined": None, "error": None}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def parse_ads(text: str) -> list[dict[str, Any]]:
+    """Return the ads of `condor_status -long`: an attribute a line, ads apart by empty lines (or by "-", as cron jobs
+    print).
+
+    :raises ValueError: for a line that is no attribute, saying which.
+
+    >>> parse_ads('Machine = "m"\\nGPUs_1 = [ Id = "GPU-1"; NumaNode = 3 ]\\nStart = (Owner == "bob")\\n')
+    [{'Machine': 'm', 'GPUs_1': {'Id': 'GPU-1', 'NumaNode': 3}, 'Start': None}]
+    """
+    ads: list[dict[str, Any]] = [{}]
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.startswith("-"):
+            ads.append({})
+            continue
+        found = _LINE.match(line)
+        if not found:
+            raise ValueError(f"line {number} is no attribute of a machine ad: {line.strip()[:80]}")
+        ads[-1][found[1]] = parse_value(found[2])
+    return [ad for ad in ads if ad]
+
+
+def parse_value(text: str) -> Any:
+    """Return a literal, a list or a record; None for anything else.
+
+    >>> parse_value('{ 1, 2.5, [ a = true; b = "x\\\\"y" ] }')
+    [1, 2.5, {'a': True, 'b': 'x"y'}]
+    >>> parse_value("1 + 1") is None
+    True
+    """
+    tokens = [match.groups() for match in _TOKEN.finditer(text) if match[0].strip()]
+    try:
+        value, rest = _value(tokens, 0)
+    except (ValueError, IndexError):
+        return None
+    return value if rest == len(tokens) else None
+
+
+def _value(tokens: Sequence[tuple[str | None, ...]], at: int) -> tuple[Any, int]:
+    string, number, word, sign = tokens[at]
+    if string is not None:
+        return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), string[1:-1], flags=re.S), at + 1
+    if number is not None:
+        return (float(number) if re.search("[.eE]", number) else int(number)), at + 1
+    if word is not None and word.lower() in _WORDS:
+        return _WORDS[word.lower()], at + 1
+    if sign == "{":
+        return _list(tokens, at + 1)
+    if sign == "[":
+        return _record(tokens, at + 1)
+    raise ValueError("an expression")
+
+
+def _list(tokens: Sequence[tuple[str | None, ...]], at: int) -> tuple[list[Any], int]:
+    found: list[Any] = []
+    while tokens[at][3] != "}":
+        value, at = _value(tokens, at)
+        found.append(value)
+        if tokens[at][3] == ",":
+            at += 1
+        elif tokens[at][3] != "}":
+            raise ValueError("an expression")
+    return found, at + 1
+
+
+def _record(tokens: Sequence[tuple[str | None, ...]], at: int) -> tuple[dict[str, Any], int]:
+    found: dict[str, Any] = {}
+    while tokens[at][3] != "]":
+        name = tokens[at][2]
+        if name is None or tokens[at + 1][3] != "=":
+            raise ValueError("no record")
+        try:
+            found[name], at = _value(tokens, at + 2)
+            ended = tokens[at][3] in (";", "]")
+        except ValueError:
+            ended = False
+        if not ended:
+            # An expression inside a record: it alone is None.
+            found[name] = None
+            at = _skip(tokens, at)
+        if tokens[at][3] == ";":
+            at += 1
+    return found, at + 1
+
+
+def _skip(tokens: Sequence[tuple[str | None, ...]], at: int) -> int:
+    depth = 0
+    while depth or tokens[at][3] not in (";", "]"):
+        depth += {"[": 1, "{": 1, "(": 1, "]": -1, "}": -1, ")": -1}.get(tokens[at][3] or "", 0)
+        at += 1
+    return at
+
+
+def write_value(value: Any) -> str:
+    """Return a value as an expression on one line.
+
+    :raises TypeError: for what has no such form.
+
+    >>> write_value([{"Id": "GPU-1", "Numa": None}, 2, True])
+    '{ [ Id = "GPU-1"; Numa = undefined ], 2, true }'
+    """
+    if value is None:
+        return "undefined"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(value, Mapping):
+        return f"[ {'; '.join(f'{name} = {write_value(each)}' for name, each in value.items())} ]"
+    if isinstance(value, list | tuple):
+        return f"{{ {', '.join(map(write_value, value))} }}" if value else "{ }"
+    raise TypeError(f"a machine ad cannot hold {value!r}")

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the tests' names say what they check
-"""The engines' contract on sessions: what a step does, and how a state gets from worker to worker.
+"""The engines' contract on sessions: what a step does, and how a state moves from worker to worker.
 
 Subclass `SessionContract` beside `ctxflow.testing.engines.EngineContract`, with the same hooks.
 """
@@ -17,8 +17,7 @@ from ctxflow.host.sessions import Entry, digest_of
 from ctxflow.on_worker import idle, last
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.testing.contract import Contract
-from ctxflow.testing.contract_run import ContractRun
+from ctxflow.testing.contract import Contract, ContractRun
 
 
 class SessionRun(ContractRun):
@@ -42,7 +41,7 @@ class SessionRun(ContractRun):
     def stepped(
         self, worker: str, context: str, function: Callable[..., Any], *entries: Entry
     ) -> tuple[Sequence[Any], list[Any], list[bytes | None]]:
-        """What came of a step: its outcomes, its chunks and the states that it kept."""
+        """Return what came of a step: its outcomes, its chunks and the states that it kept."""
         attempt = self.step(worker, context, function, *entries)
         event = self.wait(ev.StepFinished)
         assert event.attempt == attempt and event.worker == worker and event.seconds >= 0
@@ -182,7 +181,7 @@ class SessionContract(Contract):
 
 
 def _first(session: int, prompt: Any, then: str = "") -> Entry:
-    """The first chunk of a session, with a prompt."""
+    """Return the first chunk of a session, with a prompt."""
     return Entry(session, "anew", 0, True, then, (pickle.dumps(prompt),))
 
 
@@ -194,7 +193,7 @@ def _hundred() -> int:
 
 
 def _add(context: int, states: Sequence[Any], prompts: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
-    """A session's nth chunk is n hundred and its first prompt."""
+    """Yield a session's nth chunk is n hundred and its first prompt."""
     for state, new in zip(states, prompts, strict=True):
         base, count = state or (new[0], 0)
         yield base + context * (count + 1), (base, count + 1)

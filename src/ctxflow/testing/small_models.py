@@ -1,7 +1,7 @@
-"""Small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
+"""Make small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
 
-For tests of what happens around a model (batching, padding, resuming): its text is noise, but the same noise
-each time. Needs the extra `transformers`.
+They are for tests of what happens around a model (batching, padding, resuming): their text is noise, but the same
+noise each time. This needs the extra `transformers`.
 """
 
 from __future__ import annotations
