@@ -23,6 +23,7 @@ from ctxflow_papers.flextopo.experiments import (
     sequential,
     sourcing,
 )
+from ctxflow_papers.flextopo.pictures import draw_all
 from ctxflow_papers.flextopo.workloads import LAYOUTS, A, B, Workload
 
 HIT_RATES = {"standard": 44.5, "imp": 100.0}
@@ -75,8 +76,6 @@ def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
     figures |= dict(_latencies(alone[TIMED_LAYOUT])) | dict(_crossings(snapshots))
     figures |= dict(_instances(histories, events)) | dict(_workloads(by_workload))
     if request.pictures is not None:
-        from ctxflow_papers.flextopo.pictures import draw_all
-
         ends = {way: draws_of[0][1] for way, draws_of in snapshots.items()}
         draw_all(request.pictures, ends, histories, by_workload, alone[TIMED_LAYOUT])
     return figures

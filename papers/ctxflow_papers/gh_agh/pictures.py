@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctxflow.observe.formatting import COLOURS, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
+from ctxflow_papers.gh_agh import experiments, table4
 from ctxflow_papers.gh_agh.day import VOLATILITIES
+from ctxflow_papers.gh_agh.experiments import Runtime
 from ctxflow_papers.gh_agh.printed import ROLLING, RUNTIMES
-
-if TYPE_CHECKING:
-    from ctxflow_papers.gh_agh.reproduction import Results
 
 METHODS = {
     "exact": "exact",
@@ -38,6 +38,16 @@ ROWS = {
     "agh_printed_24h": ("agh-printed, once a day", COLOURS[0], "--"),
     "agh_printed_5min": ("agh-printed, every 5 min", COLOURS[0], "-"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What the pictures are drawn from."""
+
+    stressed: list[dict[str, Any]]
+    grids: Mapping[str, experiments.Grid]
+    times: Mapping[tuple[tuple[int, int, int], str], Runtime]
+    days: table4.Table
 
 
 def draw_all(folder: Path, results: Results) -> None:

@@ -19,6 +19,7 @@ from ctxflow.simulator.experiments import ExperimentRequest, Figure, Tell, media
 from ctxflow_papers.gh_agh import experiments, printed, table4
 from ctxflow_papers.gh_agh.experiments import FACTORS, SETTINGS, SHAPES, Runtime, Step
 from ctxflow_papers.gh_agh.instances import draw
+from ctxflow_papers.gh_agh.pictures import Results, draw_all
 from ctxflow_papers.gh_agh.studies import ablation, stress
 
 STRESSED = ("exact", "improved", "agh", "agh-printed", "gh", "agh+1.25")
@@ -54,16 +55,6 @@ QUICK_SHAPE = (4, 4, 5)
 """Of the instance of a quick run, which is not the paper's, and beside which none of its figures stands."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """What the pictures are drawn from."""
-
-    stressed: list[dict[str, Any]]
-    grids: Mapping[str, experiments.Grid]
-    times: Mapping[tuple[tuple[int, int, int], str], Runtime]
-    days: table4.Table
-
-
 def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
     """All of the paper's evaluation: an `Experiment`."""
     scale, seed = (QUICK, request.seed) if request.quick else (Scale(), request.seed)
@@ -73,8 +64,6 @@ def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
     if request.quick:
         figures = {name: dataclasses.replace(figure, paper=None) for name, figure in figures.items()}
     if request.pictures is not None:
-        from ctxflow_papers.gh_agh.pictures import draw_all
-
         draw_all(request.pictures, results)
     request.progress(1.0, "done")
     return figures

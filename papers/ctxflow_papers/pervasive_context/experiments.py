@@ -1,42 +1,44 @@
-"""The experiments are run on the simulated engine, and set beside the paper's figures.
-
-What does not live here: their settings (settings.py).
-"""
+"""Running the experiments on the simulated engine; settings.py has their settings."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import math
+import statistics
+from collections.abc import Sequence
 
 from ctxflow.executors.simulated import SimulatedEngine
 from ctxflow.scheduler import Policies
 from ctxflow.simulator.simulation import Listener, Simulation, SimulationOutcome, Workload, tiers_of
 from ctxflow.simulator.tree_staging import TreeStaging
-from ctxflow_papers.pervasive_context.settings import EXPERIMENTS, FAN_OUT, ORIGINS, PEER_BANDWIDTH, Settings
+from ctxflow_papers.pervasive_context.settings import FAN_OUT, ORIGINS, PEER_BANDWIDTH, Settings
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One experiment beside the paper's. Times in seconds.
+class Run:
+    """An experiment with its outcomes, one a draw.
 
-    :ivar paper: None where only a figure of the paper shows it; `source` says whether it is printed or derived.
-    :ivar ratio: ours divided by the paper's.
-    :ivar done: inferences answered.
-    :ivar workers: connected on average.
-    :ivar fluid: when no scheduler could have been done earlier with these workers.
+    :ivar tasks: seconds of the first draw's tasks.
     """
 
-    name: str
-    seconds: float
-    paper: float | None
-    source: str
-    ratio: float | None
-    done: int
-    workers: float
-    fluid: float
-    evicted: int
-    lost_items: int
-    loads: int
+    settings: Settings
+    outcomes: Sequence[SimulationOutcome]
+    tasks: Sequence[float]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is ended before all is done: what counts is then what was done."""
+        return self.settings.until < math.inf
+
+    @property
+    def workers(self) -> float:
+        """Connected on average."""
+        return statistics.median(each.account.worker_seconds / each.seconds for each in self.outcomes)
+
+    @property
+    def seconds(self) -> float:
+        """Until the end."""
+        return statistics.median(each.seconds for each in self.outcomes)
 
 
 def play(settings: Settings, seed: int = 0, listener: Listener | None = None) -> SimulationOutcome:
@@ -55,32 +57,3 @@ def play(settings: Settings, seed: int = 0, listener: Listener | None = None) ->
     policies = Policies.chosen({"batching": settings.batching})
     workload = Workload.of(settings.items, files=bool(settings.files), level=settings.level)
     return Simulation(engine, policies, workload, tiers_of(machines), tick=5.0, listener=listener).run(settings.until)
-
-
-def row(settings: Settings, outcome: SimulationOutcome) -> Row:
-    """An experiment's outcome beside the paper's."""
-    return Row(
-        settings.name,
-        outcome.seconds,
-        settings.paper,
-        settings.paper_source,
-        outcome.seconds / settings.paper if settings.paper else None,
-        outcome.done,
-        outcome.account.worker_seconds / outcome.seconds,
-        outcome.fluid(settings.times.item),
-        outcome.account.evicted,
-        outcome.account.lost_items,
-        outcome.account.loads,
-    )
-
-
-def rows(
-    experiments: Iterable[Settings] = EXPERIMENTS, seed: int = 0, tell: Callable[[str], None] = lambda name: None
-) -> Iterator[Row]:
-    """Run experiments one after the other.
-
-    :param tell: told the name of each before it begins.
-    """
-    for settings in experiments:
-        tell(settings.name)
-        yield row(settings, play(settings, seed))

@@ -1,6 +1,6 @@
 """The paper's Figures 4 to 7, drawn from our own runs, with what the paper prints beside them.
 
-What the paper only draws is not shown: it has no number. What does not live here: any run (reproduction.py).
+What the paper only draws is not shown: it has no number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
-from ctxflow_papers.pervasive_context.reproduction import Run
+from ctxflow_papers.pervasive_context.experiments import Run
 from ctxflow_papers.pervasive_context.tasks import TABLE_2
 
 BLUE, ORANGE = COLOURS[:2]

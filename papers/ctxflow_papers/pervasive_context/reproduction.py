@@ -6,13 +6,12 @@ What does not live here: their settings and how they are run, and the pictures.
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, median, rounded
-from ctxflow.simulator.simulation import SimulationOutcome
-from ctxflow_papers.pervasive_context.experiments import play
+from ctxflow_papers.pervasive_context.experiments import Run, play
+from ctxflow_papers.pervasive_context.pictures import draw_all
 from ctxflow_papers.pervasive_context.settings import EXPERIMENTS, POOL_FLUID_SECONDS, Settings
 from ctxflow_papers.pervasive_context.tasks import STATISTICS, TABLE_2, TaskTimes, statistics_of
 
@@ -21,33 +20,6 @@ QUICK = 3000
 
 DRAWS = 5
 """Of all that is random; one where there is a task for each inference, since those take the time of all others."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """An experiment with its outcomes, one a draw.
-
-    :ivar tasks: seconds of the first draw's tasks.
-    """
-
-    settings: Settings
-    outcomes: Sequence[SimulationOutcome]
-    tasks: Sequence[float]
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is ended before all is done: what counts is then what was done."""
-        return self.settings.until < math.inf
-
-    @property
-    def workers(self) -> float:
-        """Connected on average."""
-        return statistics.median(each.account.worker_seconds / each.seconds for each in self.outcomes)
-
-    @property
-    def seconds(self) -> float:
-        """Until the end."""
-        return statistics.median(each.seconds for each in self.outcomes)
 
 
 def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
@@ -60,8 +32,6 @@ def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
         request.progress(len(runs) / len(experiments), settings.name)
         runs[settings.name] = run(settings, request.seed, 1 if request.quick else DRAWS)
     if request.pictures is not None:
-        from ctxflow_papers.pervasive_context.pictures import draw_all
-
         draw_all(request.pictures, runs)
     figures = {name: figure for each in runs.values() for name, figure in _times(each)}
     if not request.quick:

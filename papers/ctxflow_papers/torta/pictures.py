@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctxflow.observe.formatting import COLOURS, GREY, PALE, WIDTH
+from ctxflow.policies.torta.inputs import Floats
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.torta import printed
-from ctxflow_papers.torta.experiments import surge_begins
+from ctxflow_papers.torta.experiments import Compared, Course, surge_begins
 from ctxflow_papers.torta.settings import LOADS, SLOT
-
-if TYPE_CHECKING:
-    from ctxflow_papers.torta.reproduction import Results
 
 STYLES = {
     "torta": ("TORTA", COLOURS[0]),
@@ -27,6 +26,17 @@ STYLES = {
 }
 LONGEST = 60.0
 """Seconds of a response that are drawn; a method beyond it says its mean in the legend."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What the pictures are drawn from."""
+
+    compared: Mapping[str, Mapping[str, Compared]]
+    surges: Mapping[str, Course]
+    failures: Mapping[str, Mapping[str, Floats]]
+    accuracies: Mapping[float, Mapping[str, Floats]]
+    milp: Mapping[int, tuple[float, bool]]
 
 
 def draw_all(folder: Path, results: Results) -> None:

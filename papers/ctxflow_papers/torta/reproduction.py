@@ -18,6 +18,7 @@ from ctxflow.policies.torta.networks import Networks
 from ctxflow.simulator.experiments import ExperimentRequest, Figure, rounded
 from ctxflow_papers.torta import experiments, printed
 from ctxflow_papers.torta.experiments import BASELINES, Compared, Condition, Course
+from ctxflow_papers.torta.pictures import Results, draw_all
 from ctxflow_papers.torta.settings import GPUS, KINDS, LOADS, MIGRATION_STAGES, SLOTS, SWITCH_STAGES
 from ctxflow_papers.torta.world import TOPOLOGIES, switch_seconds
 
@@ -40,17 +41,6 @@ class Scale:
 
 
 QUICK = Scale(("abilene",), 1, 16, 30, 24, (0.5,), (50,), 5.0, 12)
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """What the pictures are drawn from."""
-
-    compared: Mapping[str, Mapping[str, Compared]]
-    surges: Mapping[str, Course]
-    failures: Mapping[str, Mapping[str, Floats]]
-    accuracies: Mapping[float, Mapping[str, Floats]]
-    milp: Mapping[int, tuple[float, bool]]
 
 
 def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
@@ -76,8 +66,6 @@ def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
     if request.quick:
         figures = {name: dataclasses.replace(figure, paper=None) for name, figure in figures.items()}
     if request.pictures is not None:
-        from ctxflow_papers.torta.pictures import draw_all
-
         draw_all(request.pictures, results)
     request.progress(1.0, "done")
     return figures

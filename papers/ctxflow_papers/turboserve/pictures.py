@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctxflow.observe.formatting import COLOURS, DARK, GREY, PALE, WIDTH
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.turboserve import printed
-from ctxflow_papers.turboserve.traces import generate
-
-if TYPE_CHECKING:
-    from ctxflow_papers.turboserve.reproduction import Results
+from ctxflow_papers.turboserve.experiments import Compared
+from ctxflow_papers.turboserve.traces import Statistics, generate
 
 _NAMES = {"round_robin": "round-robin", "load_aware": "load-aware", "memory_aware": "memory-aware"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What the pictures are drawn from."""
+
+    compared: Mapping[str, Compared]
+    study: Mapping[str, tuple[float, float]]
+    first: Statistics
+    seed: int
 
 
 def draw_all(folder: Path, results: Results) -> None:

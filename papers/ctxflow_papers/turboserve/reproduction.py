@@ -16,6 +16,7 @@ from ctxflow.simulator.experiments import ExperimentRequest, Figure, rounded
 from ctxflow.simulator.session_serving import Served
 from ctxflow_papers.turboserve import experiments, printed
 from ctxflow_papers.turboserve.experiments import BASELINES, CURVES, Compared, Windows, mean
+from ctxflow_papers.turboserve.pictures import Results, draw_all
 from ctxflow_papers.turboserve.traces import TEN_MOST, Statistics, burst, generate
 
 
@@ -38,16 +39,6 @@ class Scale:
 SMALL = dataclasses.replace(printed.STUDY, name="small", window=240.0)
 """The trace of a quick run, which is not one of the paper's."""
 QUICK = Scale((SMALL,), (), (0.0, 30.0), 3, 1, 20, experiments.GRID[1::3])
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """What the pictures are drawn from."""
-
-    compared: Mapping[str, Compared]
-    study: Mapping[str, tuple[float, float]]
-    first: Statistics
-    seed: int
 
 
 def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
@@ -76,8 +67,6 @@ def reproduce(request: ExperimentRequest) -> Mapping[str, Figure]:
     if request.quick:
         figures = {name: dataclasses.replace(figure, paper=None) for name, figure in figures.items()}
     if request.pictures is not None:
-        from ctxflow_papers.turboserve.pictures import draw_all
-
         draw_all(request.pictures, Results(found, saved[""], scale.traces[0], seed))
     request.progress(1.0, "done")
     return figures
