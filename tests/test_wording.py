@@ -18,8 +18,8 @@ from ctxflow.models.prompts import check_texts
 from ctxflow.models.sampling import per_row
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.opening import open_source, open_table
+from ctxflow.scheduler.context_moves import refused
 from ctxflow.scheduler.events import ContextSpec, TierSpec
-from ctxflow.scheduler.refusal import refused
 
 EACH_ONE = Outcome(1, 1, 1, 1, 1.0, nulled={"a": 1}, altered={"a": 1}, truncated_now=1)
 

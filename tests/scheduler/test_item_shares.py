@@ -9,7 +9,7 @@ from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.shares import Deal
+from ctxflow.scheduler.app_state import Deal
 
 CONTEXTS = ("own", "worse", "better")
 ERRORS = {"own": 0.1, "worse": 0.3, "better": 0.02}

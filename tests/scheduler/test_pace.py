@@ -4,7 +4,7 @@ import pytest
 from scheduler_bench import Bench, run_of
 
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.pace import CallCost
+from ctxflow.scheduler.app_state import CallCost
 
 
 def test_before_there_are_pairs_all_of_a_call_may_be_cost():

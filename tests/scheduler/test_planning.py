@@ -7,8 +7,8 @@ from ctxflow.policies.protocols import Plan
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.dispatch import computed
 from ctxflow.scheduler.log import line, replay
-from ctxflow.scheduler.planning import computed
 
 
 class Turns:

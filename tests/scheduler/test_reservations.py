@@ -9,9 +9,8 @@ from scheduler_bench import Bench, only, run_of
 from ctxflow.policies.flextopo.preemption import ExactPreemption, StandardPreemption
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.refusal import refused
-from ctxflow.scheduler.reservations import PAUSE_SECONDS, TRIES
-from ctxflow.scheduler.surveys import SURVEY_SECONDS
+from ctxflow.scheduler.context_moves import refused
+from ctxflow.scheduler.reservations import PAUSE_SECONDS, SURVEY_SECONDS, TRIES
 from ctxflow.topology import from_graph, to_graph
 
 

@@ -10,7 +10,7 @@ from pool_of_machines import GPUS, device, graph
 
 from ctxflow.policies.registry import make
 from ctxflow.policies.simple.batching import Fixed
-from ctxflow.scheduler import Limits, Policies, Scheduler, ready
+from ctxflow.scheduler import Limits, Policies, Scheduler, shared_tables
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -60,11 +60,11 @@ class Pool(RuleBasedStateMachine):
         start_when=st.sampled_from([0.0, 0.3, 0.5]),
         scaling=st.sampled_from(["fixed", {"policy": "queue-proportional", "calls_per_worker": 1, "linger": 0.05}]),
         preemption=st.sampled_from(["none", "standard", "imp", "exact"]),
-        many=st.sampled_from([2, ready.MANY]),
+        many=st.sampled_from([2, shared_tables.MANY]),
     )
     def begin(self, routing, size, seed, start_when, scaling, preemption, many):
         self.now = 0.0
-        self.many, ready.MANY = ready.MANY, many
+        self.many, shared_tables.MANY = shared_tables.MANY, many
         chosen = preemption if preemption == "none" else {"policy": preemption, "patience": 5, "grace": 3, "idle": 2}
         self.contexts = [each for each in CONTEXTS if each not in WIDE or preemption != "none"]
         policies = Policies(
@@ -189,8 +189,8 @@ class Pool(RuleBasedStateMachine):
         state = self.scheduler.state
         for worker in state.free.values():
             for app in state.ready.values():
-                assert worker.pin is None or app.context in WIDE or not state.can_run(app, worker)
-                assert not state.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
+                assert worker.pin is None or app.context in WIDE or not self.scheduler.view.can_run(app, worker)
+                assert not self.scheduler.view.can_run(app, worker), f"{worker.id} idles while {app.id} waits"
 
     def check_what_is_kept(self):
         """Of a context of a lower level nothing is left but what is to be, or is in use."""
@@ -482,7 +482,7 @@ class Pool(RuleBasedStateMachine):
         try:
             self.end_all()
         finally:
-            ready.MANY = self.many
+            shared_tables.MANY = self.many
 
     def end_all(self):
         for name in list(self.workers):

@@ -13,7 +13,7 @@ from ctxflow.policies.simple.placement import LeastLoadedSessions
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.leaving import goes
+from ctxflow.scheduler.eligibility import goes
 
 FAILURE = ev.Failure("exception", "ValueError", "bad")
 

@@ -12,7 +12,7 @@ from ctxflow.policies.registry import make
 from ctxflow.policies.torta.outlook import Outlook
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import sessions
+from ctxflow.scheduler import session_moves
 
 
 def exact():
@@ -209,7 +209,7 @@ def test_who_hands_over_a_state_is_not_given_back_before_it_has_arrived():
     step = step_of(bench.open(1))
     for _ in range(5):
         step = step_of(bench.finish(step))
-    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    session_moves.follow(bench.state, bench.state.sessions[1], "w2", [])
     bench.ready("w2", "model")
     step = step_of(bench.finish(step))
     assert only(bench.finish(step), cmd.Carry)
@@ -256,7 +256,7 @@ def test_a_session_does_not_go_to_a_worker_that_is_about_to_go(goes, built):
     bench.tell(ev.TierOffered, ev.TierSpec("t", 0, 2))
     step = step_of(bench.open(1))
     bench.join("w2", tier="t")
-    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    session_moves.follow(bench.state, bench.state.sessions[1], "w2", [])
     if built:
         bench.ready("w2", "model")
     goes(bench)
@@ -368,7 +368,7 @@ def test_a_context_that_sessions_are_about_to_come_to_is_not_unloaded_for_anothe
     step = step_of(bench.open(1))
     bench.context("large", memory=10)
     bench.app("batch", "large")
-    sessions.follow(bench.state, bench.state.sessions[1], "w2", [])
+    session_moves.follow(bench.state, bench.state.sessions[1], "w2", [])
     bench.ready("w2", "model")
     if ahead:
         bench.state.policies.routing.wanted = [Assignment("w2", "batch")]

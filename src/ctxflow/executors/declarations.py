@@ -16,7 +16,7 @@ from ctxflow.executors.call_files import CallFiles
 from ctxflow.executors.engine import ContextPayload, Pickled
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.refusal import refused
+from ctxflow.scheduler.context_moves import refused
 from ctxflow.wording import counted
 
 

@@ -11,7 +11,7 @@ import dataclasses
 
 from ctxflow.executors.declarations import Declaration
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.retiring import app_is_used, context_is_used
+from ctxflow.scheduler.context_moves import app_is_used, context_is_used
 from ctxflow.scheduler.run_state import RunState
 
 IDLE_SECONDS = 60.0

@@ -67,8 +67,8 @@ from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.dispatch import computed
 from ctxflow.scheduler.log import first_line
-from ctxflow.scheduler.planning import computed
 from ctxflow.terminal import guard_log
 from ctxflow.wording import counted
 

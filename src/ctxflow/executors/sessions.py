@@ -22,7 +22,7 @@ from ctxflow.host.sessions import Entry, digest_of
 from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.state import Session
+from ctxflow.scheduler.worker_state import Session
 
 logger = logging.getLogger("ctxflow")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ctxflow.executors.engine import ContextPayload
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import Session, Worker
 from ctxflow.scheduler.tiers import first_needed
+from ctxflow.scheduler.worker_state import Session, Worker
 from ctxflow.wording import counted
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from ctxflow.executors.engine import Engine, KnowsJobs
 from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.leaving import goes
+from ctxflow.scheduler.eligibility import goes
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.state import Worker
+from ctxflow.scheduler.worker_state import Worker
 
 NAME = "workers.json"
 NOTED = frozenset((ev.BatchFailed, ev.ContextFailed, ev.WorkerLost))

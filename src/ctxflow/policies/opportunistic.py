@@ -30,6 +30,7 @@ import numpy as np
 
 from ctxflow.policies.helpers import forget
 from ctxflow.policies.protocols import View
+from ctxflow.policies.simple.batching import coalesced
 from ctxflow.policies.views import AppView, AttemptView, TierView, WorkerView
 
 # --- how likely an eviction is
@@ -281,6 +282,10 @@ class Opportunistic:
         rate = tier.eviction_rate if tier is not None else None
         gone_seconds = len(lifetimes) / rate if rate else 0.0
         return Hazard((PRIOR_EVICTIONS + len(lifetimes)) / (PRIOR_SECONDS + gone_seconds + sum(ages)))
+
+    def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return K as the policy `coalescing` does."""
+        return coalesced(app, worker)
 
     # --- what is run twice
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ctxflow.policies.views import (
     AppView,
@@ -44,6 +44,10 @@ class View(Protocol):
     @property
     def apps(self) -> Mapping[str, AppView]:
         """All declared apps, but for those that nobody has used for a while."""
+
+    @property
+    def contexts(self) -> Collection[str]:
+        """The ids of all declared contexts."""
 
     @property
     def attempts(self) -> Mapping[int, AttemptView]:
@@ -150,7 +154,6 @@ class RoutingPolicy(Protocol):
         """
 
 
-@runtime_checkable
 class WarmingPolicy(Protocol):
     """A routing policy that also has idle workers load contexts ahead of demand."""
 
@@ -183,6 +186,12 @@ class BatchingPolicy(Protocol):
         Asked when a worker comes free and nothing is queued, and of all idle workers on ticks.
         """
 
+    def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return K, the most sessions of an app whose chunks one step of the worker makes, 1 or more.
+
+        Where a policy does not have it, the one of the policy `coalescing` with its defaults is used.
+        """
+
 
 class PlacementPolicy(Protocol):
     """Which contexts go on which tiers."""
@@ -196,7 +205,6 @@ Planning = Callable[[], Any]
 is called on another thread while the run goes on, and again when the run is replayed from its log."""
 
 
-@runtime_checkable
 class PlanningPolicy(Protocol):
     """A placement policy whose plans take long to find: they are computed beside the run."""
 

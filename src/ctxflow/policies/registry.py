@@ -146,6 +146,15 @@ def described(family: str, choice: Any) -> dict[str, Any]:
     return {"policy": choice["policy"], **plain, **{key: value for key, value in choice.items() if key != "policy"}}
 
 
+def having(policy: Any, *methods: str) -> Any:
+    """Return a policy if it has these methods, which its protocol leaves open, else None.
+
+    >>> having(make("batching", "fixed"), "coalesced") is None, having(make("routing", "round-robin"), "warm")
+    (False, None)
+    """
+    return policy if all(hasattr(policy, name) for name in methods) else None
+
+
 def _checked(family: str, policy: Any) -> Any:
     missing = [name for name in _METHODS[family] if not hasattr(policy, name)]
     if missing or isinstance(policy, type):

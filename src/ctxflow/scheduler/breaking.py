@@ -2,22 +2,20 @@
 
 It failed on several hosts, or on all there are and as often as may be; nobody has it, and nobody who had begun before
 still builds it; and, where it was built before, so many failures running are implausible by what it was. What does not
-live here: who is asked to build (residency.py), and what becomes of hosts on which builds fail while others succeed.
+live here: who is asked to build (context_moves.py), and hosts where builds fail that succeed elsewhere (quarantine.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import items, shares
+from ctxflow.scheduler import items
+from ctxflow.scheduler.app_state import ContextState, Suspect
 from ctxflow.scheduler.commands import Command
 from ctxflow.scheduler.eligibility import able
 from ctxflow.scheduler.events import ContextSpec, Failure
-from ctxflow.scheduler.state import ContextState, Suspect, Worker
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Worker
 
 LONGEST_PAUSE = 60.0  # Seconds before one of those that all failed is asked again, unless the first pause is longer.
 FALSE_ALARM = 1e-6  # How improbable a run of failures must be, by what the context was before.
@@ -96,7 +94,7 @@ def follow(state: RunState, out: list[Command]) -> None:
         context.broken = failure
         for app in context.apps:
             items.bury_backlog(state, state.apps[app], failure, out)
-            shares.stop(state, state.apps[app], out)
+            items.redistribute(state, state.apps[app], out)
 
 
 def _count(state: RunState, context: ContextState, begun: float) -> None:

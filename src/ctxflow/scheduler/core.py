@@ -1,7 +1,7 @@
 """The scheduler: one deterministic state machine, `handle(event) -> commands`.
 
 What lives here: what each event leads to, and workers joining and leaving. Free workers get what is queued in
-dispatch.py; items' transitions are in items.py, contexts' in residency.py, the tables in run_state.py, the invariants
+dispatch.py; items' transitions are in items.py, contexts' in contexts.py, the tables in run_state.py, the invariants
 in validate.py. There is no I/O, no clock, no thread and no randomness of its own.
 """
 
@@ -12,29 +12,26 @@ from typing import Any
 
 from ctxflow.policies.helpers import urgency
 from ctxflow.scheduler import (
+    attempts,
     breaking,
+    context_moves,
     dispatch,
     evidence,
     items,
-    pace,
-    planning,
     quarantine,
     reservations,
-    residency,
-    retiring,
-    sessions,
-    shares,
+    session_moves,
     steps,
-    stopping,
     tiers,
-    warming,
 )
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Interrupt
 from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.run_view import RunView
 from ctxflow.scheduler.settings import Limits, Policies
-from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
 from ctxflow.scheduler.validate import validate
+from ctxflow.scheduler.worker_state import Worker
 from ctxflow.wording import counted
 
 SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
@@ -72,12 +69,13 @@ class Scheduler:
         self, policies: Policies, limits: Limits | None = None, seed: int = 0, start_when: float = 0.0
     ) -> None:
         self.state = RunState(policies, limits or Limits(), seed, start_when)
+        self.view = self.state.view = RunView(self.state)
         self._handlers: dict[type[ev.Event], Callable[[Any, list[Command]], None]] = {
             ev.RegionOffered: self._region_offered,
             ev.TierOffered: self._tier_offered,
             ev.ContextDeclared: self._context_declared,
             ev.AppDeclared: self._app_declared,
-            ev.Retired: lambda e, out: retiring.retired(self.state, e, out),
+            ev.Retired: lambda e, out: context_moves.retired(self.state, e, out),
             ev.ItemsSubmitted: self._items_submitted,
             ev.ItemsCancelled: self._items_cancelled,
             ev.WorkerJoined: self._worker_joined,
@@ -87,25 +85,25 @@ class Scheduler:
             ev.JobStarted: self._job_changed,
             ev.JobEvicted: self._job_changed,
             ev.JobHeld: self._job_changed,
-            ev.MachinesFound: self._machines_found,
+            ev.MachinesFound: lambda e, out: reservations.machines_found(self.state, e, out),
             ev.PlanMade: self._plan_made,
             ev.ContextStaged: self._context_staged,
             ev.ContextReady: self._context_ready,
             ev.ContextFailed: self._context_failed,
             ev.ContextUnloaded: self._context_unloaded,
-            ev.BatchFinished: self._batch_finished,
-            ev.ItemsFinished: self._items_finished,
-            ev.BatchEnded: self._batch_ended,
-            ev.BatchFailed: self._batch_failed,
-            ev.SessionOpened: lambda e, out: sessions.opened(self.state, e),
-            ev.SessionPrompted: lambda e, out: sessions.prompted(self.state, e.session),
-            ev.ChunksWanted: lambda e, out: sessions.wanted(self.state, e.session, e.wanted),
-            ev.SessionSuspended: lambda e, out: sessions.suspended(self.state, e.session),
-            ev.SessionResumed: lambda e, out: sessions.resumed(self.state, e.session),
-            ev.SessionClosed: lambda e, out: sessions.closed(self.state, e.session, out),
-            ev.StepFinished: self._step_finished,
-            ev.StateArrived: lambda e, out: sessions.arrived(self.state, e),
-            ev.StateLost: lambda e, out: sessions.not_arrived(self.state, e),
+            ev.BatchFinished: lambda e, out: attempts.batch_finished(self.state, e, out),
+            ev.ItemsFinished: lambda e, out: attempts.items_finished(self.state, e, out),
+            ev.BatchEnded: lambda e, out: attempts.batch_ended(self.state, e, out),
+            ev.BatchFailed: lambda e, out: attempts.batch_failed(self.state, e, out),
+            ev.SessionOpened: lambda e, out: session_moves.opened(self.state, e),
+            ev.SessionPrompted: lambda e, out: session_moves.prompted(self.state, e.session),
+            ev.ChunksWanted: lambda e, out: session_moves.wanted(self.state, e.session, e.wanted),
+            ev.SessionSuspended: lambda e, out: session_moves.suspended(self.state, e.session),
+            ev.SessionResumed: lambda e, out: session_moves.resumed(self.state, e.session),
+            ev.SessionClosed: lambda e, out: session_moves.closed(self.state, e.session, out),
+            ev.StepFinished: lambda e, out: attempts.step_finished(self.state, e, out),
+            ev.StateArrived: lambda e, out: session_moves.arrived(self.state, e),
+            ev.StateLost: lambda e, out: session_moves.not_arrived(self.state, e),
             ev.Tick: self._tick,
         }
 
@@ -120,7 +118,7 @@ class Scheduler:
         state.now = max(state.now, event.time)
         out: list[Command] = []
         open_sessions = state.streams.open
-        owner = sessions.owner(state, event) if open_sessions else None
+        owner = session_moves.owner(state, event) if open_sessions else None
         self._handlers[type(event)](event, out)
         if state.undecided:
             breaking.follow(state, out)
@@ -133,7 +131,7 @@ class Scheduler:
         elif state.free and state.attempts:
             dispatch.duplicate(state, event, out)
         if type(event) is ev.Tick and state.free:
-            warming.warm(state, out)
+            dispatch.warm(state, out)
         return out
 
     def validate(self) -> None:
@@ -152,7 +150,7 @@ class Scheduler:
 
     def _make_room(self, out: list[Command]) -> None:
         """Contexts that need a worker of their own: ask for it, and have others give way."""
-        stopping.stop(self.state, list(reservations.overdue(self.state)), out)
+        attempts.stop(self.state, list(reservations.overdue(self.state)), out)
         while reservations.follow(self.state, out):
             self._scale(out)
 
@@ -179,14 +177,14 @@ class Scheduler:
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier, out)
-        planning.place(self.state, out)
+        dispatch.place(self.state, out)
         self._scale(out)
 
     def _context_declared(self, event: ev.ContextDeclared, out: list[Command]) -> None:
         if event.context.id not in self.state.contexts:
             self.state.contexts[event.context.id] = ContextState(event.context)
             reservations.declared(self.state, event.context)
-            planning.place(self.state, out)
+            dispatch.place(self.state, out)
 
     def _app_declared(self, event: ev.AppDeclared, out: list[Command]) -> None:
         spec = event.app
@@ -196,14 +194,14 @@ class Scheduler:
             self.state.next_order += 1
             if spec.alternative_of:
                 self.state.apps[spec.alternative_of].alternatives.append(spec.id)
-                planning.place(self.state, out)  # So that the first items are divided too.
+                dispatch.place(self.state, out)  # So that the first items are divided too.
 
     # --- items
 
     def _items_submitted(self, event: ev.ItemsSubmitted, out: list[Command]) -> None:
         state = self.state
         first = not state.ready and not state.free and state.now >= state.scaled_at + SCALE_SECONDS
-        shares.submit(state, state.apps[event.app], event.items, out)
+        items.submit(state, state.apps[event.app], event.items, out)
         if first and state.ready:
             self._scale(out)
 
@@ -236,7 +234,7 @@ class Scheduler:
         state.update_free(worker)
         if state.wards.units:
             quarantine.joined(state, worker, out)
-        planning.place(self.state, out)
+        dispatch.place(self.state, out)
         self._scale(out)
 
     def _worker_lost(self, event: ev.WorkerLost, out: list[Command]) -> None:
@@ -254,9 +252,9 @@ class Scheduler:
         counted_for = None if evicted else evidence.lost(state, worker, crash)
         if evicted:
             for context in list(worker.contexts):
-                residency.drop(state, worker, context)
+                context_moves.drop(state, worker, context)
         else:
-            residency.lost(state, worker, out)
+            context_moves.lost(state, worker, out)
         for context_state in state.contexts.values():
             context_state.suspects.pop(worker.id, None)
         for name in (*worker.paces, *worker.steps):
@@ -264,7 +262,7 @@ class Scheduler:
         reservations.lost(state, worker, out)
         state.update_free(worker)
         for attempt in list(worker.running.values()):
-            stopping.end(self.state, attempt, worker)
+            attempts.end(self.state, attempt, worker)
             left = items.unanswered(state, attempt)
             if attempt is counted_for:
                 evidence.failed(state, attempt, worker, left, crash)
@@ -297,11 +295,8 @@ class Scheduler:
         if isinstance(event, ev.JobStarted) and event.pin is not None:
             reservations.started(self.state, event.pin)
 
-    def _machines_found(self, event: ev.MachinesFound, out: list[Command]) -> None:
-        self.state.surveys.found(event, out)
-
     def _plan_made(self, event: ev.PlanMade, out: list[Command]) -> None:
-        planning.made(self.state, event, out)
+        dispatch.made(self.state, event, out)
         self._scale(out)
 
     # --- contexts
@@ -309,11 +304,11 @@ class Scheduler:
     def _context_staged(self, event: ev.ContextStaged, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
         if worker is not None:
-            residency.staged(self.state, worker, event.context, out)
+            context_moves.staged(self.state, worker, event.context, out)
 
     def _context_ready(self, event: ev.ContextReady, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
-        app = residency.ready(self.state, worker, event) if worker is not None else None
+        app = context_moves.ready(self.state, worker, event) if worker is not None else None
         # What it was built for goes first: a policy that thinks again could build and unload for ever.
         if worker is not None and app is not None and app.backlog and worker.id in self.state.free:
             dispatch.run(self.state, worker, app, out)
@@ -321,96 +316,22 @@ class Scheduler:
     def _context_failed(self, event: ev.ContextFailed, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
         if worker is not None:
-            residency.failed(self.state, worker, event.context, event.failure, out)
-            sessions.context_failed(self.state, worker, event.context)
+            context_moves.failed(self.state, worker, event.context, event.failure, out)
+            session_moves.context_failed(self.state, worker, event.context)
             self.state.streams.unsettled = True
 
     def _context_unloaded(self, event: ev.ContextUnloaded, out: list[Command]) -> None:
         worker = self.state.workers.get(event.worker)
         held = worker.contexts.get(event.context) if worker is not None else None
         if worker is not None and held is not None and not held.building:
-            stopping.lose_context(self.state, worker, event.context, out)
-
-    # --- batches
-
-    def _attempt(self, worker_id: str, number: int) -> tuple[Attempt, Worker] | None:
-        attempt = self.state.attempts.get(number)
-        if attempt is None or attempt.worker != worker_id:
-            return None
-        worker = self.state.workers[worker_id]
-        stopping.end(self.state, attempt, worker)
-        return attempt, worker
-
-    def _batch_finished(self, event: ev.BatchFinished, out: list[Command]) -> None:
-        found = self._attempt(event.worker, event.attempt)
-        if found is None:
-            return
-        attempt, worker = found
-        worker.done += 1
-        app = self.state.apps[attempt.app]
-        pace.learn(app, worker, attempt, len(attempt.items), event.seconds, self.state.now)
-        evidence.finished(self.state, worker, app, len(attempt.items), event.seconds)
-        items.answer(self.state, attempt, attempt.items, out)
-        residency.used(self.state, worker, attempt.context, out)
-        # What another attempt answered first is closed; nothing of this attempt stays open.
-
-    def _items_finished(self, event: ev.ItemsFinished, out: list[Command]) -> None:
-        attempt = self.state.attempts.get(event.attempt)
-        if attempt is not None and attempt.worker == event.worker:
-            end = event.first + event.count
-            attempt.answered = max(attempt.answered, end)
-            items.answer(self.state, attempt, attempt.items[event.first : end], out)
-
-    def _batch_ended(self, event: ev.BatchEnded, out: list[Command]) -> None:
-        found = self._attempt(event.worker, event.attempt)
-        if found is None:
-            return
-        attempt, worker = found
-        worker.done += 1
-        if attempt.answered:
-            app = self.state.apps[attempt.app]
-            pace.learn(app, worker, attempt, attempt.answered, event.seconds, self.state.now)
-            evidence.finished(self.state, worker, app, attempt.answered, event.seconds)
-        residency.used(self.state, worker, attempt.context, out)
-        items.requeue(self.state, attempt, items.unanswered(self.state, attempt), out)
-
-    def _step_finished(self, event: ev.StepFinished, out: list[Command]) -> None:
-        orders = self.state.streams.steps.get(event.attempt, ())
-        found = self._attempt(event.worker, event.attempt)
-        if found is not None:
-            found[1].done += 1
-            steps.finished(self.state, *found, orders, event, out)
-
-    def _batch_failed(self, event: ev.BatchFailed, out: list[Command]) -> None:
-        orders = self.state.streams.steps.get(event.attempt)
-        found = self._attempt(event.worker, event.attempt)
-        if found is None:
-            return
-        attempt, worker = found
-        if event.failure.kind == "crash":
-            self.state.counters.crashes += 1
-        if event.lost_context:
-            stopping.lose_context(self.state, worker, attempt.context, out)
-        else:
-            residency.used(self.state, worker, attempt.context, out)
-        if orders is not None:
-            steps.failed(self.state, attempt, orders, event.failure, out)
-            return
-        left = items.unanswered(self.state, attempt)
-        evidence.failed(self.state, attempt, worker, left if event.at is None else left[:1], event.failure)
-        if event.failure.kind == "cancelled":  # Nobody waits for these, unless another call was ended along with that.
-            items.requeue(self.state, attempt, left, out)
-        elif event.at is None or event.failure.kind == "contract":
-            items.failed(self.state, attempt, left, event.failure, out)
-        else:
-            items.raised(self.state, attempt, left, event.at, event.failure, out)
+            attempts.lose_context(self.state, worker, event.context, out)
 
     # --- time
 
     def _tick(self, event: ev.Tick, out: list[Command]) -> None:
         self.state.wake_at = None
-        stopping.stop(self.state, quarantine.follow(self.state, out), out)
+        attempts.stop(self.state, quarantine.follow(self.state, out), out)
         self.state.arrivals.note(self.state.now, self.state.apps.values())
         self.state.streams.unsettled = True
-        planning.place(self.state, out)
+        dispatch.place(self.state, out)
         self._scale(out)

@@ -1,23 +1,21 @@
-"""Dispatch: free workers are given what is queued, as the routing and the batching policy say.
+"""Dispatch: what the policies' choices lead to: batches for free workers, contexts ahead of demand, plans.
 
-What does not live here: which workers are free (run_state.py), the items' transitions (items.py), and the building of
-contexts for what waits (residency.py).
+What does not live here: which workers are free (run_state.py), the items' transitions (items.py), the building of
+contexts for what waits (context_moves.py), and where a plan is computed (executors/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ctxflow.policies.protocols import Planning
+from ctxflow.scheduler import context_moves, items
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import items, residency
-from ctxflow.scheduler.commands import Command, Run
+from ctxflow.scheduler.app_state import App, Group
+from ctxflow.scheduler.commands import Command, MakePlan, Note, Place, Run
 from ctxflow.scheduler.eligibility import group_for
-from ctxflow.scheduler.groups import Group
-from ctxflow.scheduler.state import App, Attempt, Worker
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Attempt, Worker
 
 HELD_SECONDS = 0.1  # How long work waits that a batching policy holds back beyond its linger.
 
@@ -28,7 +26,7 @@ def serve(state: RunState, out: list[Command]) -> None:
         ready = state.ready.offered(state.now, len(state.free))
         if not ready:
             break
-        given = [give(state, a.worker, a.app, out) for a in state.policies.routing.assign(state, ready)]
+        given = [give(state, a.worker, a.app, out) for a in state.policies.routing.assign(state.view, ready)]
         if not any(given):
             break
 
@@ -41,7 +39,7 @@ def give(state: RunState, worker_id: str, app_id: str, out: list[Command]) -> bo
     held = worker.contexts.get(app.context)
     if held is not None:
         return held.state == "ready" and run(state, worker, app, out)
-    return residency.admissible(state, worker, app) and residency.begin(state, worker, app, out)
+    return context_moves.admissible(state, worker, app) and context_moves.begin(state, worker, app, out)
 
 
 def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
@@ -55,7 +53,7 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
         return True
     if app.isolated.items and len(app.queue) <= app.cancelled:
         return False
-    size = state.batch_size(app, worker)
+    size = state.view.batch_size(app, worker)
     if size < 1:
         since = state.now if app.waiting_since is None else app.waiting_since
         until = since + state.policies.batching.linger
@@ -96,7 +94,7 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
     for worker in idle:
         if worker is None:
             continue
-        number = state.policies.batching.duplicate(state, worker)
+        number = state.policies.batching.duplicate(state.view, worker)
         attempt = state.attempts.get(number) if number is not None else None
         if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
             continue
@@ -109,3 +107,66 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
             state.copies[item] = state.copies.get(item, 1) + 1
         state.counters.duplicates += 1
         _start(state, worker, state.apps[attempt.app], left, attempt.group, out)
+
+
+# --- contexts ahead of demand
+
+
+def warm(state: RunState, out: list[Command]) -> None:
+    """Load what the routing policy wants ahead of demand, on free workers that run nothing."""
+    if state.awaiting or state.policies.warming is None:
+        return
+    for assignment in state.policies.warming.warm(state.view):
+        worker, app = state.free.get(assignment.worker), state.apps.get(assignment.app)
+        if worker is None or app is None or worker.running or app.context in worker.contexts:
+            continue
+        context = state.contexts[app.context]
+        # What ends with its call is not built before there is one.
+        if context.spec.level != ev.PERVASIVE or context.broken is not None:
+            continue
+        if context_moves.loadable(state, worker, context):
+            context_moves.begin(state, worker, app, out, ahead=True)
+
+
+# --- plans
+
+
+def place(state: RunState, out: list[Command]) -> None:
+    """Place anew: on ticks, when a tier, a context or a worker is new, and when a plan was made."""
+    plan = state.policies.placement.plan(state.view)
+    if plan != state.plan:
+        state.plan = plan
+        out.append(Place.of(plan))
+        items.divide(state, out)
+    context_moves.follow(state, out)
+    if state.planning is None and state.policies.planning is not None:
+        state.planning = state.policies.planning.planning(state.view)
+        if state.planning is not None:
+            out.append(MakePlan(state.planning))
+
+
+def made(state: RunState, event: ev.PlanMade, out: list[Command]) -> None:
+    """What was to be computed is there, or could not be: then the plan in place stays."""
+    planning, state.planning = state.planning, None
+    policy = state.policies.planning
+    if planning is None or policy is None:
+        return
+    if event.failure is None:
+        policy.planned(planning() if event.results is None else event.results)
+    elif event.failure != state.planning_failure:  # It may fail again each time: who reads it knows already.
+        text = f"placement: no new plan could be made ({event.failure}), and the one in place stays: please report it"
+        out.append(Note(text, trouble=True))
+    state.planning_failure = event.failure
+    place(state, out)
+
+
+def computed(planning: Planning, time: float = 0.0) -> ev.PlanMade:
+    """Compute a plan, wherever that is: the event that tells of it.
+
+    >>> computed(lambda: 1 / 0).failure
+    'ZeroDivisionError: division by zero'
+    """
+    try:
+        return ev.PlanMade(time, planning())
+    except Exception as error:
+        return ev.PlanMade(time, failure=f"{type(error).__name__}: {error}")

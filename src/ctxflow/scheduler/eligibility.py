@@ -1,22 +1,18 @@
-"""Who could hold a context at all, and where what failed may run again: elsewhere, as far as there is an elsewhere.
+"""Who could hold a context at all, where what failed may run again, and which workers are about to go.
 
 A group of items goes to a host where it did not fail, else to other GPUs of such a host, and to where it failed only if
 there is nobody else, or nobody else came free for a while. What does not live here: whether a worker is to build a
-context now (residency.py), and what becomes of items (items.py).
+context now (context_moves.py), and what becomes of items (items.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import reservations
+from ctxflow.scheduler.app_state import App, Group, Place
 from ctxflow.scheduler.events import ContextSpec
-from ctxflow.scheduler.groups import Group, Place
-from ctxflow.scheduler.state import App, Worker
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Session, Worker
 
 PATIENCE = 60.0  # Seconds that a group waits for another host: all others may be at work on something else for ever.
 
@@ -25,7 +21,7 @@ def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
     """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
     if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
         return False
-    if not reservations.may_hold(state, worker, wanted):
+    if not may_hold(state, worker, wanted):
         return False
     return worker.pin is not None or state.plan.permits(wanted.id, worker.tier)
 
@@ -46,7 +42,7 @@ def group_for(state: RunState, app: App, worker: Worker) -> Group | None:
             blocked = awaited(state) or elsewhere(state, app, group.machines, worker)
         if group.failed_on and not blocked:
             if doubted is None:
-                doubted = state.policies.health.doubts(state, worker, app)
+                doubted = state.policies.health.doubts(state.view, worker, app)
                 doubted = doubted and (awaited(state) or _others(state, app, worker))
             blocked = doubted
         if not blocked or state.now >= until:
@@ -82,7 +78,7 @@ def trustworthy(state: RunState, app: App, worker: Worker) -> bool:
     context = state.contexts[app.context]
     if worker.id in context.suspects or not able(state, worker, context.spec):
         return False
-    return not state.policies.health.doubts(state, worker, app)
+    return not state.policies.health.doubts(state.view, worker, app)
 
 
 def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Worker | None = None) -> bool:
@@ -105,3 +101,68 @@ def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Wo
             return True
         there = True
     return there
+
+
+def may_hold(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
+    """Whether a worker may hold a context: one with a place of its own, that for which it was made.
+
+    GPUs that must be close together are those of such a place, where places can be had.
+    """
+    if worker.pin is not None:
+        reservation = state.reservations.all.get(worker.pin)
+        return reservation is not None and reservation.context == wanted.id
+    return wanted.affinity != "guaranteed" or wanted.id not in state.reservations.wants or not wide_tiers(state, wanted)
+
+
+def wide_tiers(state: RunState, spec: ContextSpec) -> list[str]:
+    """The tiers whose machines have as many GPUs as a context needs."""
+    return [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
+
+
+# --- workers that are to go
+
+
+def goes(worker: Worker) -> bool:
+    """Whether a worker is about to go: it has notice, or is to be given back."""
+    return worker.noticed is not None or worker.draining
+
+
+def unkept(state: RunState, worker: Worker) -> list[Session]:
+    """The sessions that nobody carries, and whose states are in a worker's cache alone."""
+    return [
+        session
+        for session in state.streams.open.values()
+        if session.worker is None
+        and session.frozen is not None
+        and session.frozen.worker == worker.id
+        and session.frozen.made > session.kept
+    ]
+
+
+def empty(state: RunState, worker: Worker) -> bool:
+    """Whether a worker could go now at no cost to sessions.
+
+    A state counts no more that no library process there could bring out of the cache.
+    """
+    if worker.sessions or any(number in state.streams.steps for number in worker.running):
+        return False
+    if any(_hands_over(session, worker) for session in state.streams.open.values()):
+        return False
+    return not any(can_be_kept(state, session, worker) for session in unkept(state, worker))
+
+
+def can_be_kept(state: RunState, session: Session, worker: Worker) -> bool:
+    """Whether a state in a worker's cache can be brought out: its context is there, or may be built there once more."""
+    context = state.contexts[session.context]
+    if context.broken is not None:
+        return False
+    if session.context in worker.contexts:
+        return True
+    return worker.noticed is None and worker.id not in context.suspects and session.context not in worker.rebuilt
+
+
+def _hands_over(session: Session, worker: Worker) -> bool:
+    """Whether a session's state is on its way from or to a worker."""
+    if session.state != "migrating":
+        return False
+    return session.worker == worker.id or (session.frozen is not None and session.frozen.worker == worker.id)

@@ -8,93 +8,29 @@ trials (policies/health), and what becomes of bad hosts (quarantine.py).
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ctxflow.policies.protocols import Trial
+from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.events import Failure
-from ctxflow.scheduler.groups import Place
-from ctxflow.scheduler.state import App, Attempt, ContextState, Worker
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.shared_tables import Charge, Charges
+from ctxflow.scheduler.worker_state import Attempt, Pace, Worker
 
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
-
+REMEMBERED_ITEMS = 100
+"""How many items before a batch count beside its own in a worker's speed: fewer would follow the luck of a few
+items."""
 SHORTEST = 0.1  # Seconds below which a batch says nothing of a worker's speed.
-MOST = 20  # Charges that are open against a place: what fails at once would crowd out those of all others.
 CRASHES = ("crash", "lost")  # Kinds of failures that cost a library process, or a worker.
 LONGEST = 200  # Characters of a failure that are told.
 NOBODYS = ("cancelled", "input", "contract")  # Kinds of failures that say nothing of a worker.
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Charge:
-    """A failed attempt, until it is known whose fault that was.
-
-    :ivar items: those that were not answered elsewhere yet.
-    :ivar crash: whether a library process or a worker ended over it.
-    """
-
-    attempt: int
-
-    worker: Worker
-    app: App
-    items: set[int]
-    message: str
-    crash: bool
-
-
-class Charges:
-    """The charges that are open, oldest first, those that each item is part of, and how many there are by place.
-
-    :ivar lost_at: when a host's last loss of a worker was counted.
-    """
-
-    def __init__(self) -> None:
-        self.open: collections.OrderedDict[Charge, None] = collections.OrderedDict()
-        self.of: dict[int, list[Charge]] = {}
-        self.against = collections.Counter[Place]()
-        self.lost_at: dict[str, float] = {}
-
-    def room(self, worker: Worker) -> bool:
-        """Whether another charge against a worker's place may be opened."""
-        return self.against[worker.place] < MOST
-
-    def add(self, charge: Charge) -> None:
-        """Open a charge."""
-        self.open[charge] = None
-        self.against[charge.worker.place] += 1
-        for item in charge.items:
-            self.of.setdefault(item, []).append(charge)
-
-    def close(self, charge: Charge) -> None:
-        """A charge of which no item is left."""
-        del self.open[charge]
-        self.against[charge.worker.place] -= 1
-        if not self.against[charge.worker.place]:
-            del self.against[charge.worker.place]
-
-    def drop(self, charge: Charge) -> None:
-        """Nothing follows from a charge."""
-        self.close(charge)
-        for item in charge.items:
-            left = [each for each in self.of.pop(item) if each is not charge]
-            if left:
-                self.of[item] = left
-
-    def settle(self, items: Iterable[int]) -> None:
-        """These items are given up, or nobody waits for them."""
-        for item in items:
-            for charge in self.of.get(item, ()):
-                self.drop(charge)
 
 
 def finished(state: RunState, worker: Worker, app: App, count: int, seconds: float) -> None:
     """An attempt has answered so many items."""
     item_seconds = max(seconds - app.call_cost.inside, 0.1 * seconds) / count if seconds >= SHORTEST else None
     trial = Trial(worker, "call", app.id, app.spec.name, passed=True, item_seconds=item_seconds)
-    state.policies.health.observe(state, trial)
+    state.policies.health.observe(state.view, trial)
 
 
 def failed(
@@ -116,8 +52,8 @@ def failed(
     message, opens = _told(failure), charges.room(worker)
     number = attempt.id if opens else 0
     miss = Trial(worker, "miss", app.id, app.spec.name, False, number, message=message, machine=failure.machine)
-    health.observe(state, miss)
-    if charges.of and not health.doubts(state, worker, app):  # Else it says nothing of the items.
+    health.observe(state.view, miss)
+    if charges.of and not health.doubts(state.view, worker, app):  # Else it says nothing of the items.
         for item in items:
             for charge in list(charges.of.get(item, ())):
                 if charge in charges.open and charge.worker.place != worker.place:
@@ -139,24 +75,26 @@ def answered(state: RunState, attempt: Attempt, items: Iterable[int], charges: C
                 charges.close(charge)
                 app = charge.app
                 told = charge.attempt, None, charge.message
-                state.policies.health.observe(state, Trial(charge.worker, "call", app.id, app.spec.name, False, *told))
+                state.policies.health.observe(
+                    state.view, Trial(charge.worker, "call", app.id, app.spec.name, False, *told)
+                )
                 if charge.crash:
                     crash = Trial(charge.worker, "crash", "", "", False, message=charge.message)
-                    state.policies.health.observe(state, crash)
+                    state.policies.health.observe(state.view, crash)
         charges.of.pop(item, None)
 
 
 def built(state: RunState, worker: Worker, context: ContextState) -> None:
     """A worker has built a context."""
     trial = Trial(worker, "build", context.spec.id, context.spec.name, passed=True)
-    state.policies.health.observe(state, trial)
+    state.policies.health.observe(state.view, trial)
 
 
 def not_built(state: RunState, worker: Worker, context: ContextState, failure: Failure) -> None:
     """A worker could not build a context."""
     message = _told(failure)
     trial = Trial(worker, "build", context.spec.id, context.spec.name, passed=False, message=message)
-    state.policies.health.observe(state, trial)
+    state.policies.health.observe(state.view, trial)
 
 
 def lost(state: RunState, worker: Worker, failure: Failure) -> Attempt | None:
@@ -178,3 +116,22 @@ def lost(state: RunState, worker: Worker, failure: Failure) -> Attempt | None:
 def _told(failure: Failure) -> str:
     text = " ".join(f"{failure.error}: {failure.message}".split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def learn(app: App, worker: Worker, attempt: Attempt, count: int, seconds: float, now: float) -> None:
+    """Learn from a batch that answered so many items in so many seconds, as its worker says, and has just come back."""
+    cost = app.call_cost
+    # Calls of one worker may wait for each other: that is no cost.
+    cost.add(now - attempt.started - seconds if worker.slots == 1 else 0.0, seconds)
+    # At least a tenth is the items': the cost is that of all workers, and this one may be far faster.
+    item_seconds = max(seconds - cost.inside, 0.1 * seconds) / count
+    known = worker.paces.get(app.id)
+    if known is None:
+        worker.paces[app.id] = Pace(item_seconds, count, (count, seconds))
+        app.measured_on.add(worker.id)
+        return
+    share = count / (count + min(known.items, REMEMBERED_ITEMS))
+    known.item_seconds += share * (item_seconds - known.item_seconds)
+    known.items += count
+    cost.add_pair(known.last, (count, seconds), known.item_seconds)
+    known.last = (count, seconds)

@@ -10,23 +10,19 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ctxflow.scheduler import evidence
+from ctxflow.scheduler.app_state import App, Deal, Group
 from ctxflow.scheduler.commands import Bury, Command, Deliver
 from ctxflow.scheduler.eligibility import awaited, elsewhere
 from ctxflow.scheduler.events import Failure
-from ctxflow.scheduler.groups import Group
-from ctxflow.scheduler.state import App, Attempt
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
-
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Attempt
 
 OPINIONS = 3  # How often an item is tried elsewhere since the place where it failed was in doubt.
 
 
-def submit(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
+def submit_to(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
     """New items wait for the app; they die at once if its context is broken."""
     app.arrived += len(items)
     state.counters.submitted += len(items)
@@ -275,7 +271,7 @@ def _moves(state: RunState, attempt: Attempt, failure: Failure, alone: bool) -> 
     worker = state.workers.get(attempt.worker)
     if not alone or before.moves >= OPINIONS or failure.kind == "input" or worker is None:
         return False
-    return state.policies.health.doubts(state, worker, app) and (elsewhere(state, app, tried) or awaited(state))
+    return state.policies.health.doubts(state.view, worker, app) and (elsewhere(state, app, tried) or awaited(state))
 
 
 def raised(
@@ -311,3 +307,79 @@ def _is_dead(state: RunState, app: App, item: int, failure: Failure) -> bool:
     table, allowed = (state.crashes, state.limits.crashes) if crashed else (state.raised, app.spec.retries + 1)
     table[item] = times = table.get(item, 0) + 1
     return times >= allowed
+
+
+# --- items divided among alternatives
+
+
+def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) -> None:
+    """New items wait for an app, or for its alternatives."""
+    deal = state.deals.get(app.id)
+    if deal is None:
+        submit_to(state, app, new, out)
+        return
+    for name, those in _dealt(deal, new).items():
+        submit_to(state, state.apps[name], those, out)
+
+
+def divide(state: RunState, out: list[Command]) -> None:
+    """There is a new plan: where it has other shares, deal what is queued by them."""
+    for app in state.apps.values():
+        if app.alternatives and state.contexts[app.context].broken is None:
+            shares, deal = _shares(state, app), state.deals.get(app.id)
+            if shares != (deal.shares if deal is not None else {}):
+                _deal_anew(state, app, shares, out)
+
+
+def redistribute(state: RunState, app: App, out: list[Command]) -> None:
+    """The context of an alternative is broken: its share goes to others.
+
+    Where the context of the app that names it is broken too, what waits for the others stays with them.
+    """
+    own = state.apps.get(app.spec.alternative_of)
+    if own is not None and state.contexts[own.context].broken is None:
+        _deal_anew(state, own, _shares(state, own), out)
+
+
+def _shares(state: RunState, app: App) -> dict[str, float]:
+    """The shares of an app and its alternatives, most errors first; none if it is not divided.
+
+    What the plan gives to one that is broken is divided among those that are wrong no more often, as the plan divides
+    among them; the app itself gets it where there are none, and all where else too much would be wrong.
+    """
+    family = [app, *(state.apps[name] for name in app.alternatives)]
+    family.sort(key=lambda each: -each.error)
+    shares = state.plan.shares
+    planned = {each.id: share for each in family if (share := shares.get((app.id, each.context), 0.0)) > 0}
+    sound = [each for each in family if each.id in planned and state.contexts[each.context].broken is None]
+    found = dict.fromkeys((each.id for each in family), 0.0)
+    for each in family:
+        heirs = [each] if each in sound else [other for other in sound if other.error <= each.error]
+        weights = {heir.id: planned[heir.id] for heir in heirs} or {app.id: 1.0}
+        for name, weight in weights.items():
+            found[name] += planned.get(each.id, 0.0) * weight / sum(weights.values())
+    total = sum(found.values())
+    divided = {name: share / total for name, share in found.items() if share > 0}
+    wrong = sum(state.apps[name].error * share for name, share in divided.items())
+    too_much = len(sound) < len(planned) and app.max_error is not None and wrong > app.max_error + 1e-9
+    return {} if too_much else divided
+
+
+def _deal_anew(state: RunState, own: App, shares: dict[str, float], out: list[Command]) -> None:
+    family = [own, *(state.apps[name] for name in own.alternatives)]
+    waiting = sorted(item for app in family for item in app.queue if item in state.open)
+    if shares:
+        state.deals[own.id] = Deal(shares)
+        queues = _dealt(state.deals[own.id], waiting)
+    else:
+        state.deals.pop(own.id, None)
+        queues = {own.id: waiting}
+    for app in family:
+        requeue_all(state, app, queues.get(app.id, ()), out)
+
+
+def _dealt(deal: Deal, those: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for item in those:
+        found.setdefault(deal.next(), []).append(item)
+    return found

@@ -6,62 +6,16 @@ Never the last that could run something. What does not live here: who is bad (po
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
-
 from ctxflow.policies.protocols import Verdict
-from ctxflow.scheduler import leaving
 from ctxflow.scheduler.commands import Command, Exclude, Note, Quarantine, Release
-from ctxflow.scheduler.eligibility import able
-from ctxflow.scheduler.state import Worker
+from ctxflow.scheduler.eligibility import able, empty
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.shared_tables import Unit
+from ctxflow.scheduler.worker_state import Worker
 from ctxflow.wording import counted
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
 
 RETURNS = 3  # How often a worker that comes back all the same is given back: then it is held, without work.
 LONGEST = 6 * 3600.0  # Seconds in quarantine.
-
-
-@dataclasses.dataclass(slots=True)
-class Unit:
-    """A host, or some GPUs or one worker of it, in quarantine.
-
-    :ivar devices: the GPUs; none for all of the host, or for one worker without any.
-    :ivar worker: the one worker that is meant, "" for all of the host; another one with its GPUs is meant too.
-    :ivar returned: how often a worker joined from there all the same.
-    :ivar by_hand: a person said so, and says when it is over; what runs there is not stopped.
-    """
-
-    host: str
-    machine: str
-    devices: tuple[str, ...]
-    worker: str
-    cause: str
-    until: float
-    returned: int = 0
-    by_hand: bool = False
-
-    def has(self, worker: Worker) -> bool:
-        """Whether a worker is in quarantine with it."""
-        if worker.host != self.host:
-            return False
-        if not self.worker or worker.id == self.worker:
-            return True
-        return bool(self.devices) and not set(self.devices).isdisjoint(worker.devices)
-
-
-class Wards:
-    """All that is in quarantine; how often each host was; and the hosts that each tier is not asked for on."""
-
-    def __init__(self) -> None:
-        self.units: list[Unit] = []
-        self.times: dict[tuple[str, tuple[str, ...]], int] = {}
-        self.excluded: dict[str, tuple[str, ...]] = {}
-
-    def of(self, worker: Worker) -> Unit | None:
-        """What a worker is in quarantine with."""
-        return next((unit for unit in self.units if unit.has(worker)), None) if self.units else None
 
 
 def follow(state: RunState, out: list[Command]) -> list[int]:
@@ -70,7 +24,7 @@ def follow(state: RunState, out: list[Command]) -> list[int]:
     over = [unit for unit in wards.units if unit.until <= state.now]
     for unit in over:
         _release_unit(state, unit, out)
-    for verdict in state.policies.health.judge(state):
+    for verdict in state.policies.health.judge(state.view):
         stop += _commit(state, verdict, out)
     if wards.units:
         _give_back(state, out)
@@ -161,7 +115,7 @@ def _give_back(state: RunState, out: list[Command]) -> None:
             or worker.loading
         ):
             continue
-        if leaving.empty(state, worker):
+        if empty(state, worker):
             worker.released = True
             out.append(Release(worker.id))
 

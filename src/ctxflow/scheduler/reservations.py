@@ -9,84 +9,26 @@ context ("held"), and goes when it has nothing to do ("leaving"). What does not 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
 
 from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import PlaceRequest, Room
+from ctxflow.scheduler import eligibility
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import leaving
-from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release
-from ctxflow.scheduler.state import App, Worker
+from ctxflow.scheduler.app_state import App
+from ctxflow.scheduler.commands import AcquireAt, Command, Drain, Forgo, Note, Release, Survey
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.shared_tables import Machine, Reservation, Want
+from ctxflow.scheduler.worker_state import Worker
+from ctxflow.topology import from_graph
 from ctxflow.wording import counted
 
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
-
+SURVEY_SECONDS = 30.0  # How long a survey may take.
 TRIES = 3  # How often in a row somebody else may get the GPUs first, before there is a pause.
 PAUSE_SECONDS = 60.0  # After that, and where no machine has room.
 LOOK_SECONDS = 1.0  # How often it is looked whether the worker that could run the context is still there.
 GONE_SECONDS = 60.0  # How long released victims may take to be gone.
 JOIN_SECONDS = 300.0  # How long a worker may take to join once its job runs.
-
-
-@dataclasses.dataclass(slots=True)
-class Reservation:
-    """GPUs kept for one worker.
-
-    :ivar state: "clearing", "asked", "started", "held" or "leaving".
-    :ivar due: when the state has lasted too long.
-    :ivar tiers: the tiers of the victims.
-    :ivar released: victims that were given back.
-    :ivar worker: who holds the place.
-    """
-
-    pin: int
-    context: str
-    room: Room
-    state: str
-    due: float
-    grace_until: float
-    tiers: tuple[str, ...]
-    released: set[str] = dataclasses.field(default_factory=set)
-    worker: str | None = None
-    idle_since: float | None = None
-
-
-@dataclasses.dataclass(slots=True)
-class Want:
-    """A context that may need a worker of its own.
-
-    :ivar again_at: when it is looked at again.
-    :ivar lost: how often in a row somebody else got its GPUs first.
-    :ivar told: what was told last of why it waits.
-    """
-
-    again_at: float = 0.0
-    lost: int = 0
-    told: str = ""
-
-
-class Reservations:
-    """The table of reservations; only this module changes it.
-
-    :ivar wants: the contexts with two GPUs or more, where the preemption policy makes room.
-    """
-
-    def __init__(self) -> None:
-        self.all: dict[int, Reservation] = {}
-        self.wants: dict[str, Want] = {}
-        self.next_pin = 1
-
-    @property
-    def reserved(self) -> Mapping[str, Sequence[str]]:
-        """The GPUs that are kept for workers that have not joined yet, by machine."""
-        kept: dict[str, list[str]] = {}
-        for each in self.all.values():
-            if each.worker is None:
-                kept.setdefault(each.room.machine, []).extend(each.room.devices)
-        return kept
 
 
 # --- what others ask
@@ -109,17 +51,6 @@ def bound(state: RunState, tier: str, target: int) -> int:
         there = sum(w.tier == tier and w.acquired and not w.draining for w in state.workers.values())
         return min(target, there)
     return max(0, min(target, state.tiers[tier].maximum - sum(each.tiers.count(tier) for each in every)))
-
-
-def may_hold(state: RunState, worker: Worker, wanted: ev.ContextSpec) -> bool:
-    """Whether a worker may hold a context: one with a place of its own, that for which it was made.
-
-    GPUs that must be close together are those of such a place, where places can be had.
-    """
-    if worker.pin is not None:
-        reservation = state.reservations.all.get(worker.pin)
-        return reservation is not None and reservation.context == wanted.id
-    return wanted.affinity != "guaranteed" or wanted.id not in state.reservations.wants or not _tiers(state, wanted)
 
 
 # --- what happens
@@ -151,6 +82,23 @@ def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
     for reservation in list(state.reservations.all.values()):
         if reservation.worker == worker.id:
             _end(state, reservation, out)
+
+
+def machines_found(state: RunState, event: ev.MachinesFound, out: list[Command]) -> None:
+    """The batch system has told which machines there are."""
+    surveys = state.surveys
+    if event.reason:  # It is asked again when an answer would be overdue.
+        if event.reason != surveys.told:
+            surveys.told = event.reason
+            out.append(Note(f"tier {event.tier}: {event.reason}", trouble=True))
+        return
+    surveys.awaited.pop(event.tier, None)
+    surveys.told = ""
+    surveys.machines = {key: each for key, each in surveys.machines.items() if each.tier != event.tier}
+    for name, graph in event.machines.items():
+        # Tiers may share a machine, and each have other GPUs of it.
+        surveys.machines[f"{event.tier} {name}"] = Machine(name, event.tier, from_graph(graph))
+    surveys.fresh.add(event.tier)
 
 
 # --- what is done
@@ -194,7 +142,7 @@ def _advance(state: RunState, reservation: Reservation, out: list[Command]) -> b
 def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> bool:
     left = _victims_left(state, reservation)
     for worker in left:
-        stays = worker.running or (state.now < reservation.grace_until and not leaving.empty(state, worker))
+        stays = worker.running or (state.now < reservation.grace_until and not eligibility.empty(state, worker))
         if not stays and worker.id not in reservation.released:
             reservation.released.add(worker.id)
             worker.released = True
@@ -269,7 +217,7 @@ def _leave(state: RunState, reservation: Reservation, worker: Worker, out: list[
         reservation.state, reservation.idle_since = "held", None
         worker.draining, state.streams.unsettled = False, True
         state.update_free(worker)
-    elif not worker.running and leaving.empty(state, worker):
+    elif not worker.running and eligibility.empty(state, worker):
         worker.released, reservation.due = True, state.now + GONE_SECONDS
         state.wake(reservation.due)
         out.append(Release(worker.id))
@@ -289,14 +237,14 @@ def _consider(state: RunState, context: str, want: Want, out: list[Command]) -> 
     if app is None:
         return False
     spec = state.contexts[context].spec
-    tiers = _tiers(state, spec)
+    tiers = eligibility.wide_tiers(state, spec)
     if not tiers or not _needed(state, spec):
         _pause(state, context, LOOK_SECONDS)
         return False
-    if not state.surveys.known(state, tiers, out):
+    if not _surveyed(state, tiers, out):
         return False
     state.surveys.decided()
-    room = state.policies.preemption.victims(state, PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity))
+    room = state.policies.preemption.victims(state.view, PlaceRequest(app.id, app.priority, spec.gpus, spec.affinity))
     if room is None:
         _pause(state, context, PAUSE_SECONDS)
         close = " close together" if spec.affinity == "guaranteed" else ""
@@ -347,15 +295,21 @@ def _reserve(state: RunState, spec: ev.ContextSpec, room: Room, out: list[Comman
 # --- what is the case
 
 
+def _surveyed(state: RunState, tiers: Collection[str], out: list[Command]) -> bool:
+    """Return whether all these tiers' machines are known as they are now; ask for what is not."""
+    surveys = state.surveys
+    for tier in tiers:
+        if tier not in surveys.fresh and surveys.awaited.get(tier, -SURVEY_SECONDS) + SURVEY_SECONDS <= state.now:
+            surveys.awaited[tier] = state.now
+            state.wake(state.now + SURVEY_SECONDS)
+            out.append(Survey(tier))
+    return surveys.fresh.issuperset(tiers)
+
+
 def _waiting(state: RunState, context: str) -> App | None:
     """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
     carried = [app for name in state.streams.waiting if (app := state.apps[name]).context == context]
     return min([*state.ready.waiting_for(context), *carried], key=urgency, default=None)
-
-
-def _tiers(state: RunState, spec: ev.ContextSpec) -> list[str]:
-    """The tiers whose machines have as many GPUs as a context needs."""
-    return [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
 
 
 def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
@@ -365,7 +319,7 @@ def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
         worker.gpus >= spec.gpus
         and not worker.draining
         and worker.noticed is None
-        and may_hold(state, worker, spec)
+        and eligibility.may_hold(state, worker, spec)
         and worker.id not in state.contexts[spec.id].suspects
         for worker in state.workers.values()
     )

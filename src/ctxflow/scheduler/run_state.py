@@ -1,32 +1,51 @@
-"""The whole state of a run in one object, which is also the view that policies get.
+"""The whole state of a run in one object: all tables, and what can be read off them without a policy.
 
-What lives here: the tables and what can be read off them. What does not: transitions (core.py and the modules
-that it calls).
+What does not live here: transitions (core.py and the modules that it calls), and what policies see (run_view.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ctxflow.policies.protocols import Plan, Planning
-from ctxflow.policies.views import AppView, RegionView, SessionView, TierView, WorkerView
-from ctxflow.scheduler import residency, steps
-from ctxflow.scheduler import sessions as streams
-from ctxflow.scheduler.arrivals import Arrivals
-from ctxflow.scheduler.evidence import Charges
-from ctxflow.scheduler.quarantine import Wards
-from ctxflow.scheduler.ready import Ready
-from ctxflow.scheduler.reservations import Reservations
+from ctxflow.policies.protocols import Plan, Planning, View
+from ctxflow.policies.views import RegionView
+from ctxflow.scheduler.app_state import App, ContextState, Deal
 from ctxflow.scheduler.settings import Limits, Policies
-from ctxflow.scheduler.shares import Deal
-from ctxflow.scheduler.state import App, Attempt, ContextState, Counters, Session, Worker
-from ctxflow.scheduler.surveys import Machine, Surveys
-from ctxflow.scheduler.tiers import Tier
+from ctxflow.scheduler.shared_tables import Arrivals, Charges, Ready, Reservations, Sessions, Surveys, Wards
+from ctxflow.scheduler.worker_state import Attempt, Session, Tier, Worker
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """Totals since the start; only transitions add to them."""
+
+    submitted: int = 0
+    done: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    batches: int = 0
+    duplicates: int = 0
+    joined: int = 0
+    lost: int = 0
+    evicted: int = 0
+    crashes: int = 0
+    steps: int = 0
+    chunks: int = 0
+    migrations: int = 0
+    suspensions: int = 0
+    loads: int = 0
 
 
 class RunState:
-    """Everything that the scheduler knows; `ctxflow.policies.protocols.View` is its read-only face."""
+    """Everything that the scheduler knows.
+
+    :ivar view: what policies see of it, read-only; made with the scheduler.
+    """
+
+    view: View
 
     def __init__(self, policies: Policies, limits: Limits, seed: int, start_when: float = 0.0) -> None:
         if not 0 <= start_when <= 1:
@@ -37,7 +56,7 @@ class RunState:
         self.random = random.Random(seed)
         self.now = 0.0
         self.plan = Plan()
-        # What is computed for the next plan, and why the last could not be; kept by planning.py.
+        # What is computed for the next plan, and why the last could not be; kept by dispatch.py.
         self.planning: Planning | None = None
         self.planning_failure: str | None = None
         self.workers: dict[str, Worker] = {}
@@ -70,9 +89,9 @@ class RunState:
         self.charges = Charges()
         # Who is in quarantine; kept by quarantine.py.
         self.wards = Wards()
-        # Apps whose items the plan divides among contexts -> whose the next item is; kept by shares.py.
+        # Apps whose items the plan divides among contexts -> whose the next item is; kept by items.py.
         self.deals: dict[str, Deal] = {}
-        self.streams = streams.Sessions()
+        self.streams = Sessions()
         self.next_attempt = 1
         self.next_order = 0  # Of the next app that is declared.
         self.wake_at: float | None = None
@@ -82,35 +101,9 @@ class RunState:
         self.scaled_at = 0.0
 
     @property
-    def forecast(self) -> Mapping[str, float] | None:
-        """Items expected per second by app; worked out when somebody asks."""
-        return self.arrivals.forecast()
-
-    def batch_size(self, app: AppView, worker: WorkerView) -> int:
-        """What the batching policy would give this worker's next batch of the app."""
-        return self.policies.batching.size(self, app, worker)
-
-    def can_run(self, app: AppView, worker: WorkerView) -> bool:
-        """Whether a free worker could run the app now, or load its context for it."""
-        return residency.can_run(self, self.workers[worker.id], self.apps[app.id])
-
-    @property
     def sessions(self) -> Mapping[int, Session]:
         """All sessions that are open, oldest first."""
         return self.streams.open
-
-    def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
-        """Whether a worker may carry a session."""
-        return streams.can_carry(self, self.streams.open[session.id], self.workers[worker.id])
-
-    def capacity(self, app: AppView, worker: WorkerView) -> int:
-        """K of an app on a worker."""
-        return steps.capacity(self, app, worker)
-
-    def holders(self, context: str) -> int:
-        """How many workers hold or load the context."""
-        state = self.contexts.get(context)
-        return state.holders if state else 0
 
     def free_holders(self, context: str) -> list[Worker]:
         """The free workers that hold the context ready, longest known as such first."""
@@ -129,36 +122,6 @@ class RunState:
     def forget_holders(self, context: str) -> None:
         """Nobody holds a context, or will."""
         self._holders_free.pop(context, None)
-
-    @property
-    def machines(self) -> Mapping[str, Machine]:
-        """The machines on which workers can be asked for."""
-        return self.surveys.machines
-
-    @property
-    def reserved(self) -> Mapping[str, Sequence[str]]:
-        """The GPUs that are kept for workers that have not joined yet."""
-        return self.reservations.reserved
-
-    def permits(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs that the app needs, and the plan lets its context be there.
-
-        Not if only a worker with a place of its own may hold the context.
-        """
-        wanted = self.contexts[app.context].spec
-        own = wanted.affinity == "guaranteed" and wanted.id in self.reservations.wants
-        return not own and self.able(app, tier) and self.plan.permits(app.context, tier.name)
-
-    def able(self, app: AppView, tier: TierView) -> bool:
-        """Whether workers of the tier have the GPUs and the memory on each that the app's context declares.
-
-        Not if it is broken. What it took where it was built does not count: some take what there is.
-        """
-        context, offered = self.contexts[app.context], self.tiers[tier.name]
-        if context.broken is not None or context.spec.gpus > offered.gpus:
-            return False
-        needed = context.spec.gpu_memory if context.spec.gpus else None
-        return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory
 
     def usable(self, worker: Worker) -> bool:
         """Whether a worker takes something new: a call, or a context to build.

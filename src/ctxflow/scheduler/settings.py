@@ -1,7 +1,4 @@
-"""What a scheduler is set up with: the policies that were chosen, and how much is borne.
-
-What does not live here: what can be chosen (policies/registry.py), and what the scheduler knows as it goes (state.py).
-"""
+"""What a scheduler is set up with: the policies that were chosen, and how much is borne."""
 
 from __future__ import annotations
 
@@ -14,12 +11,14 @@ from ctxflow.policies.protocols import (
     BatchingPolicy,
     HealthPolicy,
     PlacementPolicy,
+    PlanningPolicy,
     PreemptionPolicy,
     RoutingPolicy,
     ScalingPolicy,
     SessionPolicy,
+    WarmingPolicy,
 )
-from ctxflow.policies.registry import DEFAULTS, described, make
+from ctxflow.policies.registry import DEFAULTS, described, having, make
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +26,9 @@ class Policies:
     """The policies of a run.
 
     :ivar choices: family -> how its policy was chosen, as data (see `ctxflow.policies.registry.described`).
+    :ivar warming: the routing policy, if it also loads contexts ahead of demand; None if not.
+    :ivar planning: the placement policy, if its plans are computed beside the run; None if not.
+    :ivar coalescing: who says how many sessions a step serves: the batching policy, if it has an opinion.
     """
 
     routing: RoutingPolicy
@@ -37,6 +39,17 @@ class Policies:
     sessions: SessionPolicy = dataclasses.field(default_factory=lambda: make("sessions", DEFAULTS["sessions"]))
     health: HealthPolicy = dataclasses.field(default_factory=lambda: make("health", DEFAULTS["health"]))
     choices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    warming: WarmingPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    planning: PlanningPolicy | None = dataclasses.field(init=False, compare=False, repr=False)
+    coalescing: BatchingPolicy = dataclasses.field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set("warming", having(self.routing, "warm"))
+        self._set("planning", having(self.placement, "planning", "planned"))
+        self._set("coalescing", having(self.batching, "coalesced") or make("batching", "coalescing"))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @classmethod
     def chosen(cls, choices: Mapping[str, Any]) -> Policies:

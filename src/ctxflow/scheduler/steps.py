@@ -1,24 +1,20 @@
 """Steps: one call in which a worker makes the chunks of several sessions, and what becomes of them.
 
 A step collects the sessions of an app that are ready on a worker, up to K; what else is to be done with the states that
-the worker carries travels along. What does not live here: where sessions are (sessions.py).
+the worker carries travels along. What does not live here: where sessions are (session_moves.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ctxflow.policies.simple.batching import Coalescing
-from ctxflow.policies.views import AppView, WorkerView
-from ctxflow.scheduler import evidence, leaving, residency
+from ctxflow.scheduler import context_moves, eligibility, evidence
+from ctxflow.scheduler.app_state import App
 from ctxflow.scheduler.commands import Command, DeliverChunk, EndTurn, Order, Step
-from ctxflow.scheduler.eligibility import elsewhere
 from ctxflow.scheduler.events import Failure, StepFinished
-from ctxflow.scheduler.sessions import (
-    MIGRATING,
-    PLACED,
-    WAITING,
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.session_moves import (
     aim,
     bury_broken,
     can_carry,
@@ -31,13 +27,9 @@ from ctxflow.scheduler.sessions import (
     prepare,
     unload,
 )
-from ctxflow.scheduler.state import App, Attempt, Frozen, Session, Worker
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, WAITING, Attempt, Frozen, Session, Worker
 from ctxflow.wording import counted
 
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
-
-_COALESCING = Coalescing()
 KEPT_AT_ONCE = 16  # States that a step brings out of a cache: they come in one answer.
 
 
@@ -54,12 +46,12 @@ def serve(state: RunState, worker: str | None, out: list[Command]) -> None:
         streams.unsettled = False
         bury_broken(state, out)
         give_up_targets(state)
-        for number, worker_id in state.policies.sessions.place(state).items():
+        for number, worker_id in state.policies.sessions.place(state.view).items():
             session = streams.open.get(number)
             if session is not None:
                 follow(state, session, worker_id, out)
                 touched.append(session.worker or "")
-        touched += [each.id for each in state.workers.values() if leaving.goes(each)]
+        touched += [each.id for each in state.workers.values() if eligibility.goes(each)]
         if worker is None:
             for session in list(streams.open.values()):
                 if session.target in state.workers:
@@ -83,8 +75,8 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
     apps = dict.fromkeys(session.app for session in worker.sessions.values())
     apps.update(dict.fromkeys(app for name, app in state.streams.drops if name == worker.id))
     unkept = []
-    if leaving.goes(worker):
-        unkept = leaving.unkept(state, worker)
+    if eligibility.goes(worker):
+        unkept = eligibility.unkept(state, worker)
     else:
         worker.rebuilt.clear()
     apps.update(dict.fromkeys(session.app for session in unkept))
@@ -106,7 +98,7 @@ def _advance(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 
 def _build_again(state: RunState, worker: Worker, app: App, out: list[Command]) -> None:
-    if residency.begin(state, worker, app, out):
+    if context_moves.begin(state, worker, app, out):
         worker.rebuilt.add(app.context)
 
 
@@ -114,13 +106,13 @@ def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[Session
     """Whether a context is to be built to bring an app's states out: contexts that do not fit together take turns."""
     if any(session.context in worker.contexts for session in unkept):
         return False
-    return any(session.app == app and leaving.can_be_kept(state, session, worker) for session in unkept)
+    return any(session.app == app and eligibility.can_be_kept(state, session, worker) for session in unkept)
 
 
 def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> None:
     """Sessions that are to leave, and of whom the library process has nothing, need no step for it."""
     for session in [s for s in worker.sessions.values() if s.app == app and not s.loaded and s.step is None]:
-        if session.suspending or expected(state, session) or leaving.goes(worker):
+        if session.suspending or expected(state, session) or eligibility.goes(worker):
             _left(state, session, out)
 
 
@@ -138,7 +130,7 @@ def _left(state: RunState, session: Session, out: list[Command]) -> None:
 def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> None:
     app = state.apps[app_id]
     mine = [s for s in worker.sessions.values() if s.app == app_id]
-    chosen = {s.id for s in _chosen([s for s in mine if s.ready], state.capacity(app, worker))}
+    chosen = {s.id for s in _chosen([s for s in mine if s.ready], state.view.capacity(app, worker))}
     orders = [Order(number, then="drop") for number in state.streams.drops.pop((worker.id, app_id), ())]
     for session in mine:
         then = _then(state, session, worker, session.id in chosen)
@@ -147,8 +139,8 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
             orders.append(Order(session.id, thaw, session.made, session.made, then))
         elif then:
             orders.append(Order(session.id, "", session.made, None, then))
-    if leaving.goes(worker) and not chosen:  # No other session's chunk is to be what they are lost for.
-        unkept = [s for s in leaving.unkept(state, worker) if s.app == app_id]
+    if eligibility.goes(worker) and not chosen:  # No other session's chunk is to be what they are lost for.
+        unkept = [s for s in eligibility.unkept(state, worker) if s.app == app_id]
         orders += [Order(s.id, "frozen", s.made, None, "leave") for s in unkept[:KEPT_AT_ONCE]]
     if not orders:
         return
@@ -179,7 +171,7 @@ def _then(state: RunState, session: Session, worker: Worker, makes_chunk: bool) 
     """What a step does with a session's state after the chunk."""
     if not session.loaded and not makes_chunk:
         return ""
-    if leaving.goes(worker) and not _in_no_hurry(state, session, worker):
+    if eligibility.goes(worker) and not _in_no_hurry(state, session, worker):
         return "leave"  # The worker may be gone before its cache could be read.
     if session.suspending or expected(state, session):
         return "freeze"
@@ -196,13 +188,6 @@ def _in_no_hurry(state: RunState, session: Session, worker: Worker) -> bool:
     tier = state.tiers.get(worker.tier)
     waits = tier is not None and worker.id in tier.emptying and tier.connected <= tier.maximum
     return waits and worker.noticed is None and not session.idle and not expected(state, session)
-
-
-def capacity(state: RunState, app: AppView, worker: WorkerView) -> int:
-    """K of an app on a worker."""
-    batching = state.policies.batching
-    coalescing = batching if isinstance(batching, Coalescing) else _COALESCING
-    return coalescing.coalesced(state, app, worker)
 
 
 # --- what became of steps
@@ -329,7 +314,7 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
     worker, place = state.workers[attempt.worker], frozenset([attempt.place])
     evidence.failed(state, attempt, worker, [each.id for each in blamed], failure, state.streams.charges)
     moved = any(each.failed_on for each in blamed)
-    if failure.machine and not moved and elsewhere(state, state.apps[attempt.app], place):
+    if failure.machine and not moved and eligibility.elsewhere(state, state.apps[attempt.app], place):
         state.streams.groups += 1
         for session in blamed:
             session.group, session.failed_on, session.failed_at = state.streams.groups, place, state.now

@@ -5,93 +5,14 @@ What does not live here: how many to want (policies/scaling), and what the loss 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from ctxflow.scheduler import eligibility, reservations
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler import leaving, reservations
 from ctxflow.scheduler.commands import Acquire, Command, Release
-from ctxflow.scheduler.state import Worker
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
-
-
-@dataclasses.dataclass(slots=True)
-class Tier:
-    """A tier of the site, and what was measured of it.
-
-    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
-    :ivar asked: workers asked for last.
-    :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
-    :ivar connected: workers that were asked for and are there.
-    :ivar emptying: those that are given back when their sessions, and states of others, have left them.
-    :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
-    :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
-    :ivar held: how often a job was held, by the reason that the batch system gave.
-    """
-
-    spec: ev.TierSpec
-    gpu_memory: int | None = None
-    asked: int | None = None
-    connected: int = 0
-    emptying: set[str] = dataclasses.field(default_factory=set)
-    worker_seconds: float = 0.0
-    gpu_seconds: float = 0.0
-    lifetimes: list[float] | None = None
-    lacking_seconds: float = 0.0
-    lacking_since: float | None = None
-    jobs_started: int = 0
-    jobs_evicted: int = 0
-    held: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.spec.name
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of a worker."""
-        return self.spec.gpus
-
-    @property
-    def machines(self) -> str:
-        """What it shares with other tiers."""
-        return self.spec.machines
-
-    @property
-    def minimum(self) -> int:
-        """Never fewer workers than this."""
-        return self.spec.minimum
-
-    @property
-    def maximum(self) -> int:
-        """Never more workers than this."""
-        return self.spec.maximum
-
-    @property
-    def price(self) -> float | None:
-        """Dollars a worker costs an hour."""
-        return self.spec.price
-
-    @property
-    def boot_seconds(self) -> float | None:
-        """From asking to joining, as the site says."""
-        return self.spec.boot_seconds
-
-    @property
-    def match_rate(self) -> float | None:
-        """Workers that the batch system gives an hour: jobs begun, by the time in which workers were lacking."""
-        known = self.jobs_started and self.lacking_seconds
-        return 3600 * self.jobs_started / self.lacking_seconds if known else None
-
-    @property
-    def eviction_rate(self) -> float | None:
-        """Evictions per worker and second, once there was one."""
-        return len(self.lifetimes) / self.worker_seconds if self.lifetimes and self.worker_seconds else None
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Tier, Worker
 
 
 def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
@@ -108,7 +29,7 @@ def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
 
 def _drain(state: RunState, tier: Tier, out: list[Command]) -> None:
     """Have workers beyond a tier's new maximum leave when they have done what they run, the idle ones first."""
-    there = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not leaving.goes(w)]
+    there = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not eligibility.goes(w)]
     there.sort(key=lambda worker: (len(worker.running), len(worker.sessions), len(worker.contexts)))
     for worker in there[: max(0, len(there) - tier.maximum)]:
         _give_back(state, tier, worker, out)
@@ -118,7 +39,7 @@ def scale(state: RunState, out: list[Command]) -> None:
     """Ask for as many workers as the scaling policy wants, within the bounds, and give back those beyond."""
     state.scaled_at = state.now
     unplanned = bool(state.plan.workers) and _sessions_unplanned(state)
-    for name, wanted in state.policies.scaling.target(state).items():
+    for name, wanted in state.policies.scaling.target(state.view).items():
         tier = state.tiers.get(name)
         if tier is None:
             continue
@@ -168,7 +89,7 @@ def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) 
     worker.draining = True
     state.streams.unsettled = True
     state.update_free(worker)
-    if worker.running or worker.loading or not leaving.empty(state, worker):
+    if worker.running or worker.loading or not eligibility.empty(state, worker):
         tier.emptying.add(worker.id)
     else:
         tier.emptying.discard(worker.id)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
-from ctxflow.scheduler import sessions
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
-from ctxflow.scheduler.evidence import MOST
 from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.shared_tables import MOST, going
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, Session
 
 
 def validate(state: RunState) -> None:
@@ -22,7 +22,7 @@ def validate(state: RunState) -> None:
     _check_quarantine(state)
     _check_tiers(state)
     _check_reservations(state)
-    sessions.validate(state)
+    _check_sessions(state)
 
 
 def _check_items(state: RunState) -> None:
@@ -140,3 +140,47 @@ def _check_reservations(state: RunState) -> None:
     for worker in state.workers.values():
         if worker.pin is not None:
             assert worker.id in holders or worker.draining, f"{worker.id} was asked for, and has no place"
+
+
+def _check_sessions(state: RunState) -> None:
+    streams = state.streams
+    owners = [number for worker in state.workers.values() for number in worker.sessions]
+    assert len(owners) == len(set(owners)), "a session has two owners"
+    waiting: dict[str, set[int]] = {}
+    for session in streams.open.values():
+        _check_session(state, session)
+        if session.state == WAITING and not session.idle:
+            waiting.setdefault(session.app, set()).add(session.id)
+    assert streams.waiting == waiting, f"these wait: {waiting}, and not {streams.waiting}"
+    bound = {session.id: where for session in streams.open.values() if (where := going(session)) is not None}
+    assert streams.bound == bound, f"these are to go elsewhere: {bound}, and not {streams.bound}"
+    assert streams.awaited == Counter(bound.values()), "sessions that are awaited are miscounted"
+    assert set(owners) <= streams.open.keys(), "a worker carries a session that is over"
+    for number in streams.steps:
+        assert number in state.attempts, f"step {number} is not running"
+    for worker in state.workers.values():
+        steps = [a.context for n, a in worker.running.items() if n in streams.steps]
+        assert len(steps) == len(set(steps)), f"{worker.id} has two steps of a context at a time"
+
+
+def _check_session(state: RunState, session: Session) -> None:
+    name = f"session {session.id}"
+    placed = session.state == PLACED
+    owner = state.workers.get(session.worker or "")
+    assert placed == (owner is not None and session.id in owner.sessions), f"{name}: wrongly (not) placed"
+    assert (session.worker is None) == (session.state in (WAITING, SUSPENDED)), f"{name}: {session.state} at a worker"
+    assert placed or not (session.loaded or session.target), f"{name} is on a worker that is not its"
+    assert session.kept <= session.made <= session.chunks, f"{name}: its state, its chunks and what is kept disagree"
+    assert session.state != MIGRATING or session.frozen is not None, f"{name} migrates without a state"
+    assert session.state != SUSPENDED or session.suspending, f"{name} is suspended for nobody"
+    if session.frozen is not None:
+        assert session.frozen.worker in state.workers, f"{name}: its frozen state is on a worker that is gone"
+        assert not session.loaded and session.made == session.frozen.made, f"{name} has two states"
+    if session.step is not None:
+        orders = state.streams.steps.get(session.step, ())
+        assert sum(order.session == session.id for order in orders) == 1, f"{name} is not in its step"
+        where = session.frozen.worker if session.worker is None and session.frozen is not None else session.worker
+        assert state.attempts[session.step].worker == where, f"{name}: its step is on another worker"
+    elif placed and session.loaded and owner is not None:
+        held = owner.contexts.get(session.context)
+        assert held is not None and held.state == "ready", f"{name}: its state is in no library process"

@@ -91,8 +91,8 @@ def test_a_context_is_not_planned_where_its_weights_do_not_fit(declared, expecte
     needs = None if declared is None else declared * 10**9
     scheduler.handle(ev.ContextDeclared(2.0, ev.ContextSpec("c", "c", gpus=1, gpu_memory=needs)))
     scheduler.handle(ev.AppDeclared(2.0, ev.AppSpec("a", "a", "c")))
-    state = scheduler.state
-    assert sorted(name for name, tier in state.tiers.items() if state.able(state.apps["a"], tier)) == expected
+    view = scheduler.view
+    assert sorted(name for name, tier in view.tiers.items() if view.able(view.apps["a"], tier)) == expected
 
 
 def test_a_run_holds_no_more_gpus_than_the_machines_have():

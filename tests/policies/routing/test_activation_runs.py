@@ -62,10 +62,10 @@ def test_cheap_regions_are_activated_first():
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
 def test_a_forecast_that_is_no_number_counts_as_none(rate):
     found = run([machine("m0")], [(0.0, "a0", 4)])
-    state = found.simulation.scheduler.state
-    state.arrivals._forecast = {"a0": rate}
-    assert Activation(boot_seconds=1e9).target(state) == {"default": 1}, "who is there stays until he has rested"
-    assert Activation(boot_seconds=0.0, patience=0.0).target(state) in ({"default": 0}, {"default": 1})
+    view = found.simulation.scheduler.view
+    found.simulation.scheduler.state.arrivals._forecast = {"a0": rate}
+    assert Activation(boot_seconds=1e9).target(view) == {"default": 1}, "who is there stays until he has rested"
+    assert Activation(boot_seconds=0.0, patience=0.0).target(view) in ({"default": 0}, {"default": 1})
 
 
 @pytest.mark.parametrize("option", ["slot_seconds", "buffer", "safety", "boot_seconds", "patience", "batch_size"])

@@ -24,7 +24,7 @@ from ctxflow.executors.simulated.worker import Call, Library, Worker
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.planning import computed
+from ctxflow.scheduler.dispatch import computed
 from ctxflow.sites.engine_kinds import Capabilities
 
 

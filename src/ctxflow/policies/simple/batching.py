@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from ctxflow.policies.protocols import View
 from ctxflow.policies.views import AppView, WorkerView
 
+GROWTH = 2
+"""A step serves at most so many times as many sessions as a step that met the target did."""
+
+MOST_SESSIONS = 64
+"""A step serves at most so many sessions where nobody says otherwise."""
+
 
 class Fixed:
     """Batches of `size` items, or of what the app asks for.
@@ -28,6 +34,7 @@ class Fixed:
         self._size = size
         self.linger = linger
         self._share = share
+        self._most = MOST_SESSIONS
 
     def size(self, view: View, app: AppView, worker: WorkerView) -> int:
         """The fixed size, less where the queue is short."""
@@ -44,9 +51,9 @@ class Fixed:
         """Nothing is run twice."""
         return None
 
-
-GROWTH = 2
-"""A step serves at most so many times as many sessions as a step that met the target did."""
+    def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
+        """Return K, as steps of the worker were measured to take."""
+        return coalesced(app, worker, self._most)
 
 
 class Coalescing(Fixed):
@@ -56,23 +63,24 @@ class Coalescing(Fixed):
     up to twice that where the time of a step promises that they will. An app without a chunk target has all its ready
     sessions in one step, up to `most`.
 
-    Where the policy of a run is another one, its sessions are coalesced so too, with the defaults.
+    Other batching policies coalesce sessions so too, with the defaults.
 
     :param most: sessions of a step, at most.
     :raises ValueError: for a number below 1.
     """
 
-    def __init__(self, most: int = 64, size: int = 100, linger: float = 0.0, share: bool = True) -> None:
+    def __init__(self, most: int = MOST_SESSIONS, size: int = 100, linger: float = 0.0, share: bool = True) -> None:
         super().__init__(size, linger, share)
         if most < 1:
             raise ValueError("most is the number of sessions that a step may serve: give 1 or more")
         self._most = most
 
-    def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
-        """K of an app on a worker."""
-        if app.chunk_target is None:
-            return self._most
-        return min(self._most, measured(worker.step_seconds(app.id), app.chunk_target))
+
+def coalesced(app: AppView, worker: WorkerView, most: int = MOST_SESSIONS) -> int:
+    """Return K of an app on a worker: all its ready sessions, up to `most`, where the app has no chunk target."""
+    if app.chunk_target is None:
+        return most
+    return min(most, measured(worker.step_seconds(app.id), app.chunk_target))
 
 
 def measured(seconds: Mapping[int, float], target: float) -> int:

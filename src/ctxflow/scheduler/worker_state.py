@@ -1,22 +1,18 @@
-"""The scheduler's state: plain objects that only core.py changes, and that policies see as a view.
-
-Each attribute says who changes it where that is not plain. What does not live here: transitions, and what is in the
-file that alone changes it: tiers (tiers.py), reservations (reservations.py), all sessions together (sessions.py).
-"""
+"""Workers as the scheduler knows them: contexts, attempts and sessions on each, and the tiers they come from."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure, WorkerSpec
-from ctxflow.scheduler.groups import Group, Groups, Place
-from ctxflow.scheduler.pace import CallCost, Pace
+from ctxflow.scheduler.app_state import Group, Place
+from ctxflow.scheduler.events import TierSpec, WorkerSpec
 
 STEP_WEIGHT = 0.3  # Of the last step in the average of those with as many sessions.
 STEP_MEMORY = 60.0  # Seconds for which steps with so many sessions are remembered.
+
+WAITING, PLACED, MIGRATING, SUSPENDED = "waiting", "placed", "migrating", "suspended"
 
 
 @dataclasses.dataclass(slots=True)
@@ -142,6 +138,20 @@ class Session:
 
 
 @dataclasses.dataclass(slots=True)
+class Pace:
+    """One worker's speed on one app.
+
+    :ivar item_seconds: a moving average over its items, without what their calls cost beside their items.
+    :ivar items: answered so far.
+    :ivar last: items and seconds of the last batch.
+    """
+
+    item_seconds: float
+    items: int
+    last: tuple[int, float]
+
+
+@dataclasses.dataclass(slots=True)
 class Worker:
     """One connected worker."""
 
@@ -258,142 +268,75 @@ class Worker:
 
 
 @dataclasses.dataclass(slots=True)
-class App:
-    """One app and its queue."""
+class Tier:
+    """A tier of the site, and what was measured of it.
 
-    spec: AppSpec
-    order: int
-    queue: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
-    # Items still in the queue that were cancelled: whoever takes from it leaves them out.
-    cancelled: int = 0
-    # Groups that must run alone as they are: the halves of a bisection, suspects.
-    isolated: Groups = dataclasses.field(default_factory=Groups)
-    witness: str = ""  # The worker found last that what failed elsewhere could run on; kept by eligibility.py.
-    claimed: int = 0
-    claims: int = 0  # Loads that it is claimed for.
-    attempts: int = 0  # That run; also steps of its sessions.
-    open_sessions: int = 0
-    measured_on: set[str] = dataclasses.field(default_factory=set)  # Workers that know how long its calls take.
-    arrived: int = 0
-    waiting_since: float | None = None
-    held_until: float | None = None
-    alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
-    call_cost: CallCost = dataclasses.field(default_factory=CallCost)
+    :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.
+    :ivar asked: workers asked for last.
+    :ivar lacking_seconds: for how long fewer workers were connected than were asked for.
+    :ivar connected: workers that were asked for and are there.
+    :ivar emptying: those that are given back when their sessions, and states of others, have left them.
+    :ivar worker_seconds: for how long those that are gone were connected; `gpu_seconds`, that times their GPUs.
+    :ivar jobs_evicted: also those whose worker had not joined; `lifetimes` has the others, once each.
+    :ivar held: how often a job was held, by the reason that the batch system gave.
+    """
 
-    # Read in every decision, so copied out of the specification.
-    id: str = ""
-    context: str = ""
-    priority: int = 0
-    deadline: float | None = None
-    batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        spec = self.spec
-        self.id, self.context, self.priority = spec.id, spec.context, spec.priority
-        self.deadline = spec.deadline
-        self.batch_size = spec.batch_size if spec.batch else 1
-
-    @property
-    def backlog(self) -> int:
-        """Items queued."""
-        return len(self.queue) - self.cancelled + self.isolated.items
-
-    @property
-    def unclaimed(self) -> int:
-        """Items queued for which no worker loads the context."""
-        return self.backlog - self.claimed
-
-    @property
-    def call_seconds(self) -> float | None:
-        """What a call costs beside its items."""
-        return self.call_cost.seconds
-
-    @property
-    def call_seconds_error(self) -> float:
-        """How far off that may be."""
-        return self.call_cost.error
-
-    @property
-    def chunk_target(self) -> float | None:
-        """Seconds that a chunk of its sessions may take."""
-        return self.spec.chunk_target
-
-    @property
-    def max_delay(self) -> float | None:
-        """The longest an item may take."""
-        return self.spec.max_delay
-
-    @property
-    def max_error(self) -> float | None:
-        """The largest acceptable share of wrong answers."""
-        return self.spec.max_error
-
-    @property
-    def error(self) -> float:
-        """The share of wrong answers with its context."""
-        return self.spec.error
-
-    @property
-    def alternative_of(self) -> str:
-        """The app whose items it may answer."""
-        return self.spec.alternative_of
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Suspect:
-    """A worker on which a context failed: how often, and when it may be asked again."""
-
-    failures: int
-    retry_at: float
-
-
-@dataclasses.dataclass(slots=True)
-class ContextState:
-    """What is known of a context across workers."""
-
-    spec: ContextSpec
-    apps: dict[str, None] = dataclasses.field(default_factory=dict)
-    memory: int | None = None
+    spec: TierSpec
     gpu_memory: int | None = None
-    holders: int = 0
-    on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
-    loads: int = 0
-    # Worker -> its failures; forgotten when the worker is lost or the context builds there.
-    suspects: dict[str, Suspect] = dataclasses.field(default_factory=dict)
-    # Since it was last built anywhere: worker -> host, how often, from when on; kept by breaking.py, as is all below.
-    failed_workers: dict[str, str] = dataclasses.field(default_factory=dict)
-    failures: int = 0
-    failing_since: float = 0.0
-    retry_at: float = 0.0
-    # Workers lost without notice while they built it, one after the other, since it was last built.
-    losses: int = 0
-    lost_at: float = -1.0
-    # How often it was built; how often it was not, before the failures running now; these, and when the last came.
-    builds: int = 0
-    failed_builds: int = 0
-    streak: int = 0
-    failed_at: float = -1.0
-    deciding: tuple[float, Failure] | None = None  # Since when it has failed often enough, and why.
-    broken: Failure | None = None
+    asked: int | None = None
+    connected: int = 0
+    emptying: set[str] = dataclasses.field(default_factory=set)
+    worker_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    lifetimes: list[float] | None = None
+    lacking_seconds: float = 0.0
+    lacking_since: float | None = None
+    jobs_started: int = 0
+    jobs_evicted: int = 0
+    held: dict[str, int] = dataclasses.field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
 
-@dataclasses.dataclass(slots=True)
-class Counters:
-    """Totals since the start; only core.py adds to them."""
+    @property
+    def gpus(self) -> int:
+        """GPUs of a worker."""
+        return self.spec.gpus
 
-    submitted: int = 0
-    done: int = 0
-    dead: int = 0
-    cancelled: int = 0
-    retried: int = 0
-    batches: int = 0
-    duplicates: int = 0
-    joined: int = 0
-    lost: int = 0
-    evicted: int = 0
-    crashes: int = 0
-    steps: int = 0
-    chunks: int = 0
-    migrations: int = 0
-    suspensions: int = 0
-    loads: int = 0
+    @property
+    def machines(self) -> str:
+        """What it shares with other tiers."""
+        return self.spec.machines
+
+    @property
+    def minimum(self) -> int:
+        """Never fewer workers than this."""
+        return self.spec.minimum
+
+    @property
+    def maximum(self) -> int:
+        """Never more workers than this."""
+        return self.spec.maximum
+
+    @property
+    def price(self) -> float | None:
+        """Dollars a worker costs an hour."""
+        return self.spec.price
+
+    @property
+    def boot_seconds(self) -> float | None:
+        """From asking to joining, as the site says."""
+        return self.spec.boot_seconds
+
+    @property
+    def match_rate(self) -> float | None:
+        """Workers that the batch system gives an hour: jobs begun, by the time in which workers were lacking."""
+        known = self.jobs_started and self.lacking_seconds
+        return 3600 * self.jobs_started / self.lacking_seconds if known else None
+
+    @property
+    def eviction_rate(self) -> float | None:
+        """Evictions per worker and second, once there was one."""
+        return len(self.lifetimes) / self.worker_seconds if self.lifetimes and self.worker_seconds else None

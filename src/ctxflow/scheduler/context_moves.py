@@ -1,28 +1,30 @@
-"""Transitions of contexts on workers: claimed, staging, loading, ready, spent, unloaded, suspect, broken.
+"""Transitions of contexts: claimed, staging, loading, ready, spent, unloaded, suspect; and apps and contexts forgotten.
 
-What does not live here: which context a worker should take (policies), or the items' fate (items.py).
+What does not live here: which context a worker should take (policies), when one is broken (breaking.py), or the items'
+fate (items.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-from ctxflow.scheduler import breaking, evidence, leaving
+from ctxflow.scheduler import breaking, eligibility, evidence
+from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
-from ctxflow.scheduler.eligibility import able, has_work
-from ctxflow.scheduler.events import NONE, PARTIAL, ContextReady, ContextSpec, Failure
-from ctxflow.scheduler.state import App, Claim, ContextState, OnWorker, Worker
+from ctxflow.scheduler.events import NONE, PARTIAL, PLAIN, ContextReady, ContextSpec, Failure, Retired, TierSpec
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker
+from ctxflow.wording import counted
 
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
+MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one again need not have it built.
 
 
 def can_run(state: RunState, worker: Worker, app: App) -> bool:
     """Whether a free worker holds the app's context ready, or could load it now."""
     held = worker.contexts.get(app.context)
     if held is not None:
-        return held.state == "ready" and (not app.isolated.items or has_work(state, app, worker))
+        return held.state == "ready" and (not app.isolated.items or eligibility.has_work(state, app, worker))
     if not admissible(state, worker, app):
         return False
     return _in_the_way(state, worker, state.contexts[app.context].spec) is not None
@@ -30,14 +32,14 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
     """Whether the app's context may be loaded for its queue on a worker that does not hold it."""
-    if app.unclaimed <= 0 or not has_work(state, app, worker):
+    if app.unclaimed <= 0 or not eligibility.has_work(state, app, worker):
         return False
     return loadable(state, worker, state.contexts[app.context])
 
 
 def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
     """Whether a context may be loaded on a worker that does not hold it."""
-    if not able(state, worker, context.spec) or _held_by_enough(state, worker, context):
+    if not eligibility.able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     return trusted(state, worker, context)
 
@@ -50,7 +52,9 @@ def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
     suspect = context.suspects.get(worker.id)
     if suspect is None:
         return True
-    others = any(w.id not in context.suspects and able(state, w, context.spec) for w in state.workers.values())
+    others = any(
+        w.id not in context.suspects and eligibility.able(state, w, context.spec) for w in state.workers.values()
+    )
     due = suspect.retry_at if others else context.retry_at
     if state.now < due:
         state.wake(due)
@@ -72,7 +76,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
     claim = (
         None
         if ahead
-        else Claim(app.id, min(app.unclaimed, max(1, state.batch_size(app, worker))) if app.unclaimed else 0)
+        else Claim(app.id, min(app.unclaimed, max(1, state.view.batch_size(app, worker))) if app.unclaimed else 0)
     )
     if claim is not None:
         app.claimed += claim.items
@@ -215,7 +219,7 @@ def _brings_out(state: RunState, worker: Worker, context: str) -> bool:
     """Whether a worker that may soon be given back holds a context by which states come out of its cache then."""
     tier, (_, most) = state.tiers.get(worker.tier), state.plan.workers.get(worker.tier, (0, math.inf))
     shrinks = tier is not None and tier.connected > most
-    return shrinks and any(session.context == context for session in leaving.unkept(state, worker))
+    return shrinks and any(session.context == context for session in eligibility.unkept(state, worker))
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
@@ -236,7 +240,7 @@ def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
         return there + state.streams.awaited[holder.id, name]
 
     holders = [
-        w for w in state.workers.values() if w.tier == worker.tier and name in w.contexts and not leaving.goes(w)
+        w for w in state.workers.values() if w.tier == worker.tier and name in w.contexts and not eligibility.goes(w)
     ]
     return worker not in sorted(holders, key=carried, reverse=True)[:most]
 
@@ -246,7 +250,7 @@ def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> 
     if context.on_tier[tier] <= most:
         return False
     holders = (w for w in state.workers.values() if w.tier == tier and context.spec.id in w.contexts)
-    return sum(not leaving.goes(worker) for worker in holders) > most
+    return sum(not eligibility.goes(worker) for worker in holders) > most
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:
@@ -303,3 +307,101 @@ def idle(state: RunState, worker: Worker) -> list[str]:
         for h in held
         if h.state == "ready" and h.context not in busy and (worker.id, h.context) not in awaited
     ]
+
+
+# --- declared in vain, and used no more
+
+
+def refused(spec: ContextSpec, tiers: Collection[TierSpec], reserves: bool) -> str | None:
+    """Why a context can never have its GPUs, in a sentence that says what to do; None if it can.
+
+    :param reserves: whether the preemption policy makes room on machines for workers with more GPUs than others have.
+
+    >>> tiers = [TierSpec("a10", gpus=1, machine_gpus=8)]
+    >>> refused(ContextSpec("c", "llama", gpus=4), tiers, reserves=True)
+    >>> print(refused(ContextSpec("c", "llama", gpus=4), tiers, reserves=False))
+    the context llama needs 4 GPUs, but a worker here has 1: set preemption = "exact" in the site
+    """
+    most = max((tier.gpus for tier in tiers), default=0)
+    widest = max((tier.machine_gpus for tier in tiers), default=0)
+    close = spec.affinity == "guaranteed" and spec.gpus >= 2
+    if (reserves and spec.gpus <= widest) or (spec.gpus <= most and not close):
+        return None
+    need = f"needs {counted(spec.gpus, 'GPU')}, but a worker here has {most}"
+    hint = "use a site whose workers have as many, or a recipe with fewer (gpus=0 for none)"
+    if close and spec.gpus <= most:
+        need = f"wants its {counted(spec.gpus, 'GPU')} close together, and nobody sees to that here"
+        hint = 'use a site where workers can be asked for on GPUs of one\'s choice, or affinity="best-effort"'
+    elif widest >= most and reserves and widest:
+        need += f" and a machine {widest}"
+    if not reserves and spec.gpus <= widest:
+        hint = 'set preemption = "exact" in the site'
+    return f"the context {spec.name} {need}: {hint}"
+
+
+def retired(state: RunState, event: Retired, out: list[Command]) -> None:
+    """Forget apps, with their alternatives, and then contexts; those that are used meanwhile stay."""
+    for name in event.apps:
+        app = state.apps.get(name)
+        if app is not None and not app_is_used(state, app):
+            for each in [*app.alternatives, name]:
+                _forget_app(state, state.apps[each])
+    if event.apps:
+        for worker in state.workers.values():
+            _thin_out(state, worker, out)
+    for name in event.contexts:
+        if name in state.contexts and not context_is_used(state, name):
+            _forget_context(state, name)
+
+
+def _thin_out(state: RunState, worker: Worker, out: list[Command]) -> None:
+    """Of the contexts that a worker keeps and that no app is for any more, the least recently used go."""
+    if len(worker.contexts) > MOST_LEFT:
+        left = [name for name in idle(state, worker) if name != PLAIN and not state.contexts[name].apps]
+        for name in left[: max(0, len(left) - MOST_LEFT)]:
+            unload(state, worker, name, out)
+
+
+def app_is_used(state: RunState, app: App) -> bool:
+    """Whether an app, or an alternative of it, has items or sessions; one of another's is used as long as that is."""
+    if app.alternative_of:
+        return app.alternative_of in state.apps
+    return any(_has_work(state, each) for each in (app, *(state.apps[name] for name in app.alternatives)))
+
+
+def _has_work(state: RunState, app: App) -> bool:
+    if app.backlog or app.claims or app.attempts or app.open_sessions:
+        return True
+    return any(name == app.id for _, name in state.streams.drops)
+
+
+def context_is_used(state: RunState, name: str, but: Collection[str] = ()) -> bool:
+    """Whether a context has apps, is on a worker, or has a place of its own.
+
+    :param but: apps that do not count.
+    """
+    context = state.contexts[name]
+    if name == PLAIN or context.holders or any(app not in but for app in context.apps):
+        return True
+    return any(each.context == name for each in state.reservations.all.values())
+
+
+def _forget_app(state: RunState, app: App) -> None:
+    del state.apps[app.id], state.contexts[app.context].apps[app.id]
+    state.deals.pop(app.id, None)
+    for name in app.measured_on:
+        worker = state.workers.get(name)
+        if worker is not None:
+            worker.paces.pop(app.id, None)
+            worker.steps.pop(app.id, None)
+
+
+def _forget_context(state: RunState, name: str) -> None:
+    state.forget_holders(name)
+    state.reservations.wants.pop(name, None)
+    del state.contexts[name]
+    for worker in state.workers.values():
+        worker.context_seconds.pop(name, None)
+        worker.staging_seconds.pop(name, None)
+        worker.staged.discard(name)
+        worker.rebuilt.discard(name)

@@ -11,73 +11,12 @@ were delivered before, and are not delivered twice. What does not live here: the
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ctxflow.scheduler import eligibility, residency
-from ctxflow.scheduler.commands import Carry, Command, EndSession, Order
+from ctxflow.scheduler import context_moves, eligibility
+from ctxflow.scheduler.commands import Carry, Command, EndSession
 from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
-from ctxflow.scheduler.evidence import Charges
-from ctxflow.scheduler.state import Session, Worker
-
-if TYPE_CHECKING:
-    from ctxflow.scheduler.run_state import RunState
-
-WAITING, PLACED, MIGRATING, SUSPENDED = "waiting", "placed", "migrating", "suspended"
-
-
-@dataclasses.dataclass(slots=True)
-class Sessions:
-    """All that is known of a run's sessions.
-
-    :ivar open: those that are not over, by number.
-    :ivar steps: attempt -> the orders of that step.
-    :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
-    :ivar unsettled: whether the policy is to be asked again.
-    :ivar groups: numbers for sessions that must be in a step by themselves, after a step failed.
-    :ivar waiting: app -> its sessions that wait for a worker and have something to do; no app without any.
-    :ivar bound: session -> the worker that it is to go to, or is on its way to, and its context.
-    :ivar awaited: how many sessions those are, by worker and context.
-    :ivar charges: steps that failed, by session, until it is known whose fault that was.
-    """
-
-    open: dict[int, Session] = dataclasses.field(default_factory=dict)
-    steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
-    drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
-    unsettled: bool = False
-    groups: int = 0
-    waiting: dict[str, set[int]] = dataclasses.field(default_factory=dict)
-    bound: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    charges: Charges = dataclasses.field(default_factory=Charges)
-
-    def note(self, session: Session) -> None:
-        """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
-
-        So who asks at every event need not look at each session.
-        """
-        if session.state == WAITING and not session.idle and session.id in self.open:
-            self.waiting.setdefault(session.app, set()).add(session.id)
-        elif session.app in self.waiting:
-            self.waiting[session.app].discard(session.id)
-            if not self.waiting[session.app]:
-                del self.waiting[session.app]
-        before, now = self.bound.pop(session.id, None), going(session) if session.id in self.open else None
-        if now is not None:
-            self.bound[session.id] = now
-            self.awaited[now] += 1
-        if before is not None:
-            self.awaited[before] -= 1
-            if not self.awaited[before]:
-                del self.awaited[before]
-
-
-def going(session: Session) -> tuple[str, str] | None:
-    """The worker that a session is to go to, or is on its way to, and its context."""
-    worker = session.worker if session.state == MIGRATING else session.target
-    return None if worker is None else (worker, session.context)
-
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, Session, Worker
 
 # --- what its user does
 
@@ -225,7 +164,7 @@ def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) ->
     app = state.apps[app_id]
     missing = app.context not in worker.contexts and worker.id in state.free
     if missing and eligibility.able(state, worker, state.contexts[app.context].spec):
-        residency.begin(state, worker, app, out)
+        context_moves.begin(state, worker, app, out)
 
 
 def expected(state: RunState, session: Session) -> bool:
@@ -303,8 +242,8 @@ def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
     if context.broken is not None or (session.failed_on and _shuns(state, session, worker)):
         return False
     if session.context in worker.contexts:
-        return eligibility.able(state, worker, context.spec) and not residency.surplus(state, worker, context)
-    return residency.loadable(state, worker, context)
+        return eligibility.able(state, worker, context.spec) and not context_moves.surplus(state, worker, context)
+    return context_moves.loadable(state, worker, context)
 
 
 def _shuns(state: RunState, session: Session, worker: Worker) -> bool:
@@ -342,54 +281,3 @@ def context_failed(state: RunState, worker: Worker, context: str) -> None:
     for session in list(worker.sessions.values()):
         if session.context == context:
             homeless(state, session)
-
-
-# --- invariants
-
-
-def validate(state: RunState) -> None:
-    """Check what always holds of sessions.
-
-    :raises AssertionError: naming what does not.
-    """
-    streams = state.streams
-    owners = [number for worker in state.workers.values() for number in worker.sessions]
-    assert len(owners) == len(set(owners)), "a session has two owners"
-    waiting: dict[str, set[int]] = {}
-    for session in streams.open.values():
-        _check(state, session)
-        if session.state == WAITING and not session.idle:
-            waiting.setdefault(session.app, set()).add(session.id)
-    assert streams.waiting == waiting, f"these wait: {waiting}, and not {streams.waiting}"
-    bound = {session.id: where for session in streams.open.values() if (where := going(session)) is not None}
-    assert streams.bound == bound, f"these are to go elsewhere: {bound}, and not {streams.bound}"
-    assert streams.awaited == Counter(bound.values()), "sessions that are awaited are miscounted"
-    assert set(owners) <= streams.open.keys(), "a worker carries a session that is over"
-    for number in streams.steps:
-        assert number in state.attempts, f"step {number} is not running"
-    for worker in state.workers.values():
-        steps = [a.context for n, a in worker.running.items() if n in streams.steps]
-        assert len(steps) == len(set(steps)), f"{worker.id} has two steps of a context at a time"
-
-
-def _check(state: RunState, session: Session) -> None:
-    name = f"session {session.id}"
-    placed = session.state == PLACED
-    owner = state.workers.get(session.worker or "")
-    assert placed == (owner is not None and session.id in owner.sessions), f"{name}: wrongly (not) placed"
-    assert (session.worker is None) == (session.state in (WAITING, SUSPENDED)), f"{name}: {session.state} at a worker"
-    assert placed or not (session.loaded or session.target), f"{name} is on a worker that is not its"
-    assert session.kept <= session.made <= session.chunks, f"{name}: its state, its chunks and what is kept disagree"
-    assert session.state != MIGRATING or session.frozen is not None, f"{name} migrates without a state"
-    assert session.state != SUSPENDED or session.suspending, f"{name} is suspended for nobody"
-    if session.frozen is not None:
-        assert session.frozen.worker in state.workers, f"{name}: its frozen state is on a worker that is gone"
-        assert not session.loaded and session.made == session.frozen.made, f"{name} has two states"
-    if session.step is not None:
-        orders = state.streams.steps.get(session.step, ())
-        assert sum(order.session == session.id for order in orders) == 1, f"{name} is not in its step"
-        where = session.frozen.worker if session.worker is None and session.frozen is not None else session.worker
-        assert state.attempts[session.step].worker == where, f"{name}: its step is on another worker"
-    elif placed and session.loaded and owner is not None:
-        held = owner.contexts.get(session.context)
-        assert held is not None and held.state == "ready", f"{name}: its state is in no library process"

@@ -1,0 +1,304 @@
+"""Apps and contexts as the scheduler knows them: queues, groups that run alone, what calls cost, who holds what."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure
+
+Place = tuple[str, tuple[str, ...]]
+"""A host, and the ids of the GPUs that a worker has of it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """Items that run together, and with no others.
+
+    :ivar failed_on: the places where they failed, alone or as a part of more.
+    :ivar machines: those of them where it looked like the machine's fault: the last to try it on again.
+    :ivar moves: how often they went elsewhere as they were, since it looked like the place's fault.
+    :ivar since: when they came to wait.
+    """
+
+    items: tuple[int, ...]
+    failed_on: frozenset[Place] = frozenset()
+    machines: frozenset[Place] = frozenset()
+    moves: int = 0
+    since: float = 0.0
+
+
+class Groups:
+    """The groups of an app, by where they failed: so nobody has to look through all to find one for a worker."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[frozenset[Place], collections.deque[Group]] = {}
+        self.items = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __iter__(self) -> Iterator[Group]:
+        return (group for groups in self._waiting.values() for group in groups)
+
+    @property
+    def firsts(self) -> Iterable[Group]:
+        """Of those that failed at the same places, the one that comes next."""
+        return (groups[0] for groups in self._waiting.values())
+
+    def push(self, *groups: Group) -> None:
+        """These come next, in this order."""
+        for group in reversed(groups):
+            self._waiting.setdefault(group.failed_on, collections.deque()).appendleft(group)
+            self.items += len(group.items)
+
+    def append(self, *groups: Group) -> None:
+        """These come after others that failed at the same places, so that what fails at once puts none of them off."""
+        for group in groups:
+            self._waiting.setdefault(group.failed_on, collections.deque()).append(group)
+            self.items += len(group.items)
+
+    def pop(self, first: Group) -> Group:
+        """Take one of the firsts; those that failed elsewhere are next, else one that fails at once would be all."""
+        groups = self._waiting.pop(first.failed_on)
+        group = groups.popleft()
+        if groups:
+            self._waiting[group.failed_on] = groups
+        self.items -= len(group.items)
+        return group
+
+    def clear(self) -> list[Group]:
+        """Take all."""
+        groups = list(self)
+        self._waiting.clear()
+        self.items = 0
+        return groups
+
+
+@dataclasses.dataclass(slots=True)
+class CallCost:
+    """Seconds of an app's calls that do not grow with their items, over all workers.
+
+    Two parts. The way to the worker and back is what a call took less what the worker says that it took. What the call
+    itself does once is read off two batches that one worker ran one after the other, one at least half as large again
+    as the other: n items in T seconds and n' in T' lie on a line whose height at 0 is (T' n - T n') / (n - n'). These
+    heights are averaged, each weighted by the inverse of its variance where items vary independently. (Sizes that
+    differ less are no experiment: a batch is smaller because the one before was slow, which would read as a negative
+    cost.)
+
+    Before it is known it is taken to be small: one more height counts, of 0, with the variance of one item. What a
+    wrong cost costs grows in proportion to the true one, so that the best single number is the mean of what it may be.
+    And before there are three pairs it is all that a call takes: a batch that is too long for its call's cost loses
+    little and tells much, while batches of one item would never tell that most of their time is cost.
+    """
+
+    way: float | None = None
+    whole: float = 0.0
+    pairs: int = 0
+    weight: float = 0.0
+    total: float = 0.0
+
+    def add(self, way: float, whole: float) -> None:
+        """A call's time beside what its worker says that it took, and that: moving averages."""
+        way = max(0.0, way)
+        share = 1.0 if self.way is None else 0.05
+        self.way = share * way + (1 - share) * (self.way or 0.0)
+        self.whole = share * whole + (1 - share) * self.whole
+
+    def add_pair(self, first: tuple[int, float], second: tuple[int, float], usual: float = 0.0) -> None:
+        """Two batches, (items, seconds), that one worker ran one after the other; without effect if they are alike.
+
+        :param usual: the worker's seconds of an item: two short items that happen to be alike prove nothing.
+        """
+        (n, seconds), (before, seconds_before) = second, first
+        item_seconds = max(usual, (seconds + seconds_before) / (n + before))
+        if 2 * max(n, before) < 3 * min(n, before) or not item_seconds:
+            return
+        across = n - before
+        height = (seconds_before * n - seconds * before) / across
+        if not self.pairs:
+            self.weight = item_seconds**-2
+        weight = across**2 / (n * before * (n + before) * item_seconds**2)
+        self.pairs += 1
+        self.weight += weight
+        self.total += weight * height
+
+    @property
+    def inside(self) -> float:
+        """What a call itself does once, as far as it is known."""
+        return max(0.0, self.total / self.weight) if self.pairs >= 3 else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of what a call does once, in seconds; 0 while all that a call takes is counted."""
+        return self.weight**-0.5 if self.pairs >= 3 else 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """The cost of a call, None before there was one.
+
+        >>> cost = CallCost()
+        >>> cost.add(way=0.25, whole=2.5)
+        >>> cost.seconds
+        2.75
+        >>> for n in (3, 9, 27) * 100: cost.add_pair((1, 2.0 + 0.5), (n, 2.0 + 0.5 * n))
+        >>> round(cost.seconds, 1)
+        2.2
+        """
+        if self.way is None:
+            return None
+        return self.way + (self.whole if self.pairs < 3 else self.inside)
+
+
+class Deal:
+    """Says whose each next item is, so that shares hold.
+
+    Of the first n items, however many they are, no more than their shares of n go to the worst one, the worst two, ...:
+    so no beginning has a higher mean error than all of it is to have.
+
+    :param shares: app -> its share, the one with the most errors first; they sum up to 1.
+
+    >>> deal = Deal({"small": 0.25, "large": 0.75})
+    >>> [deal.next() for _ in range(8)]
+    ['large', 'large', 'large', 'small', 'large', 'large', 'large', 'small']
+    """
+
+    def __init__(self, shares: dict[str, float]) -> None:
+        self.shares = shares
+        self._apps = list(shares)
+        self._bounds = [*itertools.accumulate(shares.values())]
+        self._bounds[-1] = 1.0
+        self._given = [0] * len(shares)  # To the worst one, the worst two, ...
+        self._dealt = 0
+
+    def next(self) -> str:
+        """The app of the next item."""
+        self._dealt += 1
+        n = len(self._apps) - 1
+        while n and self._given[n - 1] + 1 <= self._bounds[n - 1] * self._dealt + 1e-9:
+            n -= 1
+        for wider in range(n, len(self._apps)):
+            self._given[wider] += 1
+        return self._apps[n]
+
+
+@dataclasses.dataclass(slots=True)
+class App:
+    """One app and its queue."""
+
+    spec: AppSpec
+    order: int
+    queue: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    # Items still in the queue that were cancelled: whoever takes from it leaves them out.
+    cancelled: int = 0
+    # Groups that must run alone as they are: the halves of a bisection, suspects.
+    isolated: Groups = dataclasses.field(default_factory=Groups)
+    witness: str = ""  # The worker found last that what failed elsewhere could run on; kept by eligibility.py.
+    claimed: int = 0
+    claims: int = 0  # Loads that it is claimed for.
+    attempts: int = 0  # That run; also steps of its sessions.
+    open_sessions: int = 0
+    measured_on: set[str] = dataclasses.field(default_factory=set)  # Workers that know how long its calls take.
+    arrived: int = 0
+    waiting_since: float | None = None
+    held_until: float | None = None
+    alternatives: list[str] = dataclasses.field(default_factory=list)  # The apps that may answer its items.
+    call_cost: CallCost = dataclasses.field(default_factory=CallCost)
+
+    # Read in every decision, so copied out of the specification.
+    id: str = ""
+    context: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.id, self.context, self.priority = spec.id, spec.context, spec.priority
+        self.deadline = spec.deadline
+        self.batch_size = spec.batch_size if spec.batch else 1
+
+    @property
+    def backlog(self) -> int:
+        """Items queued."""
+        return len(self.queue) - self.cancelled + self.isolated.items
+
+    @property
+    def unclaimed(self) -> int:
+        """Items queued for which no worker loads the context."""
+        return self.backlog - self.claimed
+
+    @property
+    def call_seconds(self) -> float | None:
+        """What a call costs beside its items."""
+        return self.call_cost.seconds
+
+    @property
+    def call_seconds_error(self) -> float:
+        """How far off that may be."""
+        return self.call_cost.error
+
+    @property
+    def chunk_target(self) -> float | None:
+        """Seconds that a chunk of its sessions may take."""
+        return self.spec.chunk_target
+
+    @property
+    def max_delay(self) -> float | None:
+        """The longest an item may take."""
+        return self.spec.max_delay
+
+    @property
+    def max_error(self) -> float | None:
+        """The largest acceptable share of wrong answers."""
+        return self.spec.max_error
+
+    @property
+    def error(self) -> float:
+        """The share of wrong answers with its context."""
+        return self.spec.error
+
+    @property
+    def alternative_of(self) -> str:
+        """The app whose items it may answer."""
+        return self.spec.alternative_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Suspect:
+    """A worker on which a context failed: how often, and when it may be asked again."""
+
+    failures: int
+    retry_at: float
+
+
+@dataclasses.dataclass(slots=True)
+class ContextState:
+    """What is known of a context across workers."""
+
+    spec: ContextSpec
+    apps: dict[str, None] = dataclasses.field(default_factory=dict)
+    memory: int | None = None
+    gpu_memory: int | None = None
+    holders: int = 0
+    on_tier: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # Its holders by tier.
+    loads: int = 0
+    # Worker -> its failures; forgotten when the worker is lost or the context builds there.
+    suspects: dict[str, Suspect] = dataclasses.field(default_factory=dict)
+    # Since it was last built anywhere: worker -> host, how often, from when on; kept by breaking.py, as is all below.
+    failed_workers: dict[str, str] = dataclasses.field(default_factory=dict)
+    failures: int = 0
+    failing_since: float = 0.0
+    retry_at: float = 0.0
+    # Workers lost without notice while they built it, one after the other, since it was last built.
+    losses: int = 0
+    lost_at: float = -1.0
+    # How often it was built; how often it was not, before the failures running now; these, and when the last came.
+    builds: int = 0
+    failed_builds: int = 0
+    streak: int = 0
+    failed_at: float = -1.0
+    deciding: tuple[float, Failure] | None = None  # Since when it has failed often enough, and why.
+    broken: Failure | None = None
