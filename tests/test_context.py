@@ -12,7 +12,7 @@ from ctxflow import Context, ContextExecutor, context, context_app
 from ctxflow.context import parse_size
 
 
-@context(gpus=2, memory="8 GB", gpu_memory="6GiB", load_timeout=60, environment={"MODE": 1})
+@context(gpus=2, memory="8 GB", gpu_memory="6GiB", load_timeout=60, env={"MODE": 1})
 def model(name, *, scale=1):
     """A model."""
     return {"name": name, "scale": scale}
@@ -39,17 +39,17 @@ def test_calling_gives_a_recipe_and_builds_nothing():
 def test_options():
     recipe = model("tiny", scale=2)
     assert (recipe.name, recipe.gpus, recipe.memory, recipe.gpu_memory) == ("model", 2, 8 * 10**9, 6 * 2**30)
-    assert recipe.load_timeout == 60 and recipe.environment == {"MODE": "1"}
+    assert recipe.load_timeout == 60 and recipe.env == {"MODE": "1"}
     assert (model.__name__, model.__doc__) == ("model", "A model.")
-    variant = model.options(gpus=0, environment={})("tiny", scale=2)
-    assert variant.gpus == 0 and variant.memory == 8 * 10**9 and variant.environment == {}
+    variant = model.options(gpus=0, env={})("tiny", scale=2)
+    assert variant.gpus == 0 and variant.memory == 8 * 10**9 and variant.env == {}
     assert repr(recipe) == "<context model('tiny', scale=2)>"
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes files, environment, gpus, memory, gpu_memory"),
+        ({"gpu": 1}, TypeError, "@context has no option 'gpu': it takes files, env, gpus, memory, gpu_memory"),
         ({"affinity": "close"}, ValueError, "affinity='close' is not known: write 'guaranteed' or 'best-effort'"),
         ({"gpus": -1}, ValueError, "gpus=-1 makes no sense: give the number of GPUs"),
         ({"memory": "lots"}, ValueError, "'lots' is no size: write a number of bytes, or text such as '10 GB'"),
@@ -76,7 +76,7 @@ def test_equal_recipes_are_one():
     assert model("a") != model("b") != model("a", scale=2)
     assert model("a") != "a recipe"
     assert model("a") == model.options(gpus=1, memory=None)("a"), "resources are no part of the identity"
-    assert model("a") != model.options(environment={"MODE": "2"})("a")
+    assert model("a") != model.options(env={"MODE": "2"})("a")
 
 
 def test_files_count_by_content_not_by_place(tmp_path):
@@ -203,7 +203,7 @@ def test_the_same_content_under_two_names(executor, tmp_path):
 
     for name in ("first.txt", "second.txt"):
         (tmp_path / name).write_text("the same")
-        recipe = context(environment={"NAME": name}, files={"path": tmp_path / name})(read)()
+        recipe = context(env={"NAME": name}, files={"path": tmp_path / name})(read)()
         path, content = context_app(recipe)(lambda found: found)().result()
         assert path.endswith(name) and content == "the same"
 
@@ -235,7 +235,7 @@ def test_a_file_that_goes_away_before_it_is_staged_breaks_the_context(executor, 
 
 
 def test_environment_and_composition_on_a_worker(executor):
-    @context(environment={"CTXFLOW_TEST_MODE": "quiet"})
+    @context(env={"CTXFLOW_TEST_MODE": "quiet"})
     def outer(inner):
         import os
 
@@ -297,27 +297,27 @@ def test_the_parameters_of_files_stay_free(tmp_path):
 
 
 def test_a_composed_recipe_needs_what_its_parts_need():
-    @context(gpus=1, memory=100, gpu_memory=10, environment={"A": 1, "B": 2})
+    @context(gpus=1, memory=100, gpu_memory=10, env={"A": 1, "B": 2})
     def small(n):
         return n
 
-    @context(gpus=2, memory=1000, environment={"B": 2, "C": 3})
+    @context(gpus=2, memory=1000, env={"B": 2, "C": 3})
     def large(n):
         return n
 
-    @context(memory=5, environment={"D": 4})
+    @context(memory=5, env={"D": 4})
     def both(*parts):
         return parts
 
     recipe = both(small(1), [large(2), small(3)])
     assert (recipe.gpus, recipe.memory, recipe.gpu_memory) == (2, 1205, 20)
-    assert recipe.environment == {"A": "1", "B": "2", "C": "3", "D": "4"}
+    assert recipe.env == {"A": "1", "B": "2", "C": "3", "D": "4"}
     outer = pair(recipe, second=small(4))
     assert (outer.gpus, outer.memory, outer.gpu_memory) == (2, 1305, 30)
     assert outer.build() == ((1, [2, 3]), 4)
     assert (pair(1).gpus, pair(1).memory, pair(1).gpu_memory) == (0, None, None)
     with pytest.raises(ValueError, match=r"small.1.. inside both wants B='2' in the environment, where another .* '9'"):
-        both.options(environment={"B": 9})(small(1))
+        both.options(env={"B": 9})(small(1))
 
 
 def test_recipes_in_lists_tuples_and_dicts_are_built():

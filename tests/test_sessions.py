@@ -9,7 +9,17 @@ import time
 
 import pytest
 
-from ctxflow import CallCrashed, ContextError, ContextExecutor, CtxflowError, context, idle, last, session_app
+from ctxflow import (
+    CallCrashed,
+    ContextError,
+    ContextExecutor,
+    CtxflowError,
+    TurnOver,
+    context,
+    idle,
+    last,
+    session_app,
+)
 from ctxflow.testing.evictions import Evictions
 from ctxflow.testing.wandering import Wandering, take_all, walk
 
@@ -354,3 +364,14 @@ def test_an_option_that_is_no_number_is_refused_by_its_name(option):
 def test_what_is_no_function_is_no_session_app():
     with pytest.raises(TypeError, match="a session app is made of a function, not of a generator"):
         session_app(None)(each for each in ())
+
+
+def test_the_end_of_a_turn_passes_through_a_generator_as_what_it_is(executor):
+    def chunks(session):
+        while True:
+            yield session.take(30)
+
+    with talk.open("ab") as session, pytest.raises(TurnOver, match="turn is over"):
+        list(chunks(session))
+    with pytest.raises(EOFError):
+        session.take()

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+
     from ctxflow.app_options import Alternative
+    from ctxflow.apps import BatchApp, ContextApp
     from ctxflow.context import context
     from ctxflow.decorators import batch_app, context_app
     from ctxflow.errors import (
@@ -30,11 +34,17 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from ctxflow.executors import ContextExecutor
+    from ctxflow.map_results import MapResult
     from ctxflow.on_worker import idle, last, load_variable_from_context, load_variable_in_serverless
     from ctxflow.recipe import Context
-    from ctxflow.sessions import session_app
+    from ctxflow.sessions import Session, SessionApp, session_app
 
 _PLACES = {
+    "SessionApp": "sessions",
+    "Session": "sessions",
+    "MapResult": "map_results",
+    "ContextApp": "apps",
+    "BatchApp": "apps",
     "Alternative": "app_options",
     "BatchContractError": "errors",
     "batch_app": "decorators",
@@ -61,17 +71,22 @@ _PLACES = {
 
 __all__ = [
     "Alternative",
+    "BatchApp",
     "BatchContractError",
     "CallCrashed",
     "CallError",
     "CallTimeout",
     "Context",
+    "ContextApp",
     "ContextError",
     "ContextExecutor",
     "CtxflowError",
     "DependencyFailed",
+    "MapResult",
     "RemoteError",
     "RunEnded",
+    "Session",
+    "SessionApp",
     "TurnOver",
     "WorkersLost",
     "__version__",
@@ -108,6 +123,19 @@ def __dir__() -> list[str]:
     """The public names, also those that were not used yet: what an editor or a notebook offers on TAB."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
+
+class _OldNames:
+    """Finds modules by the names that they had in earlier versions; asked last, for what nothing else has found."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return how to import one of ctxflow's; see `importlib.abc.MetaPathFinder`."""
+        if not name.startswith("ctxflow.") or name == "ctxflow.renamed":
+            return None
+        return importlib.import_module("ctxflow.renamed").find_spec(name)  # type: ignore[no-any-return]
+
+
+sys.meta_path.append(_OldNames)
 
 if hasattr(__spec__.loader, "archive"):  # A worker's program, which lacks what few workers need.
     importlib.import_module("ctxflow.host.rest").install()

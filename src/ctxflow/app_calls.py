@@ -33,7 +33,7 @@ class AnyApp(Protocol):
     __name__: str
     function: Callable[..., Any]
     context: Context | None
-    options: Options
+    chosen: Options
 
     @property
     def priority(self) -> int:
@@ -74,7 +74,7 @@ class ContextCall(Memoized):
 
     def submit(self, calls: Calls, function: Callable[..., Any], args: Any, kwargs: Any) -> Future[Any]:
         """Make the call."""
-        options = self.app.options
+        options = self.app.chosen
         context = self.app.context
         return calls.call(
             function,
@@ -155,7 +155,7 @@ class Variants:
 
         :param look_inside: notice what has changed inside of objects, too: takes a millisecond or more.
         """
-        recipes = [each for each in (app.context, *(other.context for other in app.options.alternatives)) if each]
+        recipes = [each for each in (app.context, *(other.context for other in app.chosen.alternatives)) if each]
         if self._referents is None or self._referents.changed():
             self._known.clear()
             self._code, self._referents = None, Referents(app.function)
@@ -188,7 +188,7 @@ class Variants:
         """
         run.prepare_pickling()
         code = self._pickled(app, run, look_inside)
-        options = app.options
+        options = app.chosen
         contexts = [(app.context, options.error), *((each.context, each.error) for each in options.alternatives)]
         declared = [run.declare_context(context, options.level) for context, _ in contexts]
         names = [context.spec.id for context in declared]

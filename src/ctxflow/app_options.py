@@ -10,7 +10,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ctxflow.context import ContextFunction
 from ctxflow.digest import digest
@@ -107,12 +107,13 @@ if TYPE_CHECKING:
 else:
     Result = TypeVar("Result")
 
+Level = Literal["pervasive", "partial", "none"]
 Deadline = float | datetime.datetime | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What may be said of an app where it is defined, and changed with `using`.
+    """What may be said of an app where it is defined, and changed with `options`.
 
     :ivar priority: higher goes first; by default its context's, which is 0 by default.
     :ivar deadline: when the results are wanted: a time of day, or seconds from the app's first call in a run.
@@ -143,7 +144,7 @@ class Options:
     cache: bool = False
     max_delay: float | None = None
     max_error: float | None = None
-    level: str | None = None
+    level: Level | None = None
     error: float = 0.0
     alternatives: Sequence[Alternative] = ()
 
@@ -180,9 +181,9 @@ def _alternatives(value: Any) -> tuple[Alternative, ...]:
     return found
 
 
-def _level(value: Any) -> str:
+def _level(value: Any) -> Any:
     ev.check_level(value)
-    return str(value)
+    return value
 
 
 def _share(name: str) -> Callable[[Any], Any]:

@@ -13,16 +13,16 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from ctxflow.app_calls import ContextCall, ItemCall, MapCall, Variants
-from ctxflow.app_options import Alternative, Deadline, Options, Result, check_alternatives, check_context
+from ctxflow.app_options import Alternative, Deadline, Level, Options, Result, check_alternatives, check_context
 from ctxflow.executors.bare import active_executor
 from ctxflow.executors.declarations import Declaration
 from ctxflow.executors.run import Run
 from ctxflow.executors.submission import KEY
-from ctxflow.option_values import UNCHANGED, Unchanged, check_function, given, refusing
-from ctxflow.recipe import Context
+from ctxflow.option_values import UNCHANGED, OptionsMethod, Unchanged, check_function, given, refusing
+from ctxflow.recipe import Context, Params
 from ctxflow.wording import counted, header
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _Kind = TypeVar("_Kind", bound="_App")
+_Rest = ParamSpec("_Rest")
+
+ResumeBy = Literal["index", "content"]
 
 
 class _App:
@@ -45,7 +48,7 @@ class _App:
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function
         self.context = context
-        self.options = options
+        self.chosen = options
         self._deadline: tuple[str, float | None] = ("", None)
 
     def _check_function(self, function: Any) -> None:
@@ -61,12 +64,12 @@ class _App:
     @property
     def priority(self) -> int:
         """Higher goes first."""
-        if self.options.priority is not None:
-            return self.options.priority
+        if self.chosen.priority is not None:
+            return self.chosen.priority
         return self.context.priority if self.context is not None else 0
 
     @refusing("an app")
-    def using(
+    def options(
         self: _Kind,
         context: Context | None = None,
         *,
@@ -79,11 +82,13 @@ class _App:
         cache: bool | Unchanged = UNCHANGED,
         max_delay: float | Unchanged | None = UNCHANGED,
         max_error: float | Unchanged | None = UNCHANGED,
-        level: str | Unchanged | None = UNCHANGED,
+        level: Level | Unchanged | None = UNCHANGED,
         error: float | Unchanged = UNCHANGED,
         alternatives: Sequence[Alternative] | Unchanged = UNCHANGED,
     ) -> _Kind:
-        """The same app with another context or other options; what is not given stays. `batch_app` tells of each.
+        """Return the same app with another context or other options; what is not given stays. `using` is the same.
+
+        `batch_app` tells of each option.
 
         :param context: another recipe, if not None.
         :raises TypeError: for an unknown option, or one of a wrong type.
@@ -93,7 +98,7 @@ class _App:
         >>> @batch_app(None, priority=1)
         ... def double(numbers):
         ...     return [2 * n for n in numbers]
-        >>> double.using(priority=5).options.priority
+        >>> double.options(priority=5).priority
         5
         """
         changes = given(
@@ -101,37 +106,41 @@ class _App:
             executor=executor, cache=cache, max_delay=max_delay, max_error=max_error, level=level, error=error,
             alternatives=alternatives,
         )  # fmt: skip
-        changed = dataclasses.replace(self.options, **changes)
+        changed = dataclasses.replace(self.chosen, **changes)
         return type(self)(self.function, context if context is not None else self.context, changed)
+
+    using = options
+    if not TYPE_CHECKING:
+        options = OptionsMethod(options)
 
     def deadline_on(self, run: Run) -> float | None:
         """The deadline on a run's clock, counted from the app's first call there."""
         if self._deadline[0] != run.id:
-            self._deadline = (run.id, self.options.deadline_on(run))
+            self._deadline = (run.id, self.chosen.deadline_on(run))
         return self._deadline[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.function, self.context, self.options)
+        return type(self), (self.function, self.context, self.chosen)
 
     def __ctxflow_digest__(self) -> object:
         return type(self).__name__, self.function, self.context
 
     def _submit(self, submission: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Through Parsl where it is loaded, so that futures among the arguments are waited for; else directly."""
-        executor, kernel = active_executor(self.options.executor)
+        executor, kernel = active_executor(self.chosen.executor)
         if kernel is None:
             return submission.submit(executor.calls, self.function, args, kwargs)  # type: ignore[no-any-return]
         return kernel.submit(  # type: ignore[no-any-return]
             self.function,
             app_args=args,
             executors=[executor.label],
-            cache=self.options.cache,
+            cache=self.chosen.cache,
             ignore_for_cache=None,
             app_kwargs={**kwargs, "parsl_resource_specification": {KEY: submission}},
         )
 
 
-class ContextApp(_App, Generic[Result]):
+class ContextApp(_App, Generic[Params, Result]):
     """A function that is called with the live context; each call is one call on a worker."""
 
     def __init__(self, function: Callable[..., Any], context: Context | None, options: Options) -> None:
@@ -144,17 +153,31 @@ class ContextApp(_App, Generic[Result]):
         if options.alternatives:
             raise TypeError("alternatives= are for batch apps, whose items can be divided: leave them out")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
+    @overload
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Future[Result]: ...
+    @overload  # Parsl waits for futures among the arguments.
+    def __call__(self, first: Future[Any], /, *args: object, **kwargs: object) -> Future[Result]: ...
+    @overload
+    def __call__(self, first: object, second: Future[Any], /, *args: object, **kwargs: object) -> Future[Result]: ...
+    @overload
+    def __call__(
+        self, first: object, second: object, third: Future[Any], /, *args: object, **kwargs: object
+    ) -> Future[Result]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:  # type: ignore[misc] # It takes any Params.
         """Call it on a worker that holds the context; any arguments, one result, in a future."""
         return self._submit(ContextCall(self), args, kwargs)
 
 
-class BatchApp(_App, Generic[Result]):
+class BatchApp(_App, Generic[Params, Result]):
     """A function over batches of items that ctxflow forms; a person calls it with single items, or maps it.
 
     The function gets the live context (if there is one), then one list for each parameter of an item, side by
     side; it returns a list with one result per item, in their order, or yields them. Keyword-only parameters are
     constants of a call.
+
+    To type checkers its parameters are those of the function after the context, each a list; a call takes one value for
+    each of up to five lists, or a future of one, and then the constants.
 
     :ivar parameters: the names of an item's values, in their order; `rest`, of `*rest`, which takes further ones.
     :ivar constants: the names of the keyword-only parameters.
@@ -198,51 +221,128 @@ class BatchApp(_App, Generic[Result]):
         wanted = header(self.__name__, items if self.context is None else f"context, {items}")
         raise TypeError(f"{self.__name__} is called with lists of items, but {has}: write {wanted}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:
-        """One item: its result in a future. Items that wait together share a batch."""
+    @overload
+    def __call__(
+        self: BatchApp[Concatenate[list[Any], list[Any], list[Any], list[Any], list[Any], _Rest], Result],
+        one: object,
+        two: object,
+        three: object,
+        four: object,
+        five: object,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> Future[Result]: ...
+    @overload
+    def __call__(
+        self: BatchApp[Concatenate[list[Any], list[Any], list[Any], list[Any], _Rest], Result],
+        one: object,
+        two: object,
+        three: object,
+        four: object,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> Future[Result]: ...
+    @overload
+    def __call__(
+        self: BatchApp[Concatenate[list[Any], list[Any], list[Any], _Rest], Result],
+        one: object,
+        two: object,
+        three: object,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> Future[Result]: ...
+    @overload
+    def __call__(
+        self: BatchApp[Concatenate[list[Any], list[Any], _Rest], Result],
+        one: object,
+        two: object,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> Future[Result]: ...
+    @overload
+    def __call__(
+        self: BatchApp[Concatenate[list[Any], _Rest], Result],
+        one: object,
+        /,
+        *args: _Rest.args,
+        **kwargs: _Rest.kwargs,
+    ) -> Future[Result]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:  # type: ignore[misc] # It takes any _Rest.
+        """Submit one item, and return its result in a future. Items that wait together share a batch."""
         item, constants = self._bind(args, kwargs)
         return self._submit(ItemCall(self, tuple(sorted(constants.items()))), item, {})
 
     @overload
     def map(
         self,
-        *inputs: Any,
-        columns: Sequence[str] = ...,
+        *inputs: object,
+        columns: str | Sequence[str] = ...,
         resume: str | os.PathLike[str] | None = ...,
-        resume_by: str = ...,
+        resume_by: ResumeBy = ...,
         on_error: Literal["raise"] = ...,
         order: Literal["input"] = ...,
         window: int | None = ...,
         progress: bool | None = ...,
-        **constants: Any,
+        **constants: object,
     ) -> MapResult[Result]: ...
     @overload
     def map(
         self,
-        *inputs: Any,
-        columns: Sequence[str] = ...,
+        *inputs: object,
+        columns: str | Sequence[str] = ...,
         resume: str | os.PathLike[str] | None = ...,
-        resume_by: str = ...,
-        on_error: str = ...,
-        order: str = ...,
+        resume_by: ResumeBy = ...,
+        on_error: Literal["raise"] = ...,
+        order: Literal["completed"],
         window: int | None = ...,
         progress: bool | None = ...,
-        **constants: Any,
-    ) -> MapResult[Any]: ...
+        **constants: object,
+    ) -> MapResult[tuple[int, Result]]: ...
+    @overload
+    def map(
+        self,
+        *inputs: object,
+        columns: str | Sequence[str] = ...,
+        resume: str | os.PathLike[str] | None = ...,
+        resume_by: ResumeBy = ...,
+        on_error: Literal["return"],
+        order: Literal["input"] = ...,
+        window: int | None = ...,
+        progress: bool | None = ...,
+        **constants: object,
+    ) -> MapResult[Result | Exception]: ...
+    @overload
+    def map(
+        self,
+        *inputs: object,
+        columns: str | Sequence[str] = ...,
+        resume: str | os.PathLike[str] | None = ...,
+        resume_by: ResumeBy = ...,
+        on_error: Literal["return"],
+        order: Literal["completed"],
+        window: int | None = ...,
+        progress: bool | None = ...,
+        **constants: object,
+    ) -> MapResult[tuple[int, Result | Exception]]: ...
 
     def map(
         self,
-        *inputs: Any,
-        columns: Sequence[str] = (),
+        *inputs: object,
+        columns: str | Sequence[str] = (),
         resume: str | os.PathLike[str] | None = None,
-        resume_by: str = "index",
-        on_error: str = "raise",
-        order: str = "input",
+        resume_by: ResumeBy = "index",
+        on_error: Literal["raise", "return"] = "raise",
+        order: Literal["input", "completed"] = "input",
         window: int | None = None,
         progress: bool | None = None,
-        **constants: Any,
+        **constants: object,
     ) -> MapResult[Any]:
-        """The results of many items, as they come, in bounded memory.
+        """Return the results of many items, as they come, in bounded memory.
 
         Work begins at once; inputs are taken from the iterables only as slots free up.
 
@@ -276,7 +376,7 @@ class BatchApp(_App, Generic[Result]):
         if unknown := sorted(set(constants) - self.constants):
             raise unknown_option(self, unknown[0])
         through = inputs_of(self, inputs, columns, by_index=resume is not None and resume_by != "content")
-        executor, kernel = active_executor(self.options.executor)
+        executor, kernel = active_executor(self.chosen.executor)
         app = self if kernel is None else self._retried(kernel.config.retries)
         mapped = MapResult(app, through, constants, executor, resume, on_error, order, window, progress, resume_by)
         if kernel is not None:
@@ -296,10 +396,9 @@ class BatchApp(_App, Generic[Result]):
                 raise
         return mapped
 
-    def _retried(self, retries: int) -> BatchApp:
+    def _retried(self, retries: int) -> BatchApp[Params, Result]:
         """It with so many retries at least: Parsl's own are for its tasks, of which a map is one that never fails."""
-        more: BatchApp = self.using(retries=retries) if retries > self.options.retries else self
-        return more
+        return self.options(retries=retries) if retries > self.chosen.retries else self
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """One item's parameters in order, and the call's constants."""

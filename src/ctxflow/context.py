@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ctxflow.option_values import (
     UNCHANGED,
@@ -24,7 +24,8 @@ from ctxflow.option_values import (
     refusing,
     whole,
 )
-from ctxflow.recipe import AFFINITIES, Context, composed
+from ctxflow.recipe import AFFINITIES, Context, Params, Value, composed
+from ctxflow.renamed import options_renamed
 from ctxflow.wording import short
 
 
@@ -81,6 +82,12 @@ def _by_place(
     return tuple(args), kwargs
 
 
+_P = ParamSpec("_P")
+_V = TypeVar("_V")
+Paths = Mapping[str, str | os.PathLike[str]]
+Variables = Mapping[str, str | int | float | os.PathLike[str]]
+Affinity = Literal["guaranteed", "best-effort"]
+
 NO_OPTIONS: Mapping[str, Any] = {}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -131,12 +138,12 @@ def _files(value: Any) -> dict[str, str]:
     return {name: os.path.abspath(os.path.expanduser(path)) for name, path in value.items()}
 
 
-def _environment(value: Any) -> dict[str, str]:
-    wanted = 'a dict of text by name, such as environment={"OMP_NUM_THREADS": "4"}'
+def _env(value: Any) -> dict[str, str]:
+    wanted = 'a dict of text by name, such as env={"OMP_NUM_THREADS": "4"}'
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise refuse("environment", value, wanted, TypeError)
+        raise refuse("env", value, wanted, TypeError)
     if not all(isinstance(each, (str, int, float, os.PathLike)) for each in value.values()):
-        raise refuse("environment", value, wanted, TypeError)
+        raise refuse("env", value, wanted, TypeError)
     return {name: str(each) for name, each in value.items()}
 
 
@@ -147,7 +154,7 @@ def _load_timeout(value: Any) -> Any:
 
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "files": _files,
-    "environment": _environment,
+    "env": _env,
     "gpus": lambda value: whole("gpus", value, "the number of GPUs that a context occupies, 0 or more", 0),
     "memory": _size("memory"),
     "gpu_memory": _size("gpu_memory"),
@@ -157,19 +164,25 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class ContextFunction:
+class ContextFunction(Generic[Params, Value]):
     """What `@context` makes of a function: call it for a recipe, `options` for a variant of it."""
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, function: Callable[Params, Value], options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self._options = dict(options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Context:
-        """The recipe of this function with these inputs; nothing is built.
+    @overload
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Context[Value]: ...
+    @overload  # With recipes in the places of what they build, and without what `files` gives.
+    def __call__(self, *args: object, **kwargs: object) -> Context[Value]: ...
 
-        It needs what the recipes among its inputs need too: the sum of their `memory` and `gpu_memory`, the largest
-        of their `gpus`, all their files and environment variables. Its `load_timeout` is for all of them.
+    def __call__(self, *args: Any, **kwargs: Any) -> Context[Value]:
+        """Return the recipe of this function with these inputs; nothing is built.
+
+        An input may be a recipe: the function gets what that builds. The recipe needs what those among its inputs need
+        too: the sum of their `memory` and `gpu_memory`, the largest of their `gpus`, all their files and environment
+        variables. Its `load_timeout` is for all of them.
 
         :raises TypeError: if the function cannot be called with them.
         :raises ValueError: if a recipe is where it cannot be replaced (in a set, for one), or recipes want
@@ -178,20 +191,21 @@ class ContextFunction:
         args, kwargs = _bound(self.function, args, kwargs, self._options.get("files", ()))
         return composed(Context(self.function.__name__, self.function, args, kwargs, **self._options))
 
+    @options_renamed(environment="env")
     @refusing("@context")
     def options(
         self,
         *,
-        files: Mapping[str, str | os.PathLike[str]] | Unchanged = UNCHANGED,
-        environment: Mapping[str, str] | Unchanged = UNCHANGED,
+        files: Paths | Unchanged = UNCHANGED,
+        env: Variables | Unchanged = UNCHANGED,
         gpus: int | Unchanged = UNCHANGED,
         memory: int | str | Unchanged | None = UNCHANGED,
         gpu_memory: int | str | Unchanged | None = UNCHANGED,
         load_timeout: float | Unchanged | None = UNCHANGED,
-        affinity: str | Unchanged | None = UNCHANGED,
+        affinity: Affinity | Unchanged | None = UNCHANGED,
         priority: int | Unchanged = UNCHANGED,
-    ) -> ContextFunction:
-        """The same function with other files, environment or resources; see `context` for the options.
+    ) -> ContextFunction[Params, Value]:
+        """Return the same function with other files, variables or resources; see `context` for the options.
 
         >>> @context
         ... def nothing():
@@ -200,7 +214,7 @@ class ContextFunction:
         2
         """
         changes = given(
-            files=files, environment=environment, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
+            files=files, env=env, gpus=gpus, memory=memory, gpu_memory=gpu_memory,
             load_timeout=load_timeout, affinity=affinity, priority=priority,
         )  # fmt: skip
         return ContextFunction(self.function, {**self._options, **checked(changes)})
@@ -213,39 +227,40 @@ class ContextFunction:
 
 
 @overload
-def context(function: Callable[..., Any], /) -> ContextFunction: ...
+def context(function: Callable[_P, _V], /) -> ContextFunction[_P, _V]: ...
 @overload
 def context(
     *,
-    files: Mapping[str, str | os.PathLike[str]] = ...,
-    environment: Mapping[str, str] = ...,
+    files: Paths = ...,
+    env: Variables = ...,
     gpus: int = ...,
     memory: int | str | None = ...,
     gpu_memory: int | str | None = ...,
     load_timeout: float | None = ...,
-    affinity: str | None = ...,
+    affinity: Affinity | None = ...,
     priority: int = ...,
-) -> Callable[[Callable[..., Any]], ContextFunction]: ...
+) -> Callable[[Callable[_P, _V]], ContextFunction[_P, _V]]: ...
 
 
+@options_renamed(environment="env")
 @refusing("@context")
 def context(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    files: Mapping[str, str | os.PathLike[str]] = NO_OPTIONS,
-    environment: Mapping[str, str] = NO_OPTIONS,
+    files: Paths = NO_OPTIONS,
+    env: Variables = NO_OPTIONS,
     gpus: int = 0,
     memory: int | str | None = None,
     gpu_memory: int | str | None = None,
     load_timeout: float | None = None,
-    affinity: str | None = None,
+    affinity: Affinity | None = None,
     priority: int = 0,
 ) -> Any:
     """Make a function that builds reusable state into one that gives its recipe. Use it bare, or with options.
 
     :param files: what is staged to workers, by parameter: `{"weights": "model/"}`; the function gets local paths.
-    :param environment: environment variables of its process: `{"NAME": "value"}`.
+    :param env: environment variables of its process: `{"NAME": "value"}`.
     :param gpus: how many GPUs it occupies.
     :param memory: host memory that it takes, as text such as "8 GB" or in bytes; measured where it is not said.
     :param gpu_memory: memory that it takes on each GPU, likewise.
@@ -265,7 +280,7 @@ def context(
     (True, False)
     """
     said = {
-        "files": files, "environment": environment, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
+        "files": files, "env": env, "gpus": gpus, "memory": memory, "gpu_memory": gpu_memory,
         "load_timeout": load_timeout, "affinity": affinity, "priority": priority,
     }  # fmt: skip
     options = checked(said)
@@ -274,7 +289,7 @@ def context(
     return lambda decorated: _made(decorated, options)
 
 
-def _made(function: Any, options: Mapping[str, Any]) -> ContextFunction:
+def _made(function: Any, options: Mapping[str, Any]) -> ContextFunction[..., Any]:
     if not callable(function):
         raise TypeError(f"@context is put above a function that builds something, not on {short(function)}")
     refuse_async(function)

@@ -6,13 +6,18 @@ What does not live here: what an app does (apps.py), and how its options are che
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from ctxflow.app_options import Alternative, Deadline, Options, Result, check_context
+from ctxflow.app_options import Alternative, Deadline, Level, Options, check_context
 from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.context import ContextFunction
 from ctxflow.option_values import refusing
 from ctxflow.recipe import Context
+
+# Those of the classes have defaults, which checkers would take where nothing else fits.
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_V = TypeVar("_V")
 
 
 def _decorated(kind: type[BatchApp] | type[ContextApp], context: Any, chosen: Options) -> Any:
@@ -23,10 +28,10 @@ def _decorated(kind: type[BatchApp] | type[ContextApp], context: Any, chosen: Op
 
 
 @overload
-def batch_app(function: Callable[..., Iterable[Result]], /) -> BatchApp[Result]: ...
+def batch_app(function: Callable[_P, Iterable[_R]], /) -> BatchApp[_P, _R]: ...
 @overload
 def batch_app(
-    context: Context | None = None,
+    context: Context[_V],
     /,
     *,
     priority: int | None = ...,
@@ -38,10 +43,28 @@ def batch_app(
     cache: bool = ...,
     max_delay: float | None = ...,
     max_error: float | None = ...,
-    level: str | None = ...,
+    level: Level | None = ...,
     error: float = ...,
     alternatives: Sequence[Alternative] = ...,
-) -> Callable[[Callable[..., Iterable[Result]]], BatchApp[Result]]: ...
+) -> Callable[[Callable[Concatenate[_V, _P], Iterable[_R]]], BatchApp[_P, _R]]: ...
+@overload
+def batch_app(
+    context: None = None,
+    /,
+    *,
+    priority: int | None = ...,
+    deadline: Deadline = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    batch_size: int | None = ...,
+    executor: str | None = ...,
+    cache: bool = ...,
+    max_delay: float | None = ...,
+    max_error: float | None = ...,
+    level: Level | None = ...,
+    error: float = ...,
+    alternatives: Sequence[Alternative] = ...,
+) -> Callable[[Callable[_P, Iterable[_R]]], BatchApp[_P, _R]]: ...
 
 
 @refusing("an app")
@@ -58,7 +81,7 @@ def batch_app(
     cache: bool = False,
     max_delay: float | None = None,
     max_error: float | None = None,
-    level: str | None = None,
+    level: Level | None = None,
     error: float = 0.0,
     alternatives: Sequence[Alternative] = (),
 ) -> Any:
@@ -116,10 +139,10 @@ def batch_app(
 
 
 @overload
-def context_app(function: Callable[..., Result], /) -> ContextApp[Result]: ...
+def context_app(function: Callable[_P, _R], /) -> ContextApp[_P, _R]: ...
 @overload
 def context_app(
-    context: Context | None = None,
+    context: Context[_V],
     /,
     *,
     priority: int | None = ...,
@@ -131,10 +154,28 @@ def context_app(
     cache: bool = ...,
     max_delay: float | None = ...,
     max_error: float | None = ...,
-    level: str | None = ...,
+    level: Level | None = ...,
     error: float = ...,
     alternatives: Sequence[Alternative] = ...,
-) -> Callable[[Callable[..., Result]], ContextApp[Result]]: ...
+) -> Callable[[Callable[Concatenate[_V, _P], _R]], ContextApp[_P, _R]]: ...
+@overload
+def context_app(
+    context: None = None,
+    /,
+    *,
+    priority: int | None = ...,
+    deadline: Deadline = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    batch_size: int | None = ...,
+    executor: str | None = ...,
+    cache: bool = ...,
+    max_delay: float | None = ...,
+    max_error: float | None = ...,
+    level: Level | None = ...,
+    error: float = ...,
+    alternatives: Sequence[Alternative] = ...,
+) -> Callable[[Callable[_P, _R]], ContextApp[_P, _R]]: ...
 
 
 @refusing("an app")
@@ -151,7 +192,7 @@ def context_app(
     cache: bool = False,
     max_delay: float | None = None,
     max_error: float | None = None,
-    level: str | None = None,
+    level: Level | None = None,
     error: float = 0.0,
     alternatives: Sequence[Alternative] = (),
 ) -> Any:

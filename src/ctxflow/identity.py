@@ -71,12 +71,12 @@ def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = 
     :raises TypeError: for code or constants that cannot be identified, such as an open file, saying where it is.
     :raises FileNotFoundError: if a context's file is not there.
     """
-    contexts = [each for each in (app.context, *(other.context for other in app.options.alternatives)) if each]
+    contexts = [each for each in (app.context, *(other.context for other in app.chosen.alternatives)) if each]
     code = {_called(app.function): digest(app.function)}
     contents: dict[str, Mapping[str, str]] = {}
     for number, recipe in enumerate(contexts):
         name = f"the context {recipe.name}" + (f" (alternative {number})" if number else "")
-        code[name] = digest((recipe.function, recipe.args, dict(recipe.kwargs), dict(recipe.environment)))
+        code[name] = digest((recipe.function, recipe.args, dict(recipe.kwargs), dict(recipe.env)))
         for path in recipe.files.values():
             contents[path] = digest_files(path, tell)
         for model in _models(recipe):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
+
+_Chunk = TypeVar("_Chunk")
 
 _loaded: Any = None
 
@@ -47,19 +49,19 @@ class Turn:
     over: bool = False
 
 
-def idle(chunk: Any) -> Turn:
-    """The chunk after which a session makes none before it gets a prompt.
+def idle(chunk: _Chunk) -> _Chunk:
+    """Mark a chunk as the last before the session gets another prompt; type checkers see the chunk itself.
 
     >>> idle("that is all").over
     False
     """
-    return Turn(chunk)
+    return cast(_Chunk, Turn(chunk))
 
 
-def last(chunk: Any) -> Turn:
-    """The chunk with which a session ends.
+def last(chunk: _Chunk) -> _Chunk:
+    """Mark a chunk as the one with which its session ends; type checkers see the chunk itself.
 
     >>> last("good bye").over
     True
     """
-    return Turn(chunk, over=True)
+    return cast(_Chunk, Turn(chunk, over=True))

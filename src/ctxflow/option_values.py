@@ -190,3 +190,38 @@ def refuse_async(function: Any) -> None:
             raise TypeError(
                 f"{name} is async, which workers do not await: write {header(name)}, with asyncio.run(...) in it"
             )
+
+
+class OptionsMethod:
+    """A method `options(...)`, which gives a variant, and whose attributes are the options that its owner has `chosen`.
+
+    So `app.options(priority=5)` is another app, and `app.options.priority` says which this one has.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        return self.method if owner is None else _BoundOptions(self.method.__get__(owner), owner.chosen)
+
+
+class _BoundOptions:
+    def __init__(self, method: Callable[..., Any], chosen: Any) -> None:
+        self.__wrapped__ = method
+        self.__doc__ = method.__doc__
+        self._chosen = chosen
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.__wrapped__(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._chosen, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._chosen == (other._chosen if isinstance(other, _BoundOptions) else other))
+
+    def __repr__(self) -> str:
+        return f"<method options of {self._chosen!r}>"

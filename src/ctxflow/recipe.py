@@ -9,20 +9,31 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ctxflow.pickling import dumps
 from ctxflow.wording import article
 
 if TYPE_CHECKING:
+    from typing_extensions import ParamSpec as DefaultParamSpec
+    from typing_extensions import TypeVar as DefaultTypeVar
+
     from ctxflow.referents import Referents
+
+    Params = DefaultParamSpec("Params", default=...)
+    Value = DefaultTypeVar("Value", default=Any)
+    Built_co = DefaultTypeVar("Built_co", default=Any, covariant=True)
+else:
+    Params = ParamSpec("Params")
+    Value = TypeVar("Value")
+    Built_co = TypeVar("Built_co", covariant=True)
 
 AFFINITIES = ("guaranteed", "best-effort")
 """How close together a context's GPUs have to be: as close as a machine allows, or the closer the better."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Context:
+class Context(Generic[Built_co]):
     """A recipe of reusable state: a function, its inputs, and what it needs to run.
 
     Nothing is built by making one. Two recipes with the same code, inputs, files and environment have the same
@@ -31,7 +42,7 @@ class Context:
     :ivar name: what people see, the function's name.
     :ivar function: builds the state; runs once per worker, in the library process.
     :ivar files: parameter name -> path; staged to the worker, where the function gets the local path.
-    :ivar environment: environment variables of the library process.
+    :ivar env: environment variables of the library process.
     :ivar gpus: GPUs that the state occupies.
     :ivar memory: host memory in bytes, None if unknown until it is measured.
     :ivar gpu_memory: memory in bytes on each GPU, None if unknown.
@@ -41,11 +52,11 @@ class Context:
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., Built_co]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     gpus: int = 0
     memory: int | None = None
     gpu_memory: int | None = None
@@ -71,6 +82,14 @@ class Context:
             self.__dict__["_known"] = known
         return known[0]
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return `env`, by its old name."""
+        from ctxflow.renamed import tell
+
+        tell("Context.environment", "a context's environment is now called env")
+        return self.env
+
     def look_again(self) -> None:
         """Have the `id` computed anew when it is wanted next: what the code refers to may have changed inside."""
         self.__dict__.pop("_known", None)
@@ -80,7 +99,7 @@ class Context:
         from ctxflow.contents import digest_path
 
         files = {name: digest_path(path) for name, path in self.files.items()}
-        return "context", self.function, self.args, dict(self.kwargs), files, dict(self.environment)
+        return "context", self.function, self.args, dict(self.kwargs), files, dict(self.env)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is known of it in this process."""
@@ -92,11 +111,11 @@ class Context:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    def build(self, paths: Mapping[str, str] | None = None) -> Any:
+    def build(self, paths: Mapping[str, str] | None = None) -> Built_co:
         """Build the state in this process and return what the function returns.
 
-            Recipes among the inputs, also in plain lists, tuples and dicts, are built first and take their places, so
-            contexts compose.
+        Recipes among the inputs, also in plain lists, tuples and dicts, are built first and take their places, so
+        contexts compose.
 
         :param paths: parameter name -> local path of each of `files`; by default the files where they are.
 
@@ -200,10 +219,10 @@ def composed(recipe: Context) -> Context:
     inner = [found for value in (*recipe.args, *recipe.kwargs.values()) for found in _recipes(value)]
     if not inner:
         return recipe
-    files, environment = dict(recipe.files), dict(recipe.environment)
+    files, environment = dict(recipe.files), dict(recipe.env)
     for number, one in enumerate(inner):
         files.update({f"{number}{_INNER}{name}": path for name, path in one.files.items()})
-        for name, value in one.environment.items():
+        for name, value in one.env.items():
             if environment.setdefault(name, value) != value:
                 raise ValueError(
                     f"{one!r} inside {recipe.name} wants {name}={value!r} in the environment, where another recipe "
@@ -213,7 +232,7 @@ def composed(recipe: Context) -> Context:
     return dataclasses.replace(
         recipe,
         files=files,
-        environment=environment,
+        env=environment,
         gpus=max(one.gpus for one in every),
         memory=_sum_of_known(one.memory for one in every),
         gpu_memory=_sum_of_known(one.gpu_memory for one in every),

@@ -14,8 +14,8 @@ import itertools
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ctxflow.app_options import check_context
 from ctxflow.context import ContextFunction
@@ -27,12 +27,38 @@ from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.run import Run
 from ctxflow.executors.status import SessionStatus
 from ctxflow.on_worker import idle, last
-from ctxflow.option_values import check_function, number, refusing, text, whole
+from ctxflow.option_values import (
+    UNCHANGED,
+    OptionsMethod,
+    Unchanged,
+    check_function,
+    given,
+    number,
+    refusing,
+    text,
+    whole,
+)
 from ctxflow.pickling import dumps
 from ctxflow.recipe import Context
 from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    Prompt = DefaultTypeVar("Prompt", default=Any)
+    Chunk = DefaultTypeVar("Chunk", default=Any)
+else:
+    Prompt = TypeVar("Prompt")
+    Chunk = TypeVar("Chunk")
+# Of functions; those of the classes have defaults, which checkers would take where nothing else fits.
+_V = TypeVar("_V")
+_S = TypeVar("_S")
+_P = TypeVar("_P")
+_C = TypeVar("_C")
+# The states and the new prompts of some sessions give a chunk and the new state of each.
+_Steps = Callable[[list[_S], list[list[_P]]], Iterable[tuple[_C, _S]]]
+_StepsWith = Callable[[_V, list[_S], list[list[_P]]], Iterable[tuple[_C, _S]]]
 _numbers = itertools.count(1)
 
 
@@ -73,7 +99,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class SessionApp:
+class SessionApp(Generic[Prompt, Chunk]):
     """A function that makes the next chunks of several sessions at a time; a person opens sessions of it.
 
     The function gets the live context (if there is one), the list of the sessions' states (None before a session's
@@ -88,20 +114,51 @@ class SessionApp:
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.function = function
         self.context = context
-        self.options = options
+        self.chosen = options
         self._run: tuple[str, str | None] = ("", None)  # Where it was declared last, and the id of its context there.
         self._declaration: Declaration | None = None
         self._referents: Referents | None = None
 
-    def open(self, prompt: Any = None) -> Session:
+    @refusing("a session app")
+    def options(
+        self,
+        context: Context | None = None,
+        *,
+        chunk_target: float | Unchanged | None = UNCHANGED,
+        keep_every: int | Unchanged | None = UNCHANGED,
+        ahead: int | Unchanged = UNCHANGED,
+        timeout: float | Unchanged | None = UNCHANGED,
+        retries: int | Unchanged = UNCHANGED,
+        executor: str | Unchanged | None = UNCHANGED,
+    ) -> SessionApp[Prompt, Chunk]:
+        """Return the same app with another context or other options; what is not given stays. `using` is the same.
+
+        `session_app` tells of each option.
+
+        :param context: another recipe, if not None.
+        :raises TypeError: for an unknown option, or one of a wrong type.
+        :raises ValueError: for an option that makes no sense.
+        """
+        changes = given(
+            chunk_target=chunk_target, keep_every=keep_every, ahead=ahead, timeout=timeout, retries=retries,
+            executor=executor,
+        )  # fmt: skip
+        changed = dataclasses.replace(self.chosen, **changes)
+        return type(self)(self.function, context if context is not None else self.context, changed)
+
+    using = options
+    if not TYPE_CHECKING:
+        options = OptionsMethod(options)
+
+    def open(self, prompt: Prompt | None = None) -> Session[Prompt, Chunk]:
         """Begin a session, with a first prompt if there is one.
 
         :raises TypeError: if the prompt cannot be pickled.
         :raises CtxflowError: if no executor is running.
         """
-        executor, _ = active_executor(self.options.executor)
+        executor, _ = active_executor(self.chosen.executor)
         run = executor.calls.run
-        return Session(run, self._declare(run), self.options.ahead, prompt)
+        return Session(run, self._declare(run), self.chosen.ahead, prompt)
 
     def _declare(self, run: Run) -> Declaration:
         recipe = self.context.id if self.context is not None else None
@@ -109,7 +166,7 @@ class SessionApp:
         if self._declaration is None or changed:
             self._referents = Referents(self.function)
             run.prepare_pickling()
-            options = self.options
+            options = self.chosen
             context = run.declare_context(self.context, ev.PERVASIVE)
             identity = (self.function, context.spec.id, dataclasses.astuple(options))
             spec = ev.AppSpec(
@@ -128,7 +185,7 @@ class SessionApp:
         return self._declaration
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.function, self.context, self.options)
+        return type(self), (self.function, self.context, self.chosen)
 
 
 class _Inbox:
@@ -157,7 +214,7 @@ class _Inbox:
             self.changed.notify_all()
 
 
-class Session:
+class Session(Generic[Prompt, Chunk]):
     """One stream of chunks with a state of its own, on whichever worker.
 
     Iterate over it for its chunks: the loop ends when its turn is over (the app said `idle`) or the session is, and
@@ -167,7 +224,7 @@ class Session:
     :ivar number: what the run knows it by.
     """
 
-    def __init__(self, run: Run, app: Declaration, ahead: int, prompt: Any = None) -> None:
+    def __init__(self, run: Run, app: Declaration, ahead: int, prompt: Prompt | None = None) -> None:
         self.number = next(_numbers)
         self._run = run
         self._ahead = self._wanted = ahead
@@ -184,7 +241,7 @@ class Session:
         self._closing = weakref.finalize(self, run.soon, functools.partial(_close, run, self.number))
         self._closing.atexit = False
 
-    def prompt(self, prompt: Any) -> None:
+    def prompt(self, prompt: Prompt) -> None:
         """Give the session a prompt, for its next chunk that was not begun.
 
         :raises TypeError: if it cannot be pickled.
@@ -216,8 +273,11 @@ class Session:
         if self._closing.detach() is not None:
             _close(self._run, self.number)
 
-    def take(self, timeout: float | None = None) -> Any:
-        """The next chunk.
+    def take(self, timeout: float | None = None) -> Chunk:
+        """Return the next chunk, waiting for it.
+
+        The end is a `TurnOver`, an `EOFError` and no StopIteration: that would become a RuntimeError inside of a
+        generator, and end a loop around it unnoticed.
 
         :param timeout: seconds to wait for it.
         :raises TurnOver: if its turn, or the session, is over, and no chunk is left of it.
@@ -241,10 +301,10 @@ class Session:
             self._wanted = self._taken + self._ahead
             with contextlib.suppress(CtxflowError):  # What was made can be taken, also of a run that has ended.
                 self._run.tell(lambda: ev.ChunksWanted(self._run.clock(), self.number, self._wanted))
-        return pickle.loads(chunk)
+        return pickle.loads(chunk)  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Any]:
-        """The chunks until its turn is over."""
+    def __iter__(self) -> Iterator[Chunk]:
+        """Yield the chunks until its turn is over."""
         while True:
             try:
                 chunk = self.take()
@@ -257,7 +317,7 @@ class Session:
         """How it stands at this moment; None once it is over."""
         return self._run.session_status(self.number)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Session[Prompt, Chunk]:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -279,10 +339,10 @@ def _pickled(prompt: Any) -> bytes:
 
 
 @overload
-def session_app(function: Callable[..., Any], /) -> SessionApp: ...
+def session_app(function: _Steps[_S, _P, _C], /) -> SessionApp[_P, _C]: ...
 @overload
 def session_app(
-    context: Context | None = None,
+    context: Context[_V],
     /,
     *,
     chunk_target: float | None = ...,
@@ -291,7 +351,19 @@ def session_app(
     timeout: float | None = ...,
     retries: int = ...,
     executor: str | None = ...,
-) -> Callable[[Callable[..., Any]], SessionApp]: ...
+) -> Callable[[_StepsWith[_V, _S, _P, _C]], SessionApp[_P, _C]]: ...
+@overload
+def session_app(
+    context: None = None,
+    /,
+    *,
+    chunk_target: float | None = ...,
+    keep_every: int | None = ...,
+    ahead: int = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    executor: str | None = ...,
+) -> Callable[[_Steps[_S, _P, _C]], SessionApp[_P, _C]]: ...
 
 
 @refusing("a session app")

@@ -25,7 +25,7 @@ def test_the_users_code_finds_the_python_path_that_the_driver_had(monkeypatch, t
         child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
         return os.environ.get("PYTHONPATH"), child, [name for name in os.environ if "ORIGINAL" in name]
 
-    @context(environment={"PYTHONPATH": "/of/the/recipe"})
+    @context(env={"PYTHONPATH": "/of/the/recipe"})
     def own():
         return None
 
@@ -72,7 +72,7 @@ def test_libraries_report_nothing_of_a_worker_unless_the_user_said_so(monkeypatc
     for name, value in drivers.items():
         monkeypatch.setenv(name, value)
 
-    @context(environment=recipe)
+    @context(env=recipe)
     def here():
         import os
 

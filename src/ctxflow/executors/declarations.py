@@ -187,7 +187,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
         context.name,
         context.dumps(),
         files,
-        context.environment,
+        context.env,
         context.load_timeout,
         context.memory,
         level,

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -29,16 +28,13 @@ from ctxflow.referents import Referents
 from ctxflow.scheduler import events as ev
 from ctxflow.wording import closest, name_of
 
-logger = logging.getLogger("ctxflow")
-
 KEY = "ctxflow"
 """The key of a resource specification under which ctxflow's own apps say what they are."""
 
-_KNOWN = {
-    KEY, "context", "function_context", "function_context_args", "function_context_kwargs", "priority",
-    "timeout", "level", "cores", "memory", "disk", "gpus", "category", "running_time_min",
-}  # fmt: skip
-_READ = "context, priority, timeout, level and gpus"
+_SUPPORTED = ("context", "priority", "timeout", "level", "gpus")
+_KNOWN = {KEY, *_SUPPORTED, "function_context", "function_context_args", "function_context_kwargs"}
+# What Parsl's other executors take for a call: here the site says what a worker has, and the context what it takes.
+_OF_OTHERS = {"cores", "memory", "disk", "category", "running_time_min", "num_nodes", "num_ranks", "ranks_per_node"}
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "priority": lambda value: whole("priority", value, "a whole number, such as 10: higher goes first"),
     "timeout": lambda value: number("timeout", value, "seconds that the call may take, more than 0", above=True),
@@ -84,7 +80,6 @@ class Calls:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._declaring = threading.Lock()  # Parsl submits from several threads.
-        self._told: set[Any] = set()
         self._names = itertools.count(1)  # An address is no name: it is given again.
         self._apps: weakref.WeakValueDictionary[Any, Declaration] = weakref.WeakValueDictionary()  # The run holds them.
         self._functions: weakref.WeakKeyDictionary[Any, tuple[Pickled, Referents] | None] = weakref.WeakKeyDictionary()
@@ -109,7 +104,7 @@ class Calls:
         if own is not None:
             kwargs.pop("parsl_resource_specification", None)
             return own.submit(self, function, args, kwargs)
-        self._check_keys(specification)
+        _check_keys(specification)
         if "parsl_resource_specification" in kwargs and not self._wants(function):
             del kwargs["parsl_resource_specification"]
         context = _context_of(specification)
@@ -120,17 +115,6 @@ class Calls:
             level=_option(specification, "level", None),
         )
         return self.call(function, args, kwargs, options)
-
-    def _check_keys(self, specification: Mapping[str, Any]) -> None:
-        """Refuse a key that is one of ctxflow's misspelt; say of any other that means nothing here so, once."""
-        for name in [each for each in specification if each not in _KNOWN]:
-            if meant := closest(str(name), _KNOWN - {KEY}):
-                raise TypeError(f"a resource specification has no key {name!r}: did you mean {meant!r}?")
-            if name not in self._told:
-                self._told.add(name)
-                logger.warning(
-                    "the resource specification's key %r means nothing to ctxflow, which reads %s", name, _READ
-                )
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> Future[Any]:
         """One call of any function.
@@ -229,6 +213,22 @@ def _written(function: Any) -> Any:
 
 
 _DEFAULT = CallOptions()
+
+
+def _check_keys(specification: Mapping[str, Any]) -> None:
+    """See that a resource specification says nothing that would not be heeded.
+
+    :raises TypeError: if it does, saying what is supported.
+    """
+    for name in specification:
+        if name not in _KNOWN:
+            supported = f"ctxflow supports {', '.join(_SUPPORTED[:-1])} and {_SUPPORTED[-1]}"
+            if name in _OF_OTHERS:
+                what = "what a worker has stands in the site's tiers, and what a context takes at its @context"
+                raise TypeError(f"a resource specification has no key {name!r} here: {supported}; {what}")
+            meant = closest(str(name), _KNOWN - {KEY})
+            hint = f"did you mean {meant!r}? {supported}" if meant else supported
+            raise TypeError(f"a resource specification has no key {name!r}: {hint}")
 
 
 def _option(specification: Mapping[str, Any], name: str, default: Any) -> Any:

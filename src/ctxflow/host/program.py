@@ -49,6 +49,7 @@ _COMPILED = (
     "ctxflow/option_values.py",
     "ctxflow/pickling.py",
     "ctxflow/recipe.py",
+    "ctxflow/renamed.py",
     "ctxflow/topology/",
     "ctxflow/version.py",
     "ctxflow/wording.py",

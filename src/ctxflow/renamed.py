@@ -1,0 +1,199 @@
+"""Public names of earlier versions: they go on working, and each says once what it is called now.
+
+`RENAMED` is the one table. A module that is gone is found by a finder at the end of `sys.meta_path` (installed by
+`ctxflow/__init__`), which is asked only for what nothing else finds, so that other imports cost nothing. A name that
+has left a module which is still there needs two lines at that module's end, since no finder is asked for it:
+
+    if not TYPE_CHECKING:
+        __getattr__ = renamed.names_of(__name__)
+
+Needs the standard library alone: it is part of what workers get.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+
+RENAMED: dict[str, str] = {
+    "ctxflow.alternatives": "ctxflow.app_options",
+    "ctxflow.mapped": "ctxflow.map_results",
+    "ctxflow.mapped:Mapped": "ctxflow.map_results:MapResult",
+    "ctxflow.turns": "ctxflow.on_worker",
+}
+"""Old names -> new ones: of modules and packages (`a.b`), with all below them, and of what is in them (`a.b:Name`).
+
+An entry `a.b:Name` alone, without one for `a.b`, is for what a module that is gone or still there has lost.
+"""
+
+_told: set[str] = set()
+
+
+class RenamedWarning(DeprecationWarning):
+    """Something is used by the name that it had in an earlier version; once for each name in a process.
+
+    Unlike others of its kind it is shown unless a filter says otherwise, wherever the old name stands.
+    """
+
+
+def tell(old: str, sentence: str) -> None:
+    """Warn of an old name, once, at the line outside of ctxflow that uses it.
+
+    :param old: what is told once.
+    :param sentence: names the new one.
+    """
+    if old in _told:
+        return
+    _show_by_default()
+    warnings.warn(sentence, RenamedWarning, stacklevel=_level_of_user())
+    _told.add(old)  # Where warnings are errors, the next use is one too.
+
+
+def options_renamed(**names: str) -> Callable[[_Called], _Called]:
+    """Have a function take options by old names too, each of which is told once.
+
+    :param names: old name -> new name.
+
+    >>> @options_renamed(colour="color")
+    ... def lamp(*, color="white"):
+    ...     return color
+    >>> lamp(color="red")
+    'red'
+    """
+
+    def decorate(function: _Called) -> _Called:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            for old, new in names.items():
+                if old in options:
+                    if new in options:
+                        raise TypeError(f"{old}= is the old name of {new}=: give {new}= alone")
+                    tell(f"{function.__qualname__}({old}=)", f"{old}= is now called {new}=")
+                    options[new] = options.pop(old)
+            return function(*args, **options)
+
+        return cast(_Called, call)
+
+    return decorate
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module that has lost names which `RENAMED` knows."""
+
+    def find(name: str) -> Any:
+        new = RENAMED.get(f"{module}:{name}")
+        if new is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        tell(f"{module}:{name}", f"{module}.{name} is now {new.replace(':', '.')}")
+        return resolve(new)
+
+    return find
+
+
+def resolve(new: str) -> Any:
+    """Return the module, or what is in one, that a name of `RENAMED` stands for.
+
+    >>> resolve("ctxflow.renamed:resolve") is resolve
+    True
+    """
+    module, _, name = new.partition(":")
+    found: Any = importlib.import_module(module)
+    return functools.reduce(getattr, name.split("."), found) if name else found
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return how an old module is imported; None for what `RENAMED` does not know."""
+    if _new_module(name) is None and not any(old.startswith((f"{name}.", f"{name}:")) for old in RENAMED):
+        return None
+    loader: Any = _Loader()  # It has what a loader needs; `importlib.abc` would be imported for its base class alone.
+    return ModuleSpec(name, loader, is_package=True)
+
+
+def _new_module(name: str) -> str | None:
+    """Return what a module, or a package that it was in, is called now."""
+    package, rest = name, ""
+    while package:
+        if package in RENAMED:
+            new = RENAMED[package] + rest
+            try:
+                return new if importlib.util.find_spec(new) is not None else None
+            except ModuleNotFoundError:  # Of what is now one module.
+                return None
+        package, dot, last = package.rpartition(".")
+        rest = f"{dot}{last}{rest}"
+    return None
+
+
+class _OldModule(ModuleType):
+    """Stands for a module that is gone, and has what has taken its place."""
+
+    _new: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        new = RENAMED.get(f"{self.__name__}:{name}")
+        if new is not None:
+            if self._new is None:
+                tell(f"{self.__name__}:{name}", f"{self.__name__}.{name} is now {new.replace(':', '.')}")
+            return resolve(new)
+        if self._new is None or (name.startswith("__") and name != "__all__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(self._new), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(importlib.import_module(self._new)) if self._new else []
+
+
+class _Loader:
+    """Makes an old module."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that stands for it."""
+        return _OldModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import what has taken its place, and tell the name of that, with those of what is called otherwise in it."""
+        name = module.__name__
+        new = _new_module(name)
+        if new is None:
+            return
+        importlib.import_module(new)
+        vars(module)["_new"] = new
+        renamed = [
+            f"{old.partition(':')[2]} is {now.replace(':', '.')}"
+            for old, now in RENAMED.items()
+            if old.startswith(f"{name}:")
+        ]
+        more = f" ({', '.join(renamed)})" if renamed else ""
+        tell(name, f"the module {name} is now {new}{more}")
+
+
+def _show_by_default() -> None:
+    """Have these warnings shown where nobody has said anything of them: Python hides others of their kind."""
+    if sys.warnoptions:  # By -W or PYTHONWARNINGS.
+        return
+    for action, message, category, module, _ in warnings.filters:
+        if issubclass(RenamedWarning, category) and message is None and module is None:
+            if action == "ignore" and category is DeprecationWarning:
+                warnings.simplefilter("default", RenamedWarning)
+            return
+
+
+def _level_of_user() -> int:
+    """Return how far the line of a person's lies below the caller of this function, as `warnings` counts."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "ctxflow",
+        "importlib",
+    ):
+        frame = frame.f_back
+        level += "importlib._bootstrap" not in frame.f_code.co_filename  # Which `warnings` passes over.
+    return level
