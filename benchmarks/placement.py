@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 import common
 
-from ctxflow.cli.aside import native_output_aside
+from ctxflow.cli.screen import native_output_aside
 from ctxflow.policies.agh import Allocation, Problem, Solution, solve
 from ctxflow.policies.agh.allocation import data_gb
 from ctxflow_papers.gh_agh.instances import draw

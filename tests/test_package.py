@@ -95,7 +95,8 @@ def test_what_a_worker_can_do_without_when_it_starts_is_not_imported(program, un
 def test_what_has_no_use_for_parsl_does_not_import_it():
     program = (
         "import sys, ctxflow.batch.driver, ctxflow.simulator, ctxflow.executors.bare\n"
-        "import ctxflow.cli.batch, ctxflow.cli.simulate, ctxflow.cli.plan, ctxflow.cli.top, ctxflow.cli.report\n"
+        "import ctxflow.cli.batch_command\n"
+        "import ctxflow.cli.simulate_command, ctxflow.cli.plan, ctxflow.cli.run_commands, ctxflow.cli.report_command\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('parsl', 'torch')])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ from ctxflow import batch_app
 from ctxflow.batch.job import Outcome
 from ctxflow.batch.phrases import describe, summary
 from ctxflow.batch.pump import Tolerance
-from ctxflow.cli.factory import _report
+from ctxflow.cli.factory_commands import _report
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.ending import cancelled_text
 from ctxflow.factory.leftovers import Leftovers
@@ -17,7 +17,7 @@ from ctxflow.models.errors import InputTooLong
 from ctxflow.models.prompts import check_texts
 from ctxflow.models.sampling import per_row
 from ctxflow.observe.progress import Progress
-from ctxflow.rows.opening import open_source, open_table
+from ctxflow.rows.inputs import open_source, open_table
 from ctxflow.scheduler.context_moves import refused
 from ctxflow.scheduler.events import ContextSpec, TierSpec
 

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from ctxflow.cli.aside import native_output_aside
+from ctxflow.cli.screen import native_output_aside
 
 
 def test_what_native_code_prints_goes_to_standard_error(capfd):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import forked
 from ctxflow.cli.app import app
-from ctxflow.cli.clean import seconds_of
+from ctxflow.cli.clean_command import seconds_of
 from ctxflow.errors import UsageError
 from ctxflow.host.process import python_path
 from ctxflow.host.scratch import Scratch

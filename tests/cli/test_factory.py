@@ -11,7 +11,7 @@ import time
 import pytest
 from in_process import ctxflow
 
-from ctxflow.cli import factory as command_module
+from ctxflow.cli import factory_commands as command_module
 from ctxflow.factory import ProviderError, leftovers
 from ctxflow.factory.connection import Connection, LiveRun, write_private
 from ctxflow.factory.factory_client import FactoryClient

@@ -11,7 +11,7 @@ from in_process import ctxflow
 from rich.console import Console
 
 from ctxflow.batch.detached import Detached, DetachedView, Standing
-from ctxflow.cli import jobs as verbs
+from ctxflow.cli import detached_commands as verbs
 from ctxflow.factory import condor_driver
 
 NOW = 1_790_000_000.0

@@ -474,7 +474,7 @@ def test_metrics_that_cannot_be_served_are_said_so(site, start):
 
 SIGNALS = """
 import os, signal, sys, time
-from ctxflow.cli.factory import _obey_signals
+from ctxflow.cli.factory_commands import _obey_signals
 class Slow:
     def stop(self):
         os.write(1, b"stops\\n")  # It may come while `print` prints.

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from ctxflow.rows.opening import Reading, open_source
+from ctxflow.rows.inputs import Reading, open_source
 from ctxflow.rows.source import RowError
-from ctxflow.rows.text_lines import Lines, open_lines
+from ctxflow.rows.text_lines import TextLines, open_lines
 
 # What is written, and the encoding that is to be given: None where the file tells itself.
 ENCODINGS = {
@@ -113,4 +113,4 @@ def test_a_plain_file_is_read_directly(tmp_path):
     """Nothing stands between UTF-8 and its reader: it is what most inputs are."""
     (tmp_path / "in.jsonl").write_bytes(b"a\nb\n")
     with open_lines(tmp_path / "in.jsonl") as (lines, raw):
-        assert isinstance(lines, Lines) and lines._file is raw
+        assert isinstance(lines, TextLines) and lines._file is raw

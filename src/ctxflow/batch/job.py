@@ -15,7 +15,7 @@ import pydantic
 from ctxflow.batch.templates import template_text
 from ctxflow.errors import UsageError
 from ctxflow.models.sampling import GENERATION, Sampling
-from ctxflow.rows.opening import Reading
+from ctxflow.rows.inputs import Reading
 from ctxflow.rows.text_lines import check_encoding
 
 if sys.version_info >= (3, 11):

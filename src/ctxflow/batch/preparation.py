@@ -26,7 +26,7 @@ from ctxflow.errors import BusyError, UsageError
 from ctxflow.models.ability import Ability, ability_of, refusal
 from ctxflow.models.locate import folder_here
 from ctxflow.rows.columns import WHOLE, closest, columns_for, told
-from ctxflow.rows.opening import open_source
+from ctxflow.rows.inputs import open_source
 from ctxflow.rows.source import Limited, RowError, Source, Table
 from ctxflow.sites import load_site
 from ctxflow.wording import counted

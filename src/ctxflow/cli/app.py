@@ -46,18 +46,35 @@ VERBS = {
 }
 """The verbs in the order of the help, each with the first sentence of its own."""
 
-_SHARED = {"logs": "jobs", "cancel": "jobs", "status": "top"}
-"""The modules of verbs that have none of their own."""
+MODULES = {
+    "machine_commands": ("doctor", "demo", "topo"),
+    "batch_command": ("batch",),
+    "detached_commands": ("jobs", "logs", "cancel"),
+    "run_commands": ("top", "status", "workers", "drain"),
+    "clean_command": ("clean",),
+    "plan": ("plan",),
+    "report_command": ("report",),
+    "factory_commands": ("factory", "worker-command"),
+    "preempt": ("preempt",),
+    "simulate_command": ("simulate",),
+    "profile_scaling": ("profile-scaling",),
+    "reproduce": ("reproduce",),
+    "train": ("train",),
+    "env_command": ("env",),
+    "site_command": ("site",),
+}
+"""The modules of ctxflow.cli, and the verbs that are in each; one is imported when a verb of it is called."""
 
 
 def load_verb(verb: str) -> Any:
-    """Return a verb as typer runs it. Its module is imported now: they are heavy, and a call needs one of them.
+    """Return a verb as typer runs it, of its module, which is imported now.
 
     >>> load_verb("topo").help.splitlines()[0] == VERBS["topo"]
     True
     """
     name = verb.replace("-", "_")
-    found = getattr(importlib.import_module(f"ctxflow.cli.{_SHARED.get(verb, name)}"), name)
+    module = next(module for module, verbs in MODULES.items() if verb in verbs)
+    found = getattr(importlib.import_module(f"ctxflow.cli.{module}"), name)
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
     alone = typer.Typer(add_completion=False)

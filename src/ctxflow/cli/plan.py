@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ctxflow.cli.aside import native_output_aside
 from ctxflow.cli.plan_job import load_job
 from ctxflow.cli.plan_site import SiteProblem, make_problem, survey_site
+from ctxflow.cli.screen import native_output_aside
 from ctxflow.consoles import VisibleConsole
 from ctxflow.factory.site_check import ask_tiers
 from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance

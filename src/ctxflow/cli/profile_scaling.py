@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from ctxflow.cli.simulate import progress, recorded_of
+from ctxflow.cli.simulate_command import progress, recorded_of
 from ctxflow.consoles import VisibleConsole
 from ctxflow.observe.run_report import EVENTS, find_run
 from ctxflow.policies.registry import described

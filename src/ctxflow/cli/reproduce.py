@@ -14,7 +14,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from ctxflow.cli.aside import native_output_aside
+from ctxflow.cli.screen import native_output_aside
 from ctxflow.consoles import VisibleConsole
 from ctxflow.simulator.experiments import (
     Experiment,

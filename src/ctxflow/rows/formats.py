@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from ctxflow.rows.columns import IN_BATCH, Words, other_columns
 from ctxflow.rows.source import CHUNK_BYTES, CHUNK_ROWS, MAX_ROW_BYTES, Row, RowError, left_out
-from ctxflow.rows.text_lines import Lines, file_identity, open_lines, suffix_of
+from ctxflow.rows.text_lines import TextLines, file_identity, open_lines, suffix_of
 from ctxflow.wording import counted
 
 
@@ -66,10 +66,10 @@ class FileSource:
         with self._open() as (lines, raw):
             yield from self._chunked(self._rows(lines, skip), raw)
 
-    def _open(self) -> contextlib.AbstractContextManager[tuple[Lines, BinaryIO]]:
+    def _open(self) -> contextlib.AbstractContextManager[tuple[TextLines, BinaryIO]]:
         return open_lines(self._path, self._encoding, self._called, self._words)
 
-    def _rows(self, lines: Lines, skip: bytes) -> Iterator[Row]:
+    def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
         raise NotImplementedError
 
     def _chunked(self, rows: Iterable[Row], file: BinaryIO) -> Iterator[list[Row]]:
@@ -102,7 +102,7 @@ class LineSource(FileSource):
         """
         raise NotImplementedError
 
-    def _rows(self, lines: Lines, skip: bytes) -> Iterator[Row]:
+    def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
         for number in itertools.count():
             values: dict[str, Any] | RowError
             try:
@@ -181,7 +181,7 @@ def _json_reason(error: Exception, encoding: str, words: Words) -> str:
 class _Text:
     """Lines as text for the csv module; what is not UTF-8 becomes surrogates, by which `CsvSource._row` knows it."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: TextLines) -> None:
         self._lines = lines
 
     def __iter__(self) -> Iterator[str]:
@@ -217,11 +217,11 @@ class CsvSource(FileSource):
         with self._open() as (lines, _):
             return self._columns(self._reader(lines), lines.encoding) or None
 
-    def _reader(self, lines: Lines) -> Iterator[list[str]]:
+    def _reader(self, lines: TextLines) -> Iterator[list[str]]:
         csv.field_size_limit(MAX_ROW_BYTES)
         return csv.reader(_Text(lines), delimiter=self._delimiter, strict=True)
 
-    def _rows(self, lines: Lines, skip: bytes) -> Iterator[Row]:
+    def _rows(self, lines: TextLines, skip: bytes) -> Iterator[Row]:
         reader = self._reader(lines)
         columns = self._columns(reader, lines.encoding)
         number = 0

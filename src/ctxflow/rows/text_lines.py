@@ -82,7 +82,7 @@ class _Readable(Protocol):
     def readline(self, limit: int, /) -> bytes: ...
 
 
-class Lines:
+class TextLines:
     """The lines of a file, as an iterator that goes on after it has raised `RowError` for too long a line.
 
     :ivar encoding: what the file is in; its bytes that are none of it are none of UTF-8 in the lines.
@@ -138,7 +138,7 @@ codecs.register_error("ctxflow-marked", _marked)
 @contextlib.contextmanager
 def open_lines(
     path: Path, encoding: str | None = None, name: str = "", words: Words = IN_BATCH
-) -> Iterator[tuple[Lines, BinaryIO]]:
+) -> Iterator[tuple[TextLines, BinaryIO]]:
     """Open a file for reading its lines, without its byte order mark; gives the file itself, too.
 
     :param encoding: by default as its byte order mark tells, or UTF-8.
@@ -163,9 +163,9 @@ def open_lines(
                 kind = "utf-16-le" if head[1] == 0 else "utf-16-be"
                 raise ValueError(f"{called} seems to be of UTF-16: {words.encoding.format(kind)}")
             data.seek(len(mark))
-            yield Lines(data, "utf-8", name or str(path)), raw
+            yield TextLines(data, "utf-8", name or str(path)), raw
         else:
-            yield Lines(_Transcoded(data, chosen), chosen, name or str(path)), raw
+            yield TextLines(_Transcoded(data, chosen), chosen, name or str(path)), raw
 
 
 def _head(data: Any, called: str) -> bytes:

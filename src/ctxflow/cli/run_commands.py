@@ -1,0 +1,304 @@
+"""`ctxflow top` and `ctxflow status`: how a batch stands, seen from another terminal.
+
+What does not live here: the view (batch/view.py), and the status file that it is made of (batch/status_file.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ctxflow.batch.display import JobView
+from ctxflow.batch.job_status import LIVE, exit_status, find_status, found_below, read_status, told
+from ctxflow.batch.phrases import describe, duration, one_line
+from ctxflow.consoles import VisibleConsole
+from ctxflow.errors import UsageError
+from ctxflow.executors.drain_requests import ask, drained
+from ctxflow.executors.worker_table import read_workers
+from ctxflow.observe.progress import Progress, StatusReader, condition
+from ctxflow.terminal import timed, visible
+from ctxflow.wording import counted
+
+_LOOK_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_NOT_FOUND = 2
+
+Which = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[OUTPUT|RUN]",
+        help="A batch's output, or a run's directory; by default the newest live one below here.",
+        show_default=False,
+    ),
+]
+
+
+def top(which: Which = None) -> None:
+    """Follow a batch from another terminal, until it ends or you press Ctrl-C, which does nothing to the batch.
+
+    \b
+    ctxflow top                   the newest live batch below this directory
+    ctxflow top results.jsonl     the one that writes there, on any machine that sees the file
+    ctxflow top runs/NAME         the one with that run
+
+    It reads OUTPUT.status.json, which the driver rewrites every second. Without a terminal it prints a line every
+    ten seconds.
+
+    \b
+    Exit status
+      0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
+      3    it is done, some rows failed            2    none is found
+    """
+    watched = StatusReader(*chosen(which))
+    watched.settle()
+    console = VisibleConsole()
+    try:
+        status = _follow(watched, console) if console.is_terminal else _lines(watched)
+    except KeyboardInterrupt:
+        status = watched.look()
+    raise typer.Exit(exit_status(status))
+
+
+def status(
+    which: Which = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON, with its condition.")] = False,
+) -> None:
+    """Say once how a batch stands.
+
+    \b
+    ctxflow status                       the newest live batch below this directory
+    ctxflow status results.jsonl --json  the one that writes there, for programs
+
+    \b
+    Exit status
+      0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
+      3    it is done, some rows failed            2    none is found
+    """
+    found = StatusReader(*chosen(which)).settle()
+    if as_json:
+        print(json.dumps({**found, "condition": condition(found)}, indent=1))
+    else:
+        VisibleConsole().print(_view(found))
+    raise typer.Exit(exit_status(found))
+
+
+def chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
+    """The status file that is meant, and what it says."""
+    if which is not None:
+        path = find_status(which)
+        status = read_status(path) if path is not None else None
+        if path is not None and status is not None:
+            return path, status
+        if not which.is_dir():
+            _refuse(f"{which} has no status: name the output of a batch that was started, or a run's directory")
+    found = found_below(which or Path.cwd())
+    if not found:
+        below = which or "this directory"
+        _refuse(f"no batch has its status below {below}: name the batch's output, or a run's directory")
+    path, status = found[0]
+    others = [other for other, its in found[1:] if condition(its) in LIVE]
+    if condition(status) in LIVE and others:
+        print(f"ctxflow: {len(others) + 1} are live below this directory; name one of the others:", file=sys.stderr)
+        for other in others:
+            print(f"  {other}", file=sys.stderr)
+    return path, status
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"ctxflow: {sentence}", file=sys.stderr)
+    raise typer.Exit(_NOT_FOUND)
+
+
+def _view(status: Mapping[str, Any]) -> JobView:
+    return JobView(Progress.of(status), str(status["output"] or status["run"]), *told(status))
+
+
+def _follow(watched: StatusReader, console: Console) -> dict[str, Any]:
+    """Show the view until the batch has ended."""
+    status = watched.status
+    with Live(_view(status), console=console, auto_refresh=False) as live:
+        while condition(status) in (*LIVE, "silent"):
+            time.sleep(_LOOK_SECONDS)
+            status = watched.look()
+            live.update(_view(status), refresh=True)
+        live.update(_view(status), refresh=True)  # It may have died since it was shown.
+    return status
+
+
+def _lines(watched: StatusReader) -> dict[str, Any]:
+    """Print a line now and then until the batch has ended."""
+    status, due = watched.status, 0.0
+    while condition(status) in LIVE:
+        if time.monotonic() >= due:
+            due = time.monotonic() + _LINE_SECONDS
+            print(timed(describe(Progress.of(status))), flush=True)
+        time.sleep(_LOOK_SECONDS)
+        status = watched.look()
+    state, sentence, _ = told(status)
+    print(timed(f"{describe(Progress.of(status))}; {state}" + (f": {sentence}" if sentence else "")))
+    return status
+
+
+_LENGTH = 100  # Of an error in the table.
+Worker = Mapping[str, Any]
+
+
+def workers(
+    which: Which = None,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="WORKER", help="Print what this one wrote; its name, job or host, or how one begins."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """List the workers of a run: host, GPU, tier, job, age, calls done and failed, and the last error.
+
+    \b
+    ctxflow workers                       those of the newest live run below this directory
+    ctxflow workers results.jsonl         those of the batch that writes there
+    ctxflow workers --log host1.site      what the worker on that host wrote
+
+    The last that left are listed too. It reads what the run wrote some seconds ago.
+
+    \b
+    Exit status
+      0    done      2    no run is found, or no such worker
+    """
+    _, status = chosen(which)
+    found = read_workers(str(status["run"])) if status.get("run") else []
+    if log is not None:
+        _print_log(_named(found, log), str(status["run"]))
+    elif as_json:
+        print(json.dumps({"run": status["run"], "workers": found}, indent=1))
+    elif not found:
+        print("the run has no workers yet: `ctxflow status` says why")
+    else:
+        VisibleConsole().print(_table(found))
+
+
+def _table(found: list[Worker]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for header in ("host", "GPU", "tier", "job", "state", "age", "done", "failed"):
+        right = header in ("age", "done", "failed")
+        table.add_column(header, justify="right" if right else "left", no_wrap=True)
+    errors = any(each["error"] for each in found)
+    if errors:
+        table.add_column("last error", overflow="fold", min_width=24)
+    for each in found:
+        gpus = each["gpus"]
+        model = str(each["gpu_model"] or "") or ("GPU" if gpus else "-")
+        many = f"{gpus} x {model}" if gpus > 1 else model
+        age = duration(max(0.0, (each["ended"] or time.time()) - each["joined"]))
+        job = each["job"] or each["worker"]
+        failed = Text(f"{each['failed']:,}", "red" if each["failed"] else "")
+        words = [each["host"], many, each["tier"], job, each["state"], age, f"{each['done']:,}"]
+        error = [Text(one_line(each["error"], _LENGTH))] * errors
+        table.add_row(*(Text(one_line(word)) for word in words), failed, *error)
+    return table
+
+
+def _named(found: list[Worker], name: str) -> Worker:
+    """The one that is meant.
+
+    :raises UsageError: if that is none, or not one alone.
+    """
+    keys = ("worker", "job", "host")
+    exact = [each for each in found if name in (each[key] for key in keys)]
+    meant = exact or [each for each in found if any(str(each[key] or "").startswith(name) for key in keys)]
+    living = [each for each in meant if each["ended"] is None]
+    chosen_ones = living or meant
+    if not chosen_ones:
+        raise UsageError(f"the run has no worker {name}: `ctxflow workers` lists them")
+    if len(chosen_ones) > 1:
+        others = ", ".join(str(each["job"] or each["worker"]) for each in chosen_ones[:8])
+        raise UsageError(f"{len(chosen_ones)} workers are called so: name one of {others}")
+    return chosen_ones[0]
+
+
+def _print_log(worker: Worker, run: str) -> None:
+    for path in _logs(worker, run):
+        if os.path.getsize(path):
+            print(f"== {path}")
+            with open(path, encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    sys.stdout.write(visible(line.rstrip("\n")) + "\n")
+
+
+def _logs(worker: Worker, run: str) -> list[Path]:
+    """The files that a worker's output is in.
+
+    :raises UsageError: if there is none here.
+    """
+    place = Path(worker["log"] or os.path.join(run, "taskvine", "jobs", worker["tier"], f"{worker['job']}.out"))
+    found = sorted(place.iterdir(), key=os.path.getmtime) if place.is_dir() else [place] if place.is_file() else []
+    if not found:
+        raise UsageError(
+            f"nothing of what {worker['worker']} writes is on this machine: its batch system brings it when the job "
+            f"ends, to {place}"
+            if worker["job"]
+            else f"{worker['worker']} was started by hand: see where that was done"
+        )
+    return found
+
+
+def drain(
+    name: Annotated[str, typer.Argument(metavar="HOST|TIER", help="A host, as `ctxflow workers` lists it, or a tier.")],
+    which: Which = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the run use it again.")] = False,
+) -> None:
+    """Have a live run leave a host or a tier: workers there end what they run, and leave.
+
+    \b
+    ctxflow drain host7.site                  the newest live run below this directory
+    ctxflow drain preemptible results.jsonl   the batch that writes there
+    ctxflow drain host7.site --undo           it may be used again
+
+    No row is lost or counted as failed, and none is asked for there until --undo, or the run's end. A host is kept
+    from by HTCondor and Slurm; other batch systems may start workers there, which get no work.
+
+    \b
+    Exit status
+      0    the run is asked to, and hears of it within seconds      2    there is no such run, host or tier
+    """
+    _, status = chosen(which)
+    if condition(status) not in LIVE or not status.get("run"):
+        raise UsageError("that run does not go on: name one that `ctxflow status` says is running")
+    run = str(status["run"])
+    try:
+        hosts, tiers = drained(run)
+        there = {str(each["host"]) for each in read_workers(run) if each["ended"] is None}
+        is_tier = name in status.get("tiers", {})
+        found = name if is_tier else _host(name, there | set(hosts))
+        chosen_ones = tiers if is_tier else hosts
+        if undo and found not in chosen_ones:
+            raise UsageError(f"{found} is not drained: nothing is to be undone")
+        kept = [each for each in chosen_ones if each != found] if undo else [*chosen_ones, found]
+        ask(run, hosts if is_tier else kept, kept if is_tier else tiers)
+    except OSError as error:
+        raise UsageError(f"the run in {run} cannot be asked: {error}; call it as the user whose run it is") from None
+    if undo:
+        print(f"{found} may be used again")
+        return
+    key = "tier" if is_tier else "host"
+    many = sum(each["ended"] is None and each[key] == found for each in read_workers(run))
+    print(f"{counted(many, 'worker')} of {key} {found} will leave; `ctxflow workers` shows them")
+
+
+def _host(name: str, there: set[str]) -> str:
+    """The host that is meant: by its name, or by what that begins with, up to a dot."""
+    meant = [name] if name in there else sorted(host for host in there if host.partition(".")[0] == name)
+    if len(meant) != 1:
+        known = ", ".join(sorted(there)) or "none yet"
+        raise UsageError(f"the run has no tier {name}, and no worker on such a host: its hosts are {known}")
+    return meant[0]

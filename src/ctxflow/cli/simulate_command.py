@@ -1,0 +1,302 @@
+"""`ctxflow simulate`: what would come of a site and a workload, or of a recorded run with something changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from ctxflow.consoles import VisibleConsole
+from ctxflow.installing import how_to_install
+from ctxflow.observe.formatting import seconds
+from ctxflow.observe.run_report import read_report
+from ctxflow.simulator.changes import Change, combinations, parse, parse_sweep
+from ctxflow.simulator.recorded import Recorded
+from ctxflow.simulator.result import Result
+from ctxflow.simulator.scenario import Scenario, load_scenario, read_recorded, recorded_scenario
+from ctxflow.simulator.studies import LOG, Case, Summary, study
+from ctxflow.wording import counted
+
+_PATIENCE = 2.0  # Seconds without a progress display.
+AS_IT_WAS = "as it was"
+
+
+def simulate(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="SITE|RUN", help="A site file, or the directory of a recorded run.", show_default=False),
+    ],
+    workload: Annotated[
+        Path | None,
+        typer.Argument(metavar="WORKLOAD", help="A workload file; with a site only.", show_default=False),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given again.", show_default=False),
+    ] = None,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep", metavar="KEY=A,B,C", help="Simulate each value; may be given again.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, help="Simulate with so many seeds: medians and spreads.")] = 1,
+    hours: Annotated[float, typer.Option("--until", min=0.001, help="Give up after so many virtual hours.")] = 168.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder for event logs and pictures.", show_default=False)] = None,
+) -> None:
+    """Say what would come of a run, before burning a night of GPUs.
+
+    The very scheduler and policies of live runs, in virtual time: makespan,
+    items/s, how close to the fluid bound that nobody beats (workers never
+    idle; nothing is staged, loaded or lost), what evictions cost, context
+    loads, bytes moved.
+
+    \b
+    Given a site and a workload (docs/simulator.md tells its keys; this does):
+      [\\[apps]]
+      items = 150_000
+      item_seconds = 0.3          # or {a10 = 0.27, titan-x = 0.38}
+      [\\[contexts]]
+      load_seconds = 15
+
+    \b
+    Given a run's directory, what the run showed is measured from its event
+    log (seconds of items, calls, loads; when workers came and went), and it
+    is simulated as it was and with the changes, beside what was recorded.
+
+    \b
+    Keys of the site, and after "workload." those of the workload; a list's
+    entry goes by its name; 2x is twice what it was; KEY= is the default.
+      --set batching=opportunistic --set tiers.a10.workers=40
+      --set workload.evictions.per_hour=6
+      --sweep batching.size=10,100,1000
+
+    \b
+    ctxflow simulate site.toml workload.toml --sweep batching=fixed,opportunistic
+    ctxflow simulate runs/20261121-054135-17 --set workers=2x
+    ctxflow simulate site.toml workload.toml --output sim && ctxflow report sim
+    """
+    common = [parse(text) for text in changes or ()]
+    swept = combinations([parse_sweep(text) for text in sweeps or ()])
+    recorded = recorded_of(what, workload)
+    cases = list(_cases(what, workload, recorded, common, swept, output))
+    with progress("Simulating") as tell:
+        summaries = study(cases, range(seed, seed + runs), hours * 3600, tell)
+    pictures = [path for case in cases if case.log for path in _draw(case.log)]
+    if as_json:
+        data: dict[str, Any] = {"seed": seed, "runs": runs, "cases": [as_data(each) for each in summaries]}
+        if recorded is not None:
+            data |= {"recorded": recorded_data(recorded), "doubts": recorded.doubts}
+        print(json.dumps(data))
+    else:
+        show(summaries, recorded)
+        if pictures:
+            print("\nPictures", *(f"  {path}" for path in pictures), sep="\n")
+    if not all(summary.finished for summary in summaries):
+        raise typer.Exit(1)
+
+
+def recorded_of(what: str, workload: Path | None) -> Recorded | None:
+    """The recorded run that is meant, None where a site and a workload are given."""
+    if workload is not None:
+        return None
+    if not Path(what).is_dir():
+        raise typer.BadParameter(f"give a workload file too, or the directory of a recorded run: {what} is neither")
+    return read_recorded(Path(what))
+
+
+def _cases(
+    what: str,
+    workload: Path | None,
+    recorded: Recorded | None,
+    common: Sequence[Change],
+    swept: Sequence[tuple[Change, ...]],
+    output: Path | None,
+) -> Iterator[Case]:
+    """The scenarios to simulate, with their names and places."""
+
+    def scenario(changes: Sequence[Change]) -> Scenario:
+        if recorded is not None:
+            return recorded_scenario(recorded, changes)
+        assert workload is not None
+        return load_scenario(what, workload, changes)
+
+    wanted: list[tuple[str, Sequence[Change]]] = [
+        (", ".join(change.text for change in each) or ", ".join(c.text for c in common) or "simulated", each)
+        for each in swept
+    ]
+    if recorded is not None:
+        wanted = [each for each in wanted if each[1] or common]
+        yield Case(AS_IT_WAS, scenario([]), _place(output, AS_IT_WAS, bool(wanted)))
+    for name, each in wanted:
+        several = len(wanted) > 1 or recorded is not None
+        yield Case(name, scenario([*common, *each]), _place(output, name, several))
+
+
+def _place(output: Path | None, name: str, several: bool) -> Path | None:
+    if output is None or not several:
+        return output
+    return output / (re.sub(r"[^\w.=-]+", "-", name).strip("-") or "case")
+
+
+def _draw(directory: Path) -> list[Path]:
+    """The pictures of a simulated run, from its event log."""
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
+        return []
+    from ctxflow.observe.plots import draw
+
+    found = read_report(directory)
+    return [directory / LOG, *draw(directory, found.history, found.transfers, found.trees)]
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[float], None]]:
+    """Gives a function that takes the share that is done; shows a bar on a terminal once it has taken a while."""
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = VisibleConsole(stderr=True)
+    begun = time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0, visible=False)
+        yield lambda share: bar.update(task, completed=share, visible=time.monotonic() - begun > _PATIENCE)
+
+
+_DERIVED = ("items_per_second", "efficiency")
+
+
+def as_data(summary: Summary) -> dict[str, Any]:
+    """A case for JSON: the median of each figure and its spread, and every run. Seconds, bytes."""
+    names = [f.name for f in dataclasses.fields(Result) if f.name not in ("moved", "finished")] + list(_DERIVED)
+    runs = [
+        {**dataclasses.asdict(each), **{name: getattr(each, name) for name in _DERIVED}} for each in summary.results
+    ]
+    return {
+        "case": summary.case.name,
+        "finished": summary.finished,
+        "median": {name: summary.median(name) for name in names},
+        "spread": {name: summary.spread(name) for name in names},
+        "moved": summary.moved,
+        "runs": runs,
+    }
+
+
+def recorded_data(recorded: Recorded) -> dict[str, Any]:
+    """What a recorded run came to, and the workload that it showed."""
+    names = ("name", "seconds", "items", "done", "evicted", "joined", "loads", "batches", "lost_items")
+    return {**{name: getattr(recorded, name) for name in names}, "workload": recorded.workload_values()}
+
+
+def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
+    """Print one case as a list of figures, several as a table; and below what is to be known of them."""
+    console = VisibleConsole()
+    if len(summaries) == 1 and recorded is None:
+        print(one(summaries[0]))
+    else:
+        if recorded is not None:
+            print(f"Run {recorded.name}\n")
+        print(table(summaries, recorded, console.width))
+    for summary in summaries:
+        if not summary.finished:
+            left = max(result.items - result.done for result in summary.results)
+            when = seconds(summary.median("seconds"))
+            print(
+                f"{summary.case.name}: {counted(left, 'item')} left after {when}: see --until, and whether batches fit"
+            )
+    if recorded is not None:
+        for doubt in recorded.doubts:
+            print(f"Note: {doubt}.")
+
+
+def one(summary: Summary) -> str:
+    """The figures of one case, a line each."""
+    median = summary.median
+    several = len(summary.results) > 1
+    around = f" (spread {seconds(summary.spread('seconds'))} over {len(summary.results)} runs)" if several else ""
+    moved = ", ".join(f"{size / 1e9:,.4g} GB from {source}" for source, size in summary.moved.items()) or "nothing"
+    joined = f"{median('workers'):,.1f} on average, {median('joined'):,.0f} joined, {median('evicted'):,.0f} evicted"
+    twice = f"; {median('wasted_items'):,.0f} answered a second time by duplicates" if median("duplicates") else ""
+    batches = counted(round(median("batches")), "batch", "batches")
+    lines = [
+        ("Makespan", f"{seconds(median('seconds'))}, {median('items_per_second'):,.4g} items/s{around}"),
+        ("Bound", f"{seconds(median('fluid_seconds'))}: {median('efficiency'):.1%} of what nobody beats"),
+        ("Items", f"{median('done'):,.0f} of {median('items'):,.0f} done in {batches}"),
+        ("Workers", joined),
+        ("Lost", f"{counted(round(median('lost_items')), 'item')} in {seconds(median('lost_seconds'))} of work{twice}"),
+        ("Contexts", f"{counted(round(median('loads')), 'load')} in {seconds(median('load_seconds'))}"),
+        ("Moved", f"{moved}; staging took {seconds(median('stage_seconds'))} of the workers' time"),
+    ]
+    if median("raised") or median("dead"):
+        failed = counted(round(median("raised")), "call or build", "calls and builds")
+        lines.insert(5, ("Failed", f"{failed}; {counted(round(median('dead')), 'item')} given up"))
+    return "\n".join(f"{name:9} {text}" for name, text in lines)
+
+
+def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -> str:
+    """A row a case; ratios are to the first row. A name that is too long for the width has a line of its own."""
+    several = len(summaries[0].results) > 1
+    sent = any(summary.moved for summary in summaries)
+    head = ["makespan", "ratio", "items/s", "bound", "evicted", "lost", "loads"]
+    rows: list[tuple[str, list[str]]] = []
+    first = summaries[0].median("seconds")
+    if recorded is not None:
+        first = recorded.seconds
+        rate = recorded.done / first if first else 0.0
+        counts = [f"{count:,}" for count in (recorded.evicted, recorded.lost_items, recorded.loads)]
+        rows.append(("recorded", [seconds(first), "1", f"{rate:,.4g}", "", *counts]))
+    for summary in summaries:
+        took = seconds(summary.median("seconds"))
+        cells = [took if summary.finished else f"> {took}"]
+        cells.append(f"{summary.median('seconds') / first:.3g}" if first else "")
+        cells += [f"{summary.median('items_per_second'):,.4g}", f"{summary.median('efficiency'):.1%}"]
+        cells += [f"{summary.median(name):,.0f}" for name in ("evicted", "lost_items", "loads")]
+        rows.append((summary.case.name, cells))
+    if several:
+        head.insert(1, "spread")
+        spreads = [*([""] if recorded is not None else []), *(seconds(each.spread("seconds")) for each in summaries)]
+        for (_, cells), spread in zip(rows, spreads, strict=True):
+            cells.insert(1, spread)
+    if sent:
+        head.append("GB moved")
+        for (_, cells), moved in zip(rows[-len(summaries) :], [summary.moved for summary in summaries], strict=True):
+            cells.append(f"{sum(moved.values()) / 1e9:,.4g}")
+    for name in ("evicted", "lost"):
+        column = head.index(name)
+        if all(cells[column] == "0" for _, cells in rows):
+            del head[column]
+            for _, cells in rows:
+                del cells[column]
+    return aligned(head, rows, width)
+
+
+def aligned(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], width: int) -> str:
+    """Rows under a head: names to the left, figures to the right.
+
+    >>> print(aligned(["s"], [("one", ["1.0"]), ("two", ["12"])], 12))
+           s
+    one  1.0
+    two   12
+    """
+    columns = itertools.zip_longest(head, *(cells for _, cells in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in columns]
+    room = width - sum(each + 2 for each in widths)
+    longest = max((len(name) for name, _ in rows if len(name) <= room), default=0)
+    lines = []
+    for name, cells in [("", head), *rows]:
+        figures = "".join(f"  {cell:>{each}}" for cell, each in zip(cells, widths, strict=False))
+        if len(name) > room:
+            lines.append(name)
+        lines.append(f"{name if len(name) <= room else '':{longest}}{figures}".rstrip())
+    return "\n".join(lines)
