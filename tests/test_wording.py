@@ -5,8 +5,7 @@ import re
 import pytest
 
 from ctxflow import batch_app
-from ctxflow.batch.job import Outcome
-from ctxflow.batch.phrases import describe, summary
+from ctxflow.batch.phrases import Outcome, describe, summary
 from ctxflow.batch.pump import Tolerance
 from ctxflow.cli.factory_commands import _report
 from ctxflow.executors.embedded import EmbeddedEngine

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import forked
 from ctxflow.batch.job import load_job
+from ctxflow.cli.batch_options import reference
 
 TEXT = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
 
@@ -29,3 +30,8 @@ def test_the_options_are_there():
     }  # Of other commands.
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - others:
         assert option in shown, option
+
+
+def test_the_reference_is_that_of_the_options():
+    page = Path(__file__).parents[2] / "docs" / "batch-options.md"
+    assert page.read_text() == reference(), "write it anew: python -m ctxflow.cli.batch_options > docs/batch-options.md"

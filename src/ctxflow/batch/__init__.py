@@ -6,5 +6,6 @@ workers run, records.py makes a line of the answer, and ledger.py keeps it, in t
 """
 
 from ctxflow.batch.job import Job, load_job
+from ctxflow.batch.phrases import Outcome
 
 __all__ = ["Job", "Outcome", "load_job"]

@@ -18,11 +18,12 @@ import numpy as np
 
 from ctxflow.batch.display import Display, QuietDisplay
 from ctxflow.batch.intake import Intake, Make, Prepared
-from ctxflow.batch.job import Job, Outcome, defaults
+from ctxflow.batch.job import Job, defaults
 from ctxflow.batch.job_files import Files, files_of, keeps
 from ctxflow.batch.job_status import StatusFile, read_status, serving
 from ctxflow.batch.journal import as_keys, contained, row_digest
 from ctxflow.batch.ledger import Ledger
+from ctxflow.batch.phrases import Outcome
 from ctxflow.batch.preparation import prepare, refused
 from ctxflow.batch.publish import publish
 from ctxflow.batch.records import plain_columns

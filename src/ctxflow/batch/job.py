@@ -1,4 +1,4 @@
-"""A batch job: every choice that flags and job files may make, checked; and how a job ended."""
+"""A batch job: every choice that flags and job files may make, checked."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
 from ctxflow.batch.templates import template_text
 from ctxflow.errors import UsageError
-from ctxflow.models.sampling import GENERATION, Sampling
-from ctxflow.rows.inputs import Reading
-from ctxflow.rows.text_lines import check_encoding
+
+if TYPE_CHECKING:
+    from ctxflow.rows.inputs import Reading
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-TASKS = ("generate", "chat", "embed", "classify")
-# What another run of the same job may change: the results do not depend on it.
-_FREE = {"input", "output", "site", "workers", "batch_size", "timeout", "retries", "order", "device", "gpus"}
-_FREE |= {"max_errors", "limit"}
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 _COLUMNS = {"generate": "prompt", "classify": "text", "embed": "text", "chat": "messages"}
 
@@ -49,8 +45,32 @@ def error_limit(text: str) -> tuple[int | None, float | None]:
     return None, float(share[1])
 
 
+WHAT, ROWS, PARAMETERS, WHERE, RUN = (
+    "What is done", "Rows in and out", "Generation parameters", "Where it runs", "Going on",
+)  # fmt: skip
+"""The panels of `ctxflow batch --help`, and the sections of the reference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What the command line and the reference say of a key of a job, beside its name, its type and its checks.
+
+    :ivar flags: where it is not the key's name with dashes alone.
+    :ivar free: whether another run of the same job may change it, since no result depends on it.
+    """
+
+    help: str
+    panel: str
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    free: bool = False
+
+
 class Job(pydantic.BaseModel):
     """A batch job: its input and output, what is done with each row, and where.
+
+    Each key is declared here and nowhere else: the options of `ctxflow batch`, the keys of job files and the reference
+    (docs/batch-options.md) are made of it.
 
     :raises pydantic.ValidationError: for a choice that makes no sense, or two that exclude each other.
 
@@ -60,44 +80,125 @@ class Job(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    input: Path
-    output: Path
-    model: str | None = None
-    function: str | None = None
-    task: Literal["generate", "chat", "embed", "classify"] | None = None
-    site: str = "local"
-    workers: int | None = pydantic.Field(None, ge=1)
-    input_format: Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None = None
-    output_format: Literal["openai", "jsonl", "csv", "parquet"] | None = None
-    split: str | None = None
-    delimiter: str | None = None
-    encoding: str | None = None
-    limit: int | None = pydantic.Field(None, ge=1)
-    column: tuple[str, ...] = ()
-    template: str | None = None
-    system: str | None = None
-    id_column: str | None = None
-    keep: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    row_parameter: tuple[Literal["max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop"], ...] = ()
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    backend: Literal["transformers", "vllm"] = "transformers"
-    dtype: str | None = None
-    device: str | None = None
-    gpus: int | None = pydantic.Field(None, ge=0)
-    max_input_tokens: int | None = pydantic.Field(None, ge=1)
-    too_long: Literal["error", "cut-start", "cut-end"] = "error"
-    constants: dict[str, Any] = {}
-    batch_size: int | None = pydantic.Field(None, ge=1)
-    timeout: float | None = pydantic.Field(None, gt=0)
-    retries: int = pydantic.Field(0, ge=0)
-    order: Literal["completed", "input"] = "completed"
-    max_errors: str | None = None
+    input: Annotated[
+        Path,
+        Option(
+            "OpenAI batch requests, JSON Lines, CSV, text lines, Parquet, or a folder of such files or a dataset's.",
+            "", metavar="INPUT", free=True,
+        ),
+    ]  # fmt: skip
+    model: Annotated[str | None, Option("A folder, package:NAME, or a hub id.", WHAT, ("-m", "--model"))] = None
+    task: Annotated[
+        Literal["generate", "chat", "embed", "classify"] | None,
+        Option("By default generate; for OpenAI's requests what they ask for.", WHAT, ("-t", "--task")),
+    ] = None
+    function: Annotated[
+        str | None,
+        Option("Your own batch_app (or a function over lists) in place of a model.", WHAT, metavar="MODULE:NAME"),
+    ] = None
+    constants: Annotated[
+        dict[str, Any],
+        Option("A constant of that function; may be given again.", WHAT, ("--set",), metavar="NAME=VALUE"),
+    ] = {}
+    label: Annotated[tuple[str, ...], Option("To classify: a label; give one for each.", WHAT)] = ()
+    template: Annotated[
+        str | None,
+        Option("Make the prompt of the row's columns: a Jinja2 template, or @FILE.", WHAT, metavar="TEXT"),
+    ] = None
+    system: Annotated[str | None, Option("To chat: the system message, a template likewise.", WHAT, metavar="TEXT")] = (
+        None
+    )
+    output: Annotated[
+        Path,
+        Option(
+            "Results: .jsonl, .csv, .tsv or .parquet; JSON Lines where there is no ending.",
+            ROWS, ("-o", "--output"), free=True,
+        ),
+    ]  # fmt: skip
+    column: Annotated[
+        tuple[str, ...],
+        Option(
+            "The column to read, if not 'prompt' (generate), 'text' (embed, classify) or 'messages' (chat). "
+            "For a function: one for each of its parameters.",
+            ROWS,
+        ),
+    ] = ()
+    id_column: Annotated[
+        str | None, Option("The column that names rows; without, they are known by their numbers.", ROWS)
+    ] = None
+    keep: Annotated[tuple[str, ...], Option("A column to copy to the results; may be given again.", ROWS)] = ()
+    split: Annotated[str | None, Option("Which part of a dataset.", ROWS)] = None
+    delimiter: Annotated[
+        str | None, Option("What separates the values of CSV: ';', tab; by default a comma.", ROWS, metavar="CHARACTER")
+    ] = None
+    encoding: Annotated[
+        str | None,
+        Option("Of text, such as cp1252; by default UTF-8, or as a byte order mark tells.", ROWS, metavar="NAME"),
+    ] = None
+    limit: Annotated[
+        int | None,
+        Option("The first rows alone; a larger limit goes on from there.", ROWS, metavar="N", free=True),
+        pydantic.Field(ge=1),
+    ] = None
+    input_format: Annotated[
+        Literal["openai", "jsonl", "csv", "text", "parquet", "dataset"] | None,
+        Option("By default as the name and the beginning tell.", ROWS),
+    ] = None
+    output_format: Annotated[
+        Literal["openai", "jsonl", "csv", "parquet"] | None, Option("By default as the output's name ends.", ROWS)
+    ] = None
+    order: Annotated[
+        Literal["completed", "input"],
+        Option("Write results as they are completed (the default), or in the order of the input.", ROWS, free=True),
+    ] = "completed"
+    max_new_tokens: Annotated[int | None, Option("At most so many; 256 by default.", PARAMETERS)] = None
+    temperature: Annotated[float | None, Option("0, the default, takes the likeliest token.", PARAMETERS)] = None
+    top_p: Annotated[float | None, Option("Sample among the likeliest with this share.", PARAMETERS)] = None
+    top_k: Annotated[int | None, Option("Sample among so many.", PARAMETERS)] = None
+    seed: Annotated[int | None, Option("The same seed and prompt give the same text.", PARAMETERS)] = None
+    stop: Annotated[tuple[str, ...], Option("End at this text; may be given again.", PARAMETERS)] = ()
+    row_parameter: Annotated[
+        tuple[Literal["max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop"], ...],
+        Option("Take this parameter from the row's column of that name; may be given again.", PARAMETERS),
+    ] = ()
+    site: Annotated[str, Option("A site file; by default this machine.", WHERE, ("-s", "--site"), free=True)] = "local"
+    workers: Annotated[
+        int | None, Option("How many, if not as the site says.", WHERE, free=True), pydantic.Field(ge=1)
+    ] = None
+    gpus: Annotated[int | None, Option("GPUs that the model needs.", WHERE, free=True), pydantic.Field(ge=0)] = None
+    backend: Annotated[Literal["transformers", "vllm"], Option("The library for language models.", WHERE)] = (
+        "transformers"
+    )
+    dtype: Annotated[str | None, Option("Of the weights, such as float32 or bfloat16.", WHERE)] = None
+    device: Annotated[str | None, Option("Such as cpu or cuda; by default what is there.", WHERE, free=True)] = None
+    max_input_tokens: Annotated[
+        int | None, Option("Longer inputs are too long, if not as the model says.", WHERE), pydantic.Field(ge=1)
+    ] = None
+    too_long: Annotated[
+        Literal["error", "cut-start", "cut-end"],
+        Option(
+            "What becomes of inputs that are too long: a dead letter (error, the default), or a cut at their start or "
+            "end, which their results tell.",
+            WHERE,
+        ),
+    ] = "error"
+    batch_size: Annotated[
+        int | None, Option("Rows that a worker gets at a time.", WHERE, free=True), pydantic.Field(ge=1)
+    ] = None
+    timeout: Annotated[
+        float | None, Option("Seconds that such a batch may take.", WHERE, free=True), pydantic.Field(gt=0)
+    ] = None
+    retries: Annotated[
+        int, Option("How often a row that raises is tried again.", WHERE, free=True), pydantic.Field(ge=0)
+    ] = 0
+    max_errors: Annotated[
+        str | None,
+        Option(
+            "End the job when more rows than that fail, or a larger share, in this run alone; by default when each of "
+            "the first 100 does.",
+            RUN, metavar="N|P%", free=True,
+        ),
+    ] = None  # fmt: skip
     _file: Path | None = pydantic.PrivateAttr(None)
     _called: str = pydantic.PrivateAttr("")
 
@@ -120,6 +221,8 @@ class Job(pydantic.BaseModel):
     @pydantic.field_validator("encoding")
     @classmethod
     def _encodes(cls, given: str | None) -> str | None:
+        from ctxflow.rows.text_lines import check_encoding
+
         return None if given is None else check_encoding(given)
 
     @pydantic.field_validator("max_errors", mode="before")
@@ -158,6 +261,8 @@ class Job(pydantic.BaseModel):
             raise ValueError("a template names its columns itself: leave --column out")
         if set(self.row_parameter) & set(self.keep):
             raise ValueError("a column cannot be both kept and a parameter")
+        from ctxflow.models.sampling import Sampling
+
         Sampling(**self.parameters)
         return self
 
@@ -169,6 +274,8 @@ class Job(pydantic.BaseModel):
     @property
     def parameters(self) -> dict[str, Any]:
         """The generation parameters that were given."""
+        from ctxflow.models.sampling import GENERATION
+
         return {name: value for name in GENERATION if (value := getattr(self, name)) not in (None, ())}
 
     @property
@@ -181,6 +288,8 @@ class Job(pydantic.BaseModel):
     @property
     def reading(self) -> Reading:
         """How the input is to be read."""
+        from ctxflow.rows.inputs import Reading
+
         return Reading(self.input_format, self.split, self.delimiter, self.encoding, self._called)
 
     def reads_copy(self, copy: Path, of: str) -> Job:
@@ -191,45 +300,23 @@ class Job(pydantic.BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """What the results depend on, as JSON: a job that differs here is another job."""
-        chosen = self.model_dump(mode="json", exclude=_FREE)
+        chosen = self.model_dump(mode="json", exclude={name for name, option in options().items() if option.free})
         for name in ("template", "system"):
             if chosen[name] is not None:
                 chosen[name] = template_text(chosen[name])
         return chosen
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a job ended: all its rows are done or dead.
+def options() -> dict[str, Option]:
+    """Return what is said of each key of a job, in the order of the help.
 
-    :ivar done: rows with a result; `dead`, rows in the dead letters.
-    :ivar done_now: those of this run; `dead_now` likewise.
-    :ivar seconds: that this run took.
-    :ivar already: whether there was nothing to do, since an earlier run had finished.
-    :ivar truncated_now: rows of this run whose input was too long and was cut, as `too_long` of the job said.
-    :ivar nulled: values of this run that the output's form cannot hold, so that null stands in their place, by column;
-        `altered`, texts and keys of dictionaries that had to be written otherwise.
-    :ivar summary: of this run, as observe/summary.py makes it; None if nothing ran.
-
-    >>> Outcome(done=3, dead=1, done_now=3, dead_now=1, seconds=1.0).exit_status
-    3
+    >>> options()["id_column"].panel
+    'Rows in and out'
     """
-
-    done: int
-    dead: int
-    done_now: int
-    dead_now: int
-    seconds: float
-    already: bool = False
-    nulled: dict[str, int] = dataclasses.field(default_factory=dict)
-    altered: dict[str, int] = dataclasses.field(default_factory=dict)
-    summary: dict[str, Any] | None = None
-    truncated_now: int = 0
-
-    @property
-    def exit_status(self) -> int:
-        """0 if all rows have a result, 3 if some are dead."""
-        return 3 if self.dead else 0
+    return {
+        name: next(each for each in field.metadata if isinstance(each, Option))
+        for name, field in Job.model_fields.items()
+    }
 
 
 def defaults() -> dict[str, Any]:

@@ -3,69 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from ctxflow.cli import batch_options as options
+from ctxflow.batch.job import RUN, WHAT, load_job
+from ctxflow.batch.phrases import Outcome
+from ctxflow.cli.batch_options import with_job_options
 from ctxflow.errors import UsageError
-from ctxflow.factory.prometheus import place_of
 from ctxflow.terminal import timed
 
 
+def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+@with_job_options
 def batch(
-    source: options.Source = None,
-    model: options.Model = None,
-    task: options.TaskChoice = None,
-    function: options.Function = None,
-    constant: options.Constant = None,
-    label: options.Label = None,
-    template: options.Template = None,
-    system: options.System = None,
-    job: options.Job = None,
-    output: options.Output = None,
-    column: options.Column = None,
-    id_column: options.IdColumn = None,
-    keep: options.Keep = None,
-    split: options.Split = None,
-    delimiter: options.Delimiter = None,
-    encoding: options.Encoding = None,
-    limit: options.Limit = None,
-    input_format: options.InputFormatChoice = None,
-    output_format: options.OutputFormatChoice = None,
-    order: options.OrderChoice = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    row_parameter: options.RowParameter = None,
-    site: options.Site = None,
-    workers: options.Workers = None,
-    gpus: options.Gpus = None,
-    backend: options.BackendChoice = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    max_input_tokens: options.MaxInputTokens = None,
-    too_long: options.TooLongChoice = None,
-    batch_size: options.BatchSize = None,
-    timeout: options.Timeout = None,
-    retries: options.Retries = None,
-    max_errors: options.MaxErrors = None,
-    retry_errors: options.RetryErrors = False,
-    fresh: options.Fresh = False,
-    dry_run: options.DryRun = False,
-    quiet: options.Quiet = False,
-    metrics: options.Metrics = None,
-    as_json: options.AsJson = False,
-    detach: options.Detach = False,
+    job: Annotated[
+        Path | None, _option("A TOML file with any of these options; flags come first.", WHAT, "--job", metavar="FILE")
+    ] = None,
+    retry_errors: Annotated[bool, _option("Try rows again that failed.", RUN, "--retry-errors")] = False,
+    fresh: Annotated[bool, _option("Begin anew, and overwrite what is there.", RUN, "--fresh")] = False,
+    dry_run: Annotated[
+        bool, _option("Check all, show the first prompts and what would be done, and start nothing.", RUN, "--dry-run")
+    ] = False,
+    quiet: Annotated[bool, _option("Print errors alone.", RUN, "-q", "--quiet")] = False,
+    metrics: Annotated[
+        str | None,
+        _option(
+            "Serve metrics for Prometheus there, at 127.0.0.1 if no address is given.",
+            RUN,
+            "--metrics",
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = None,
+    as_json: Annotated[bool, _option("Print the end's figures as JSON.", RUN, "--json")] = False,
+    detach: Annotated[
+        bool, _option("Submit the driver itself to HTCondor, and return: see ctxflow jobs.", RUN, "--detach")
+    ] = False,
+    **given: Any,
 ) -> None:
     """Run a model, or your own function, over every row of a file.
 
@@ -91,24 +73,11 @@ def batch(
       130  interrupted; what was       2    refused before anything was started:
            done is kept                     another command line mends it
     """
-    from ctxflow.batch import load_job
     from ctxflow.batch.display import make_display
     from ctxflow.batch.driver import run_job
     from ctxflow.batch.job_files import STANDARD, to_output, with_input
-    from ctxflow.batch.phrases import summary
-    from ctxflow.observe.summary import summary_text
 
-    chosen = load_job(
-        job, input=source, output=output, model=model, task=_value(task), function=function,
-        constants=_constants(constant or ()), label=label, template=template, system=system, column=column,
-        id_column=id_column, keep=keep, split=split, delimiter=delimiter, encoding=encoding, limit=limit,
-        input_format=_value(input_format),
-        output_format=_value(output_format), order=_value(order), max_new_tokens=max_new_tokens,
-        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, row_parameter=row_parameter,
-        site=site, workers=workers, gpus=gpus, backend=_value(backend), dtype=dtype, device=device,
-        max_input_tokens=max_input_tokens, too_long=_value(too_long), batch_size=batch_size, timeout=timeout,
-        retries=retries, max_errors=max_errors,
-    )  # fmt: skip
+    chosen = load_job(job, **given)
     filtering = chosen.output == STANDARD
     _check_streams(chosen.input == STANDARD, filtering, dry_run, detach, retry_errors, as_json)
     if dry_run:
@@ -140,20 +109,25 @@ def batch(
         print(timed(f"ctxflow: interrupted; {kept}"), file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        figures = (
-            "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "altered",
-            "summary",
-        )  # fmt: skip
-        print(json.dumps({name: getattr(outcome, name) for name in figures}))
+        print(json.dumps({name: getattr(outcome, name) for name in _FIGURES}))
     elif not quiet:
-        said = summary(outcome, "standard-output" if filtering else str(chosen.output), goes_on=not filtering)
-        print(timed(f"ctxflow: {said}"), file=sys.stderr)
-        if outcome.summary is not None:
-            print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
+        _tell(outcome, "standard-output" if filtering else str(chosen.output), filtering)
     raise typer.Exit(outcome.exit_status)
 
 
 _KEPT = "what is done is kept, the same command goes on from there"
+_FIGURES = (
+    "done", "dead", "done_now", "dead_now", "seconds", "already", "truncated_now", "nulled", "altered", "summary",
+)  # fmt: skip
+
+
+def _tell(outcome: Outcome, output: str, filtering: bool) -> None:
+    from ctxflow.batch.phrases import summary
+    from ctxflow.observe.summary import summary_text
+
+    print(timed(f"ctxflow: {summary(outcome, output, goes_on=not filtering)}"), file=sys.stderr)
+    if outcome.summary is not None:
+        print(f"\n{summary_text(outcome.summary)}", file=sys.stderr)
 
 
 def _check_streams(reads: bool, writes: bool, dry_run: bool, detach: bool, retry_errors: bool, as_json: bool) -> None:
@@ -190,29 +164,9 @@ def _end_as_by_ctrl_c() -> None:
 
 
 def _place(metrics: str | None) -> tuple[str, int] | None:
+    from ctxflow.factory.prometheus import place_of
+
     try:
         return None if metrics is None else place_of(metrics)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--metrics") from None
-
-
-def _value(chosen: enum.Enum | None) -> Any:
-    return None if chosen is None else chosen.value
-
-
-def _constants(given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, where a value is JSON if it can be, else text.
-
-    >>> _constants(["top=3", "name=Paris"])
-    {'top': 3, 'name': 'Paris'}
-    """
-    constants = {}
-    for each in given:
-        name, separator, value = each.partition("=")
-        if not separator or not name.isidentifier():
-            raise UsageError(f"--set {each!r} is no constant: write NAME=VALUE")
-        try:
-            constants[name] = json.loads(value)
-        except ValueError:
-            constants[name] = value
-    return constants

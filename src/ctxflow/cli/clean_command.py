@@ -11,15 +11,15 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxflow.batch.phrases import duration
 from ctxflow.errors import UsageError
-from ctxflow.factory.leftovers import files_left, remove_files
-from ctxflow.observe.ended_runs import KnownRun, known_runs, removable, remove
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.observe.ended_runs import KnownRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -53,6 +53,9 @@ def clean(
       0    all that was to be removed is      1    something could not be removed
       2    the command line is wrong
     """
+    from ctxflow.factory.leftovers import files_left, remove_files
+    from ctxflow.observe.ended_runs import known_runs, removable
+
     age = seconds_of(older_than)
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}: name the one that holds runs/")
@@ -79,6 +82,8 @@ def clean(
 
 
 def _show(chosen: list[KnownRun], left: list[str], younger: int, live: int, age: float) -> None:
+    from ctxflow.batch.phrases import duration
+
     for run in chosen:
         ago = duration(max(0.0, time.time() - run.updated))
         of = f"  {run.output}" if run.output else ""
@@ -103,6 +108,8 @@ def _asked() -> bool:
 
 
 def _remove(run: KnownRun) -> bool:
+    from ctxflow.observe.ended_runs import remove
+
     try:
         if remove(run):
             return True

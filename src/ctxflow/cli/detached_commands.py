@@ -3,7 +3,8 @@
 What does not live here: a job's folder and how it stands (batch/detached.py).
 """
 
-# No `from __future__ import annotations`: typer reads the annotations.
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json
@@ -19,7 +20,6 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ctxflow.batch.phrases import number
 from ctxflow.consoles import VisibleConsole
 from ctxflow.wording import counted
 
@@ -44,9 +44,7 @@ def _complete(incomplete: str) -> list[tuple[str, str]]:
 _Job = Annotated[str, typer.Argument(metavar="JOB", help="Its number.", autocompletion=_complete)]
 
 
-def submit_detached(
-    job: "Job", fresh: bool, retry_errors: bool, metrics: str | None, quiet: bool, as_json: bool
-) -> bool:
+def submit_detached(job: Job, fresh: bool, retry_errors: bool, metrics: str | None, quiet: bool, as_json: bool) -> bool:
     """Submit a job's driver, and say how to follow it; False if all of the job is done already.
 
     :raises CtxflowError, ValueError: if the job makes no sense, or cannot be submitted from here.
@@ -114,8 +112,10 @@ def jobs(
         console.print(f"[dim]{counted(len(hidden), 'job')} that ended earlier: ctxflow jobs --all[/dim]")
 
 
-def jobs_table(found: "list[DetachedView]", now: float) -> Group:
+def jobs_table(found: list[DetachedView], now: float) -> Group:
     """Two lines for each job: how it stands, and below it its output, and why it is held or failed."""
+    from ctxflow.batch.phrases import number
+
     colours = {"running": "green", "held": "red", "failed": "red", "lost": "red", "queued": "yellow"}
     cells, below = [["job", "state", "since", "rows", "dead", "rows/s", "restarts"]], [""]
     for view in found:
@@ -140,7 +140,7 @@ def jobs_table(found: "list[DetachedView]", now: float) -> Group:
     return Group(*lines)
 
 
-def _as_json(view: "DetachedView") -> dict[str, Any]:
+def _as_json(view: DetachedView) -> dict[str, Any]:
     status = view.status or {}
     told = {key: status.get(key) for key in ("done", "dead", "total", "guessed", "rate", "left", "workers", "run")}
     about = dataclasses.asdict(view.job)
@@ -213,7 +213,7 @@ def logs(
         time.sleep(_LOOK_SECONDS)
 
 
-def _print_from(job: "Detached", start: int) -> int:
+def _print_from(job: Detached, start: int) -> int:
     """Print what was logged since; gives how many bytes."""
     try:
         with open(job.log, "rb") as file:
@@ -270,13 +270,13 @@ def cancel(job: _Job) -> None:
     print(f"ctxflow: job {chosen.id} is cancelled{done}", file=sys.stderr)
 
 
-def _leaving(job: "Detached", left: dict[str, int]) -> str:
+def _leaving(job: Detached, left: dict[str, int]) -> str:
     workers = len(set(left) - {job.cluster})
     parts = ["its driver"] * (job.cluster in left) + [counted(workers, "worker")] * bool(workers)
     return f"job {job.id}: {' and '.join(parts)} end"
 
 
-def _named(name: str) -> "Detached":
+def _named(name: str) -> Detached:
     from ctxflow.batch.detached import job_named
 
     try:

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from ctxflow.consoles import VisibleConsole
-from ctxflow.environments.archiving import pack_environment
-from ctxflow.environments.opening import open_environment, read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.wording import counted
 
@@ -43,6 +40,10 @@ def pack(
 
     The file is named by a digest of what is in it: an environment that did not change is not packed again.
     """
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    from ctxflow.environments.packing import pack_environment
+
     began = time.monotonic()
     bar = BarColumn(bar_width=None)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, DownloadColumn(), TimeRemainingColumn())
@@ -77,6 +78,8 @@ def pack(
 @env.command()
 def show(archive: _Archive) -> None:
     """Print what is in a packed environment, as JSON."""
+    from ctxflow.environments.opening import read_manifest
+
     print(json.dumps(read_manifest(archive), indent=2))
 
 
@@ -86,6 +89,8 @@ def check(archive: _Archive, as_json: _AsJson = False) -> None:
 
     Exits with 1 if it does not fit this machine or does not work.
     """
+    from ctxflow.environments.opening import open_environment
+
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ctxflow-env-") as folder:
         with VisibleConsole(stderr=True).status("Unpacking"):

@@ -15,21 +15,20 @@ import sys
 import threading
 from datetime import datetime
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.factory.connection import LiveRun, live_runs
-from ctxflow.factory.leftovers import Leftovers, find_leftovers, remove_leftovers
-from ctxflow.factory.prometheus import place_of, serve_metrics
-from ctxflow.factory.run_files import only_factory
-from ctxflow.factory.service import Service
-from ctxflow.factory.site_check import rehearse
-from ctxflow.sites import Site, load_site
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.factory.connection import LiveRun
+    from ctxflow.factory.leftovers import Leftovers
+    from ctxflow.factory.service import Service
+    from ctxflow.sites import Site
 
 _SUMMARY_SECONDS = 60.0
 
@@ -66,6 +65,8 @@ def factory(
     SIGTERM or Ctrl-C ends it, and all that it has asked for; a second one ends it at once. Exit status: 0 after
     SIGTERM, 130 after Ctrl-C, 1 if it cannot serve; with --clean, 1 if something is left.
     """
+    from ctxflow.sites import load_site
+
     if clean:
         raise typer.Exit(_clean(load_site(site), as_json, yes))
     if dry_run:
@@ -112,6 +113,11 @@ class _Warnings(logging.Handler):
 
 def _serve(path: str, as_json: bool, metrics: str | None) -> int:
     """Serve, and give the exit status."""
+    from ctxflow.factory.prometheus import place_of, serve_metrics
+    from ctxflow.factory.run_files import only_factory
+    from ctxflow.factory.service import Service
+    from ctxflow.sites import load_site
+
     try:
         place = None if metrics is None else place_of(metrics)
     except ValueError as error:
@@ -152,6 +158,9 @@ def _obey_signals(service: Service) -> list[int]:
 
 
 def _rehearse(site: Site, as_json: bool) -> None:
+    from ctxflow.factory.connection import live_runs
+    from ctxflow.factory.site_check import rehearse
+
     told = rehearse(site, live_runs()[::-1])
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in told], indent=2))
@@ -171,6 +180,8 @@ def _rehearse(site: Site, as_json: bool) -> None:
 
 def _clean(site: Site, as_json: bool, yes: bool) -> int:
     """List and remove what is left; the exit status."""
+    from ctxflow.factory.leftovers import find_leftovers, remove_leftovers
+
     screen = VisibleConsole(stderr=True)
     with screen.status("Asking the batch systems ..."):
         found = find_leftovers(site)
@@ -250,6 +261,8 @@ def worker_command(
     ctxflow worker-command                  the run that is going on
     ssh gpu7 "$(ctxflow worker-command)"    a worker on gpu7, at once
     """
+    from ctxflow.factory.connection import live_runs
+
     found = _choose(live_runs(), run)
     name = tier or next(iter(found.commands))
     if name not in found.commands:

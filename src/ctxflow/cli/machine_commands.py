@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -23,16 +23,12 @@ from rich.table import Table
 import ctxflow
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import CtxflowError, UsageError
-from ctxflow.host.processes import machine_memory
 from ctxflow.installing import COST_OF_TORCH, ctxflow_command, how_to_install, how_to_install_ctxflow, namesake
-from ctxflow.safe_files import written_whole
-from ctxflow.topology import Topology, changes, from_graph, to_graph
-from ctxflow.topology.condor import to_classad
-from ctxflow.topology.drawing import draw
-from ctxflow.topology.files import read_topologies
-from ctxflow.topology.machine import GROUP_SIZE, read_machine
 from ctxflow.version import __version__
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.topology import Topology
 
 _NEEDED_BY_DEMO = {
     "torch": "torch",
@@ -43,6 +39,10 @@ _NEEDED_BY_DEMO = {
 }
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]bad[/]"}
+
+
+CORES_OF_A_GROUP = 8
+"""`ctxflow.topology.machine.GROUP_SIZE`, said again since a help text must not import the topology."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +117,8 @@ def examine() -> Iterable[Finding]:
 
 
 def _machine() -> Iterable[Finding]:
+    from ctxflow.host.processes import machine_memory
+
     version = platform.python_version()
     good = sys.version_info >= (3, 10)
     yield Finding("Machine", "Python", "ok" if good else "bad", f"{version} at {sys.executable}",
@@ -136,6 +138,8 @@ def _machine() -> Iterable[Finding]:
 
 def _free_memory() -> int:
     """What can be had without anything being paged out, in bytes; all of it where that is not told."""
+    from ctxflow.host.processes import machine_memory
+
     with contextlib.suppress(OSError), open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -283,7 +287,7 @@ def topo(
             help="Not this machine, but JSON, a FlexTopo resource or machine ads.", exists=True, dir_okay=False
         ),
     ] = None,
-    group_size: Annotated[int, typer.Option(help="The cores of a core group.", min=1)] = GROUP_SIZE,
+    group_size: Annotated[int, typer.Option(help="The cores of a core group.", min=1)] = CORES_OF_A_GROUP,
     state: Annotated[
         Path | None,
         typer.Option(help="Print only what has changed since the last time, which is kept in this file."),
@@ -293,6 +297,12 @@ def topo(
 
     What cannot be found out is said at the end, or under "problems".
     """
+    from ctxflow.topology import to_graph
+    from ctxflow.topology.condor import to_classad
+    from ctxflow.topology.drawing import draw
+    from ctxflow.topology.files import read_topologies
+    from ctxflow.topology.machine import read_machine
+
     if as_json and classad:
         raise typer.BadParameter("give --json or --classad, not both")
     topologies = [read_machine(group_size)] if file is None else read_topologies(file.read_text("utf-8"), str(file))
@@ -314,6 +324,9 @@ def topo(
 
 def _news(topology: Topology, state: Path) -> bool:
     """Whether something is new; then it is kept, and told on stderr."""
+    from ctxflow.safe_files import written_whole
+    from ctxflow.topology import changes, from_graph, to_graph
+
     asker = _asker()
     kept = _kept(state)
     try:

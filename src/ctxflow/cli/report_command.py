@@ -10,16 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError
 from ctxflow.installing import how_to_install
-from ctxflow.observe.report_text import as_text
-from ctxflow.observe.run_report import Report, as_data, find_run, logs_of, read_report
+
+if TYPE_CHECKING:
+    from ctxflow.observe.run_report import Report
 
 _PATIENCE = 2.0  # Seconds without a progress display.
 _PLAIN = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
@@ -98,6 +98,9 @@ def report(
       0    it is said      1    what the run wrote cannot be read
                            2    no run is found, or it is not clear which
     """
+    from ctxflow.observe.report_text import as_text
+    from ctxflow.observe.run_report import as_data, find_run, logs_of, read_report
+
     if html and file is None and run is not None and run.suffix == ".html" and not run.exists():
         run, file = None, run  # The latest run, to that file.
     if file is not None and not html:
@@ -171,6 +174,8 @@ def _print(text: str) -> None:
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that takes bytes read; shows a bar on a terminal once it has taken a while."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("Reading the logs"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = VisibleConsole(stderr=True)
     begun, done = time.monotonic(), 0

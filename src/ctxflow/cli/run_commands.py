@@ -11,24 +11,21 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ctxflow.batch.display import JobView
-from ctxflow.batch.job_status import LIVE, exit_status, find_status, found_below, read_status, told
-from ctxflow.batch.phrases import describe, duration, one_line
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError
-from ctxflow.executors.drain_requests import ask, drained
-from ctxflow.executors.worker_table import read_workers
-from ctxflow.observe.progress import Progress, StatusReader, condition
 from ctxflow.terminal import timed, visible
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.batch.display import JobView
+    from ctxflow.observe.progress import StatusReader
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -60,6 +57,9 @@ def top(which: Which = None) -> None:
       0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
       3    it is done, some rows failed            2    none is found
     """
+    from ctxflow.batch.job_status import exit_status
+    from ctxflow.observe.progress import StatusReader
+
     watched = StatusReader(*chosen(which))
     watched.settle()
     console = VisibleConsole()
@@ -85,6 +85,9 @@ def status(
       0    it runs, or every row has a result      1    it failed, was stopped, died, or is silent
       3    it is done, some rows failed            2    none is found
     """
+    from ctxflow.batch.job_status import exit_status
+    from ctxflow.observe.progress import StatusReader, condition
+
     found = StatusReader(*chosen(which)).settle()
     if as_json:
         print(json.dumps({**found, "condition": condition(found)}, indent=1))
@@ -95,6 +98,9 @@ def status(
 
 def chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
     """The status file that is meant, and what it says."""
+    from ctxflow.batch.job_status import LIVE, find_status, found_below, read_status
+    from ctxflow.observe.progress import condition
+
     if which is not None:
         path = find_status(which)
         status = read_status(path) if path is not None else None
@@ -121,11 +127,20 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 def _view(status: Mapping[str, Any]) -> JobView:
+    from ctxflow.batch.display import JobView
+    from ctxflow.batch.job_status import told
+    from ctxflow.observe.progress import Progress
+
     return JobView(Progress.of(status), str(status["output"] or status["run"]), *told(status))
 
 
 def _follow(watched: StatusReader, console: Console) -> dict[str, Any]:
     """Show the view until the batch has ended."""
+    from rich.live import Live
+
+    from ctxflow.batch.job_status import LIVE
+    from ctxflow.observe.progress import condition
+
     status = watched.status
     with Live(_view(status), console=console, auto_refresh=False) as live:
         while condition(status) in (*LIVE, "silent"):
@@ -138,6 +153,10 @@ def _follow(watched: StatusReader, console: Console) -> dict[str, Any]:
 
 def _lines(watched: StatusReader) -> dict[str, Any]:
     """Print a line now and then until the batch has ended."""
+    from ctxflow.batch.job_status import LIVE, told
+    from ctxflow.batch.phrases import describe
+    from ctxflow.observe.progress import Progress, condition
+
     status, due = watched.status, 0.0
     while condition(status) in LIVE:
         if time.monotonic() >= due:
@@ -175,6 +194,8 @@ def workers(
     Exit status
       0    done      2    no run is found, or no such worker
     """
+    from ctxflow.executors.worker_table import read_workers
+
     _, status = chosen(which)
     found = read_workers(str(status["run"])) if status.get("run") else []
     if log is not None:
@@ -188,6 +209,8 @@ def workers(
 
 
 def _table(found: list[Worker]) -> Table:
+    from ctxflow.batch.phrases import duration, one_line
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for header in ("host", "GPU", "tier", "job", "state", "age", "done", "failed"):
         right = header in ("age", "done", "failed")
@@ -271,6 +294,11 @@ def drain(
     Exit status
       0    the run is asked to, and hears of it within seconds      2    there is no such run, host or tier
     """
+    from ctxflow.batch.job_status import LIVE
+    from ctxflow.executors.drain_requests import ask, drained
+    from ctxflow.executors.worker_table import read_workers
+    from ctxflow.observe.progress import condition
+
     _, status = chosen(which)
     if condition(status) not in LIVE or not status.get("run"):
         raise UsageError("that run does not go on: name one that `ctxflow status` says is running")

@@ -12,21 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ctxflow.consoles import VisibleConsole
 from ctxflow.installing import how_to_install
-from ctxflow.observe.formatting import seconds
-from ctxflow.observe.run_report import read_report
-from ctxflow.simulator.changes import Change, combinations, parse, parse_sweep
-from ctxflow.simulator.recorded import Recorded
-from ctxflow.simulator.result import Result
-from ctxflow.simulator.scenario import Scenario, load_scenario, read_recorded, recorded_scenario
-from ctxflow.simulator.studies import LOG, Case, Summary, study
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.simulator.changes import Change
+    from ctxflow.simulator.recorded import Recorded
+    from ctxflow.simulator.scenario import Scenario
+    from ctxflow.simulator.studies import Case, Summary
 
 _PATIENCE = 2.0  # Seconds without a progress display.
 AS_IT_WAS = "as it was"
@@ -89,6 +87,9 @@ def simulate(
     ctxflow simulate runs/20261121-054135-17 --set workers=2x
     ctxflow simulate site.toml workload.toml --output sim && ctxflow report sim
     """
+    from ctxflow.simulator.changes import combinations, parse, parse_sweep
+    from ctxflow.simulator.studies import study
+
     common = [parse(text) for text in changes or ()]
     swept = combinations([parse_sweep(text) for text in sweeps or ()])
     recorded = recorded_of(what, workload)
@@ -111,6 +112,8 @@ def simulate(
 
 def recorded_of(what: str, workload: Path | None) -> Recorded | None:
     """The recorded run that is meant, None where a site and a workload are given."""
+    from ctxflow.simulator.scenario import read_recorded
+
     if workload is not None:
         return None
     if not Path(what).is_dir():
@@ -127,6 +130,8 @@ def _cases(
     output: Path | None,
 ) -> Iterator[Case]:
     """The scenarios to simulate, with their names and places."""
+    from ctxflow.simulator.scenario import load_scenario, recorded_scenario
+    from ctxflow.simulator.studies import Case
 
     def scenario(changes: Sequence[Change]) -> Scenario:
         if recorded is not None:
@@ -154,6 +159,9 @@ def _place(output: Path | None, name: str, several: bool) -> Path | None:
 
 def _draw(directory: Path) -> list[Path]:
     """The pictures of a simulated run, from its event log."""
+    from ctxflow.observe.run_report import read_report
+    from ctxflow.simulator.studies import LOG
+
     if importlib.util.find_spec("matplotlib") is None:
         print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
         return []
@@ -166,6 +174,8 @@ def _draw(directory: Path) -> list[Path]:
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None]]:
     """Gives a function that takes the share that is done; shows a bar on a terminal once it has taken a while."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = VisibleConsole(stderr=True)
     begun = time.monotonic()
@@ -179,6 +189,8 @@ _DERIVED = ("items_per_second", "efficiency")
 
 def as_data(summary: Summary) -> dict[str, Any]:
     """A case for JSON: the median of each figure and its spread, and every run. Seconds, bytes."""
+    from ctxflow.simulator.result import Result
+
     names = [f.name for f in dataclasses.fields(Result) if f.name not in ("moved", "finished")] + list(_DERIVED)
     runs = [
         {**dataclasses.asdict(each), **{name: getattr(each, name) for name in _DERIVED}} for each in summary.results
@@ -201,6 +213,8 @@ def recorded_data(recorded: Recorded) -> dict[str, Any]:
 
 def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
     """Print one case as a list of figures, several as a table; and below what is to be known of them."""
+    from ctxflow.observe.formatting import seconds
+
     console = VisibleConsole()
     if len(summaries) == 1 and recorded is None:
         print(one(summaries[0]))
@@ -222,6 +236,8 @@ def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
 
 def one(summary: Summary) -> str:
     """The figures of one case, a line each."""
+    from ctxflow.observe.formatting import seconds
+
     median = summary.median
     several = len(summary.results) > 1
     around = f" (spread {seconds(summary.spread('seconds'))} over {len(summary.results)} runs)" if several else ""
@@ -246,6 +262,8 @@ def one(summary: Summary) -> str:
 
 def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -> str:
     """A row a case; ratios are to the first row. A name that is too long for the width has a line of its own."""
+    from ctxflow.observe.formatting import seconds
+
     several = len(summaries[0].results) > 1
     sent = any(summary.moved for summary in summaries)
     head = ["makespan", "ratio", "items/s", "bound", "evicted", "lost", "loads"]

@@ -7,27 +7,19 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from ctxflow.consoles import VisibleConsole
-from ctxflow.factory.probing import ProbeAnswer, probe_tiers
-from ctxflow.factory.site_check import (
-    EnvironmentAnswer,
-    TierAnswer,
-    ask_environment,
-    ask_tiers,
-    network_advice,
-    network_problems,
-)
-from ctxflow.policies.registry import FAMILIES, make
-from ctxflow.sites import Site, SiteError, load_site
-from ctxflow.sites.hints import hints
-from ctxflow.sites.listing import as_data, toml_lines
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.factory.probing import ProbeAnswer
+    from ctxflow.factory.site_check import EnvironmentAnswer, TierAnswer
+    from ctxflow.sites import Site
 
 site = typer.Typer(name="site", help="Check a site file, and print all that it says.", no_args_is_help=True)
 _File = Annotated[str, typer.Argument(metavar="FILE", help='A site file, or "local".')]
@@ -57,6 +49,11 @@ def check(
     ctxflow site check my-site.toml           the file by itself
     ctxflow site check my-site.toml --live    the file, and what the batch systems say
     """
+    from ctxflow.factory.probing import probe_tiers
+    from ctxflow.factory.site_check import network_advice, network_problems
+    from ctxflow.sites import SiteError, load_site
+    from ctxflow.sites.hints import hints
+
     found: Site | None = None
     try:
         found = load_site(file)
@@ -101,6 +98,8 @@ def _others_read(file: str) -> bool:
 
 def _policy_problems(found: Site) -> Iterator[str]:
     """What is wrong with the policies' options, which only the policies know."""
+    from ctxflow.policies.registry import FAMILIES, make
+
     for family in FAMILIES:
         try:
             make(family, getattr(found, family))
@@ -109,6 +108,8 @@ def _policy_problems(found: Site) -> Iterator[str]:
 
 
 def _ask(found: Site) -> tuple[EnvironmentAnswer, list[TierAnswer]]:
+    from ctxflow.factory.site_check import ask_environment, ask_tiers
+
     answers: list[TierAnswer] = []
     with VisibleConsole(stderr=True).status("Looking for the environment") as status:
         environment = ask_environment(found)
@@ -221,6 +222,9 @@ def show(
     as_toml: Annotated[bool, typer.Option("--toml", help="Print a site file, whatever the output is.")] = False,
 ) -> None:
     """Print all that a site is, defaults included and marked as such, as a site file."""
+    from ctxflow.sites import load_site
+    from ctxflow.sites.listing import as_data, toml_lines
+
     found = load_site(file)
     if as_json:
         print(json.dumps(as_data(found), indent=2))
