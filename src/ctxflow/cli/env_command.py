@@ -42,7 +42,7 @@ def pack(
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    from ctxflow.environments.packing import pack_environment
+    from ctxflow.environments.archiving import pack_environment
 
     began = time.monotonic()
     bar = BarColumn(bar_width=None)

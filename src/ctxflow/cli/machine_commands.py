@@ -298,10 +298,10 @@ def topo(
     What cannot be found out is said at the end, or under "problems".
     """
     from ctxflow.topology import to_graph
-    from ctxflow.topology.condor import to_classad
     from ctxflow.topology.drawing import draw
-    from ctxflow.topology.files import read_topologies
+    from ctxflow.topology.graph import read_topologies
     from ctxflow.topology.machine import read_machine
+    from ctxflow.topology.machine_ads import to_classad
 
     if as_json and classad:
         raise typer.BadParameter("give --json or --classad, not both")

@@ -21,9 +21,8 @@ from ctxflow.installing import how_to_install
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
-    from ctxflow.simulator.changes import Change
-    from ctxflow.simulator.recorded import Recorded
-    from ctxflow.simulator.scenario import Scenario
+    from ctxflow.simulator.recorded_run import Recorded
+    from ctxflow.simulator.scenario import Change, Scenario
     from ctxflow.simulator.studies import Case, Summary
 
 _PATIENCE = 2.0  # Seconds without a progress display.
@@ -87,10 +86,10 @@ def simulate(
     ctxflow simulate runs/20261121-054135-17 --set workers=2x
     ctxflow simulate site.toml workload.toml --output sim && ctxflow report sim
     """
-    from ctxflow.simulator.changes import combinations, parse, parse_sweep
+    from ctxflow.simulator.scenario import combinations, parse_change, parse_sweep
     from ctxflow.simulator.studies import study
 
-    common = [parse(text) for text in changes or ()]
+    common = [parse_change(text) for text in changes or ()]
     swept = combinations([parse_sweep(text) for text in sweeps or ()])
     recorded = recorded_of(what, workload)
     cases = list(_cases(what, workload, recorded, common, swept, output))
@@ -189,7 +188,7 @@ _DERIVED = ("items_per_second", "efficiency")
 
 def as_data(summary: Summary) -> dict[str, Any]:
     """A case for JSON: the median of each figure and its spread, and every run. Seconds, bytes."""
-    from ctxflow.simulator.result import Result
+    from ctxflow.simulator.studies import Result
 
     names = [f.name for f in dataclasses.fields(Result) if f.name not in ("moved", "finished")] + list(_DERIVED)
     runs = [
