@@ -1,7 +1,4 @@
-"""Writing a paper's figures, as drawn from our own runs, to files.
-
-What does not live here: what is drawn (each paper's pictures.py), and the style (ctxflow.observe.formatting).
-"""
+"""Writing a paper's figures, as drawn from our own runs, to files."""
 
 from __future__ import annotations
 

@@ -364,7 +364,9 @@ def test_training_writes_networks_that_numpy_computes_alike(tmp_path, capsys, mo
         decided = actor(features)
         expected = training.allocated(decided, transport, before).numpy()
     trainer_networks = dataclasses.replace(
-        networks, body=training.prediction.layers(actor.body), head=training.prediction.layers(actor.head)
+        networks,
+        body=training.predictor_training.layers(actor.body),
+        head=training.predictor_training.layers(actor.head),
     )
     assert environment.seen is not None
     mine = outputs(trainer_networks, environment.seen)

@@ -1,7 +1,4 @@
-"""The experiments: preemptions evaluated one by one or one after the other, scaling events, and churn.
-
-What does not live here: what the paper has (reproduction.py).
-"""
+"""The experiments: preemptions evaluated one by one or one after the other, scaling events, and churn."""
 
 from __future__ import annotations
 

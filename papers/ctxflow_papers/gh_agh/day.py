@@ -1,8 +1,4 @@
-"""Planning every five minutes while demand wanders, or once a day (section 4.3).
-
-What lives here: the demand, the day of a plan that stays and of one that is revised, what they cost. What does not
-live here: how a plan is revised (`ctxflow.policies.agh.rolling`), and what the paper has (reproduction.py).
-"""
+"""Planning every five minutes while demand wanders, or once a day (section 4.3)."""
 
 from __future__ import annotations
 

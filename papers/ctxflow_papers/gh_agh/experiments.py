@@ -1,8 +1,4 @@
-"""The experiments on one plan: under stress, with less money, with other limits and prices; and planning's time.
-
-What lives here: rows and grids as data. What does not live here: planning over a day (day.py), the second stage and
-the ablation (`ctxflow_papers.gh_agh.studies`), and what the paper has (reproduction.py).
-"""
+"""The experiments on one plan: under stress, with less money, with other limits and prices; and planning's time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Problems to measure on: the paper's, draws from its ranges, and one from the Azure LLM inference trace.
 
-What lives here: section 4.1's ranges; where the paper names none, the values of this project, each named below.
-What does not live here: the problem's form (`problem`). docs/placement.md tells what was chosen and why.
+The ranges are those of section 4.1; where the paper names none, the values of this project, each named below.
+docs/placement.md tells what was chosen and why.
 """
 
 from __future__ import annotations

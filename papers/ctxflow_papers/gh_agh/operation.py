@@ -1,7 +1,6 @@
 """What a plan costs in operation: deployments and routes as planned, shares chosen anew for what really comes.
 
-What lives here: the paper's second stage, the linear program (12), for many scenarios at once. What does not live
-here: which scenarios (`studies`), and planning again (`rolling`).
+This is the paper's second stage, the linear program (12), for many scenarios at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GH's and AGH's tables and figures, ours beside the paper's.
 
 `agh_printed` is the paper's AGH, with its moves alone, and `agh` ctxflow's: both stand beside the paper's AGH. The
-paper prints no numbers in Figure 2. What is not stated otherwise is of `paper_instance.json`; docs/placement.md
-says why figures differ. What does not live here: the experiments.
+paper prints no numbers in Figure 2. What is not stated otherwise is of `paper_instance.json`; docs/placement.md says
+why figures differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The paper's studies of a plan: the second stage of its evaluation, stress, and the ablation of M1 to M3.
-
-What lives here: tables as data, one dict a row. What does not live here: the figures that the paper prints, and how
-tables are shown.
-"""
+"""The paper's studies of a plan: the second stage of its evaluation, stress, and the ablation of M1 to M3."""
 
 from __future__ import annotations
 

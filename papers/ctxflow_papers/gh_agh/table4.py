@@ -1,7 +1,4 @@
-"""Table 4: plans that stay for a day beside plans that are revised every five minutes, as figures.
-
-What does not live here: a day itself (day.py).
-"""
+"""Table 4: plans that stay for a day beside plans that are revised every five minutes, as figures."""
 
 from __future__ import annotations
 

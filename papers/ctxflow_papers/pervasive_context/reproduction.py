@@ -1,7 +1,4 @@
-"""The experiments as figures for `ctxflow reproduce`: Figures 4 to 7 and Table 2 of the paper.
-
-What does not live here: their settings and how they are run, and the pictures.
-"""
+"""The experiments as figures for `ctxflow reproduce`: Figures 4 to 7 and Table 2 of the paper."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The paper's cluster and its 21 experiments as data.
 
 Where each number is from is said beside it: printed in the paper, derived from what it prints, or chosen here because
-it prints nothing. What does not live here: running them (experiments.py).
+it prints nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How long tasks took, as the paper's Table 2 counts it.
-
-What does not live here: any picture (pictures.py).
-"""
+"""How long tasks took, as the paper's Table 2 counts it."""
 
 from __future__ import annotations
 

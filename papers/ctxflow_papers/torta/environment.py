@@ -1,7 +1,7 @@
 """The macro layer as a gymnasium environment, on the simulation: an allocation for each slot, and Eq. 3's reward.
 
 It holds several environments side by side (gymnasium's `VectorEnv`): one for each run and type of task, since types are
-routed by themselves. What does not live here: who decides (training.py, `torta.networks`).
+routed by themselves.
 """
 
 from __future__ import annotations

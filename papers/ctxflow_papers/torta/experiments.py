@@ -3,7 +3,6 @@
 Settings are the same for all topologies and loads. The baselines' were chosen for the least mean response time on
 Abilene and Gabriel, ours on all four for hardly more than the best baseline's at less power and overhead, both on seed
 1000; training has the seeds from 1000 on, and what is measured those from 0.
-What does not live here: what the paper has (printed.py), and figures (reproduction.py).
 """
 
 from __future__ import annotations

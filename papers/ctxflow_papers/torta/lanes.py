@@ -3,8 +3,7 @@
 A *lane* is one region of one run. Within a slot lanes do not touch each other, so the n-th task of every lane is placed
 in one step of numpy, in the order of arrival, on arrival: what `ctxflow.policies.torta` decides for one task and one
 region (a test holds the two beside each other). A server does one task after the other; a task whose model it lacks
-waits for the switch, and the models unused for longest leave. What does not live here: which lane a task goes to
-(serving.py), and which server (rules.py).
+waits for the switch, and the models unused for longest leave.
 """
 
 from __future__ import annotations

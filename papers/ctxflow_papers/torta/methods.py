@@ -2,7 +2,6 @@
 
 The baselines react: they route what has come, by the servers that are active, and activate by the last slot's inflow.
 The others plan by a forecast. All use the functions of `ctxflow.policies.torta`, for each type of task by itself.
-What does not live here: the trained policy's numbers (`torta.networks`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Dollars and units of overhead cannot be compared (the paper prints neither prices, nor powers, nor its unit), so these
 stand beside round-robin's. Methods are compared at the middle load, and with the best baseline at all loads. A figure's
-unit has the half width of its 95 % confidence interval over seeds. What does not live here: the experiments, and what
-they take for granted (experiments.py, settings.py); docs/routing.md says why figures differ.
+unit has the half width of its 95 % confidence interval over seeds. docs/routing.md says why figures differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs of a topology under a method, slot by slot: what is planned, who is active, where tasks go, what it costs.
 
-Several runs (seeds, loads) of one topology go side by side. What does not live here: the plans (methods.py), the
-servers (lanes.py), and what is compared with what (experiments.py).
+Several runs (seeds, loads) of one topology go side by side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How many servers of all regions together stay active, and which: ours, beside Eq. 6, which asks region by region.
 
 Where a plan can move tasks between regions, what a region is asked for follows from who is active there; so the number
-is one for each type of task, and follows demand slowly: starts cost minutes. What does not live here: Eq. 6
-(`torta.scaling`), and who starts and stops (serving.py).
+is one for each type of task, and follows demand slowly: starts cost minutes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 The loss is Eq. 5: PPO's, and two constraints on the policy's mean, where they have a gradient: the distance from
 transport (L_eps) and how much smaller than a reactive method's the switching cost is (L_s), with weights that grow
 while they are violated. The paper leaves its hyper-parameters open: ours are the constants below.
-What does not live here: the environment, and what the networks compute (`torta.networks`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from ctxflow.policies.torta.networks import FEATURES, LEAST, MOST_PULL, Layers, Networks, write
 from ctxflow.policies.torta.transport import capped, costs
 from ctxflow.simulator.experiments import TrainingRequest
-from ctxflow_papers.torta import prediction
+from ctxflow_papers.torta import predictor_training
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.environment import Allocations
 from ctxflow_papers.torta.experiments import torta
@@ -220,7 +219,9 @@ class Trainer:
 
     def networks(self, predictor: Layers, about: dict[str, object]) -> Networks:
         """What was learnt."""
-        return Networks(predictor, prediction.layers(self.actor.body), prediction.layers(self.actor.head), about)
+        return Networks(
+            predictor, predictor_training.layers(self.actor.body), predictor_training.layers(self.actor.head), about
+        )
 
 
 def constraints(
@@ -274,8 +275,8 @@ def train(
     begun = time.monotonic()
     torch.set_num_threads(1)
     chosen = method or Torta()
-    data = [prediction.windows(name, range(TRAINING_SEEDS, TRAINING_SEEDS + 3), slots) for name in topologies]
-    predictor = prediction.train(data, max(int(300 * minutes), 20), seed)
+    data = [predictor_training.windows(name, range(TRAINING_SEEDS, TRAINING_SEEDS + 3), slots) for name in topologies]
+    predictor = predictor_training.train(data, max(int(300 * minutes), 20), seed)
     trainer = Trainer(topologies, seed, chosen, slots)
     until = begun + 60 * minutes
     about: dict[str, object] = {"topologies": list(topologies), "minutes": minutes, "seed": seed}

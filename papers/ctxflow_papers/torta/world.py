@@ -1,7 +1,4 @@
-"""The regions of a topology: who is where, how far apart, and what power costs there.
-
-What does not live here: what the figures are (settings.py and data.json), and what arrives (demand.py).
-"""
+"""The regions of a topology: who is where, how far apart, and what power costs there."""
 
 from __future__ import annotations
 

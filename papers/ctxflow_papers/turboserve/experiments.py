@@ -2,8 +2,7 @@
 
 Everything that the paper leaves open is fixed here before anything is compared: the latency curve goes through Table 9
 (668 ms with 5 sessions, in proportion, since chunks are bound by computing) and has Table 4's 1,054 ms at about 8
-sessions; K is 12, which T2's 154 active sessions on 16 GPUs need; a boot takes 30 s. What does not live here: the
-searches (matching.py) and what the paper has (printed.py).
+sessions; K is 12, which T2's 154 active sessions on 16 GPUs need; a boot takes 30 s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Comparisons at the same cost and at the same worst-case latency: the searches that make them the same.
 
-A fixed strategy has its number of GPUs to turn, an autoscaled one its target utilization. What does not live here:
-which strategies are compared (experiments.py).
+A fixed strategy has its number of GPUs to turn, an autoscaled one its target utilization.
 """
 
 from __future__ import annotations

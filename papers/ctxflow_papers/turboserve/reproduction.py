@@ -1,8 +1,4 @@
-"""TurboServe's tables and figures, ours beside the paper's.
-
-What does not live here: the experiments, and what they take for granted (experiments.py); docs/scaling.md says why
-figures differ.
-"""
+"""TurboServe's tables and figures, ours beside the paper's; docs/scaling.md says why figures differ."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ T1 to T6 and the trace of section 3.2 have exactly the arrivals and departures o
 and its average of active sessions as closely as they allow. What Appendix B does not say is chosen here: windows of 12
 minutes (2 in section 3.2), arrivals at random times, departures of random sessions, of whom some are likelier to stay
 than others, and users who choose six times a window, on average, whether to be active. Those that arrive are.
-
-What does not live here: what serves them (serving.py).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def machines_of(scenario: Scenario) -> tuple[list[Machine], dict[str, float]]:
 
 
 def _plain(scenario: Scenario, tier: ScenarioTier) -> list[Machine]:
-    """A tier's machines, which are there all the time or are taken at random."""
+    """Return a tier's machines, which are always available or evicted at random."""
     evictions, spec = scenario.workload.evictions, tier.spec
     rate = evictions.per_hour if isinstance(evictions.per_hour, float) else evictions.per_hour.get(spec.name, 0.0)
     available = pools.evicted(3600 / rate, evictions.away_seconds) if rate else pools.during(0.0)
@@ -72,7 +72,7 @@ def _plain(scenario: Scenario, tier: ScenarioTier) -> list[Machine]:
 def _as_recorded(
     site: Site, tier: ScenarioTier, places: Sequence[RecordedPlace], paces: dict[str, float]
 ) -> Iterator[Machine]:
-    """A tier's machines as those of a recorded run; with more workers than that had, they begin anew."""
+    """Yield a tier's machines as a recorded run had them; more workers than it had are copies of its first ones."""
     for number in range(tier.spec.maximum):
         copy, which = divmod(number, len(places))
         for stay in places[which].stays:
@@ -92,7 +92,7 @@ def _as_recorded(
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A simulation that is ready to run, and what is needed to judge it.
+    """A simulation that is ready to run, and what its figures are computed with.
 
     :ivar items: of each app.
     :ivar faults: what is wrong with hosts.

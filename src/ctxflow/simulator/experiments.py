@@ -53,7 +53,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentRequest:
-    """What is asked of an experiment.
+    """The arguments of an experiment.
 
     :ivar quick: a small one, to see that it runs.
     :ivar seed: of all its randomness.
@@ -68,7 +68,7 @@ class ExperimentRequest:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
-    """What is asked of a training.
+    """The arguments of a training.
 
     :ivar names: what to train on, of those that the training knows.
     :ivar minutes: how long, on one core.
@@ -139,7 +139,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The sample below which a share of them lies (nearest rank).
+    """Return the quantile of samples by nearest rank.
 
     :raises ValueError: if there are none.
 
@@ -153,7 +153,7 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: what is beyond them is noise.
+    """Round to four significant digits: what is beyond them is noise.
 
     >>> rounded(0.123456)
     0.1235
@@ -162,19 +162,19 @@ def rounded(value: float) -> float:
 
 
 def median(samples: Sequence[float], unit: str, better: str, paper: float | None = None) -> Figure:
-    """The median of some samples as a figure."""
+    """Return the median of samples as a figure."""
     spread = rounded(max(samples) - min(samples))
     return Figure(rounded(statistics.median(samples)), unit, better, spread, len(samples), paper)
 
 
 def report(paper: str, figures: Mapping[str, Figure]) -> dict[str, Any]:
-    """All that a reproduction prints with --json."""
+    """Return all that a reproduction prints with --json."""
     values = {name: dataclasses.asdict(each) for name, each in figures.items()}
     return {"benchmark": f"reproduce-{paper}", "machine": machine(), "versions": versions(()), "figures": values}
 
 
 def machine() -> dict[str, str | int | float]:
-    """What the figures were measured on."""
+    """Return the machine and its load: what the figures were measured on."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -195,7 +195,7 @@ def _cpu_model() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of Python, ctxflow and those of the packages that are installed."""
+    """Return the versions of Python, ctxflow and those of the packages that are installed."""
     found = {"python": platform.python_version(), "ctxflow": __version__}
     for name in packages:
         try:

@@ -1,7 +1,7 @@
 """Pools of machines: when each is available (Poisson evictions, drains, join curves, traces), and which hosts are bad.
 
-An availability says when one machine can be had: see `ctxflow.executors.simulated.Availability`. What a worker on a bad
-host does is in executors/simulated/faults.py.
+An availability says when one machine can run a worker: see `ctxflow.executors.simulated.Availability`. What a worker
+on a bad host does is in executors/simulated/faults.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAKY = "CUDA error: an illegal memory access was encountered"
 
 
 def during(begin: float, end: float = math.inf) -> Availability:
-    """Once, from a time to another: a machine that joins late, or is drained."""
+    """Make a machine available once, from a time to another: it joins late, or is drained."""
 
     def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
         if end > begin:
@@ -37,10 +37,10 @@ def during(begin: float, end: float = math.inf) -> Availability:
 
 
 def evicted(mean_up: float, mean_down: float) -> Availability:
-    """Taken and given back at random, without memory: a Poisson process of evictions.
+    """Make a machine available but for a Poisson process of evictions.
 
-    :param mean_up: seconds that it can be had, on average.
-    :param mean_down: seconds that somebody else has it, on average.
+    :param mean_up: seconds for which it is available, on average.
+    :param mean_down: seconds for which it is away, on average.
     """
 
     def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
@@ -54,7 +54,7 @@ def evicted(mean_up: float, mean_down: float) -> Availability:
 
 
 def until(available: Availability, end: float) -> Availability:
-    """As given, but never after a time."""
+    """Make a machine available as given, but never after a time."""
 
     def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
         for begin, last in available(generator):
@@ -66,7 +66,7 @@ def until(available: Availability, end: float) -> Availability:
 
 
 def intervals(given: Sequence[tuple[float, float]]) -> Availability:
-    """At the given times."""
+    """Make a machine available at the given times."""
 
     def periods(generator: random.Random) -> Iterator[tuple[float, float]]:
         return iter(given)
@@ -77,7 +77,7 @@ def intervals(given: Sequence[tuple[float, float]]) -> Availability:
 def machines(
     count: int, gpu_model: str, available: Availability, name: str = "", tier: str = "default"
 ) -> list[Machine]:
-    """Some machines of one kind.
+    """Return machines of one kind.
 
     :param name: what their names begin with; by default the GPU model.
     """
@@ -85,10 +85,10 @@ def machines(
 
 
 def drained(order: Sequence[Machine], start: float, every: float) -> list[Machine]:
-    """The machines, taken for good one by one; before that, each can be had when it could be anyhow.
+    """Return the machines, drained one by one; before that, each is available as it was.
 
-    :param order: first taken first.
-    :param start: when the first is taken.
+    :param order: the first is drained first.
+    :param start: when the first is drained.
     :param every: seconds between two.
     """
     return [
@@ -98,7 +98,7 @@ def drained(order: Sequence[Machine], start: float, every: float) -> list[Machin
 
 
 def joining(order: Sequence[Machine], curve: Sequence[tuple[float, float]]) -> list[Machine]:
-    """The machines, as many at a time as a curve says: the last that came is the first that goes.
+    """Return the machines, as many available at a time as a curve says: the last to join is the first to leave.
 
     :param curve: (time, how many there are), linear between the points and level after the last.
     """
@@ -106,7 +106,7 @@ def joining(order: Sequence[Machine], curve: Sequence[tuple[float, float]]) -> l
 
 
 def _steps(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float, int]]:
-    """When a piecewise linear curve passes a whole number."""
+    """Return when a piecewise linear curve passes a whole number."""
     steps = [(curve[0][0], min(most, round(curve[0][1])))]
     for (begin, low), (end, high) in itertools.pairwise(curve):
         now, goal = steps[-1][1], min(most, round(high))
@@ -118,7 +118,7 @@ def _steps(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float,
 
 
 def with_counts(order: Sequence[Machine], steps: Iterable[tuple[float, int]]) -> list[Machine]:
-    """The machines, as many at a time as a step function says: the last that came is the first that goes.
+    """Return the machines, as many available at a time as a step function says: last to join, first to leave.
 
     :param steps: (time, how many there are from then on), in order of time.
     :raises ValueError: if there are fewer machines than it says.
@@ -140,7 +140,7 @@ def with_counts(order: Sequence[Machine], steps: Iterable[tuple[float, int]]) ->
 
 
 def spot_steps(path: Path) -> list[tuple[float, int]]:
-    """How many nodes there were, from a SkyPilot spot trace: `{"metadata": {"gap_seconds"}, "data": [count, ...]}`.
+    """Read a SkyPilot spot trace: `{"metadata": {"gap_seconds"}, "data": [count, ...]}`.
 
     :returns: steps for `with_counts`; after the end of the trace nothing is there.
     :raises ValueError: if the file is no such trace.
@@ -181,7 +181,7 @@ def faults_of(entries: Sequence[FaultEntry], machines: Iterable[Machine], seed: 
 
 
 def fault_on(entry: FaultEntry, host: str, machines: Sequence[Machine]) -> Iterator[Fault]:
-    """A host's fault; that of a flaky GPU is one of its machines'."""
+    """Yield a host's fault; a flaky GPU is that of one of its machines."""
     end = math.inf if entry.end is None else entry.end
     if entry.kind == "slow":
         yield Fault(host, slower=entry.factor, begin=entry.begin, end=end)

@@ -14,7 +14,7 @@ from ctxflow.scheduler.log import Setup
 
 @dataclasses.dataclass
 class Sums:
-    """Calls of one app on one worker: what a line through them needs, however many they are."""
+    """Sums over the calls of one app on one worker, of which a least-squares line is computed."""
 
     calls: int = 0
     items: float = 0.0
@@ -33,11 +33,11 @@ class Sums:
         self.square += seconds * seconds / items
 
     def plus(self, other: Sums) -> Sums:
-        """Those of both."""
+        """Return the sums over the calls of both."""
         return Sums(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
     def residual(self, call: float, item: float) -> float:
-        """The weighted sum of squares around the line: of (T - call - item n)^2 / n."""
+        """Return the weighted sum of squares around a line: of (T - call - item n)^2 / n."""
         found = self.square + call**2 * self.inverse + item**2 * self.items
         return max(0.0, found - 2 * call * self.each - 2 * item * self.seconds + 2 * call * item * self.calls)
 
@@ -71,7 +71,7 @@ class RecordedWorker:
 
     @property
     def kind(self) -> str:
-        """What workers are told apart by: the GPU model, or else the tier."""
+        """The worker's kind: its GPU model, or else its tier."""
         return str(self.spec.get("gpu_model") or self.spec["tier"])
 
 
@@ -86,7 +86,7 @@ class RecordedApp:
 
 
 class Recording:
-    """Takes one event after another; what it has gathered is in its attributes.
+    """What one pass over the events gathers, in its attributes.
 
     :ivar calls: (app, worker) -> its calls, but for those in `firsts`: (app, worker, items, seconds) of each that was
         the first on a context that is kept.
@@ -119,7 +119,7 @@ class Recording:
         self.counts: collections.Counter[str] = collections.Counter()
 
     def take(self, event: dict[str, Any], commands: list[dict[str, Any]]) -> None:
-        """One event with what it led to."""
+        """Take one event with the commands that it led to."""
         take = getattr(self, f"_on_{event['is']}", None)
         if take is not None:
             take(event)
@@ -144,7 +144,7 @@ class Recording:
             self.settled = time
 
     def _close(self, ranges: list[list[int]]) -> int:
-        """Items are settled; an item's app is the one whose submission it was in."""
+        """Count items as settled; an item's app is the one whose submission it was in."""
         for first, end in ranges:
             self.apps[self._owner(first)].open -= end - first
         return _count(ranges)
@@ -153,7 +153,7 @@ class Recording:
         return self._owners[bisect.bisect_right(self._firsts, item) - 1]
 
     def _end(self, worker: str, attempt: int) -> RecordedCall | None:
-        """An attempt has ended, however it did."""
+        """Count an attempt as ended, however it did."""
         found = self.workers[worker].running.pop(attempt, None) if worker in self.workers else None
         if found is not None:
             self.apps[found.app].running -= found.items - found.answered
@@ -266,7 +266,7 @@ class Recording:
             self._called(event, call, call.answered)
 
     def _called(self, event: dict[str, Any], call: RecordedCall, count: int) -> None:
-        """A call came back with so many answers."""
+        """Count a call that returned so many results."""
         self.counts["batches"] += 1
         key = (event["worker"], self.apps[call.app].spec["context"])
         if key in self._unused:

@@ -40,7 +40,7 @@ class RecordedPlace:
 
 @dataclasses.dataclass(frozen=True)
 class FittedApp:
-    """An app as it was. `item_seconds` by kind, `arrivals` as (time, items)."""
+    """An app with its fitted parameters. `item_seconds` by kind, `arrivals` as (time, items)."""
 
     name: str
     context: str
@@ -56,7 +56,7 @@ class FittedApp:
 
 @dataclasses.dataclass(frozen=True)
 class FittedContext:
-    """A context as it was. `load_seconds` by kind; sizes in bytes."""
+    """A context with its fitted parameters. `load_seconds` by kind; sizes in bytes."""
 
     name: str
     load_seconds: Mapping[str, float]
@@ -71,7 +71,7 @@ class FittedContext:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A recorded run: what came of it, and what it showed.
+    """A recorded run: its outcome, and the parameters that were fitted to it.
 
     :ivar name: of its directory.
     :ivar seconds: when its last item was settled, on its clock.
@@ -105,12 +105,12 @@ class Recorded:
 
     @property
     def limits(self) -> Limits | None:
-        """What it bore."""
+        """The limits that it ran with."""
         return self.setup.limits if self.setup is not None else None
 
     @property
     def doubts(self) -> list[str]:
-        """What may make a simulation of it differ, a sentence each."""
+        """Reasons for which a simulation of it may differ, a sentence each."""
         found = []
         own = [f for f, choice in self.setup.policies.items() if "object" in choice] if self.setup else []
         if self.setup is None:
@@ -136,7 +136,7 @@ class Recorded:
         return found
 
     def site_values(self) -> dict[str, Any]:
-        """It as the values of a site file."""
+        """Return it as the values of a site file."""
         setup = self.setup
         tiers = []
         for name, (minimum, gpus, price) in self.tiers.items():
@@ -151,7 +151,7 @@ class Recorded:
         return values
 
     def workload_values(self) -> dict[str, Any]:
-        """It as the values of a workload file."""
+        """Return it as the values of a workload file."""
         apps = [
             {
                 "name": app.name, "context": app.context, **_arrivals(app.arrivals),
@@ -184,7 +184,7 @@ class Recorded:
 
 
 def _one(figures: Mapping[str, float]) -> float | dict[str, float]:
-    """One figure where there is but one."""
+    """Return the one figure where there is but one."""
     return next(iter(figures.values())) if len(figures) == 1 else dict(figures)
 
 

@@ -51,14 +51,14 @@ def fit(lines: Iterable[str], name: str = "run", transfers: Transfers | None = N
 
 
 class _Fit:
-    """Turns what a log says into parameters."""
+    """The parameters that a log's sums give."""
 
     def __init__(self, log: Recording, transfers: Transfers | None) -> None:
         self.log = log
         self.transfers = transfers
 
     def recorded(self, name: str) -> Recorded:
-        """What it all tells."""
+        """Return the recorded run."""
         log = self.log
         left = {app: log.apps[app].open for app in log.apps}
         for app, count in left.items():
@@ -103,7 +103,7 @@ class _Fit:
         )
 
     def _take_firsts(self) -> None:
-        """First calls count with the others for apps that have no others: what warming up costs cannot be told then."""
+        """Count first calls with the others for apps that have no others: their warm-up cannot be estimated."""
         others = {app for app, _ in self.log.calls}
         for app, worker, count, seconds in self.log.firsts:
             if app not in others:
@@ -111,7 +111,7 @@ class _Fit:
         self.log.firsts = [first for first in self.log.firsts if first[0] in others]
 
     def _add_up(self) -> None:
-        """Each app's calls by worker, and by the kind of worker."""
+        """Add up each app's calls by worker, and by the kind of worker."""
         self.calls: dict[str, dict[str, Sums]] = {}
         self.kinds: dict[str, dict[str, Sums]] = {}
         for (app, worker), sums in self.log.calls.items():
@@ -120,13 +120,13 @@ class _Fit:
             kinds[kind] = kinds.get(kind, Sums()).plus(sums)
 
     def _mean(self, app: str, kind: str) -> float:
-        """Seconds of an item on workers of a kind; of a kind that answered none, as on all others together."""
+        """Return seconds of an item on workers of a kind; for a kind that ran none, as on all others together."""
         kinds, cost = self.kinds[app], self.costs[app]
         sums = kinds.get(kind) or functools.reduce(Sums.plus, kinds.values())
         return max((sums.seconds - cost * sums.calls) / sums.items, 1e-9)
 
     def _spread(self, app: str) -> float:
-        """The deviation of an item's seconds as a share of their mean, around each worker's own line."""
+        """Return the deviation of an item's seconds around each worker's own line, as a share of their mean."""
         squares = freedom = 0.0
         for sums in self.calls[app].values():
             item = (sums.seconds - self.costs[app] * sums.calls) / sums.items
@@ -136,7 +136,7 @@ class _Fit:
         return math.sqrt(squares / freedom) if freedom else 0.0
 
     def _paces(self) -> dict[str, float]:
-        """How many times longer each worker takes than its kind."""
+        """Return how many times longer each worker takes than its kind."""
         took: collections.defaultdict[str, float] = collections.defaultdict(float)
         usual: collections.defaultdict[str, float] = collections.defaultdict(float)
         noise: collections.defaultdict[str, float] = collections.defaultdict(float)
@@ -153,7 +153,7 @@ class _Fit:
         return paces
 
     def _warming(self, context: str, kind: str) -> float:
-        """Seconds by which a context's first calls take longer than later ones; 0 if that may be chance."""
+        """Return by how many seconds a context's first calls take longer than later ones; 0 if that may be chance."""
         excess, variance = [], 0.0
         for app, worker, count, seconds in self.log.firsts:
             if self.log.apps[app].spec["context"] == context and self.log.workers[worker].kind == kind:
@@ -164,7 +164,7 @@ class _Fit:
         return 0.0 if chance else statistics.fmean(excess)
 
     def _by_kind(self, figure: Callable[[str], float]) -> dict[str, float]:
-        """A figure for every kind of worker, and for a tier of several kinds the mean over its workers."""
+        """Return a figure for every kind of worker, and for a tier of several kinds the mean over its workers."""
         kinds: dict[str, list[str]] = {}
         for worker in self.log.workers.values():
             kinds.setdefault(worker.spec["tier"], []).append(worker.kind)
@@ -174,7 +174,7 @@ class _Fit:
         return {tier: statistics.fmean(found[kind] for kind in those) for tier, those in kinds.items()} | found
 
     def _item_seconds(self, app: str, kind: str) -> float:
-        """As `_mean`, of a worker of the usual pace."""
+        """Return `_mean` for a worker of the usual pace."""
         workers = {w: sums.items for w, sums in self.calls[app].items() if self.log.workers[w].kind == kind}
         paced = sum(items * self.paces[worker] for worker, items in workers.items())
         return self._mean(app, kind) * (sum(workers.values()) / paced if paced else 1.0)
@@ -195,7 +195,7 @@ class _Fit:
         )
 
     def _load_seconds(self, context: str, kind: str) -> float:
-        """The mean of a context's loads, with the warming up; of a kind that built none, of all loads."""
+        """Return the mean of a context's loads with its warm-up; for a kind that built none, of all loads."""
         loads = {k: seconds for (each, k), seconds in self.log.loads.items() if each == context}
         seen = loads.get(kind) or [each for seconds in loads.values() for each in seconds] or [0.0]
         return statistics.fmean(seen) + self._warming(context, kind)
@@ -224,7 +224,7 @@ class _Fit:
 
 
 def call_cost(kinds: Iterable[Sums]) -> float:
-    """Seconds of a call beside its items: the heights at 0 of the lines of several kinds, each by its weight.
+    """Return the seconds of a call beside its items: the weighted mean of the lines' intercepts, a line for each kind.
 
     0 where all calls of a kind had as many items: nobody can tell then.
 
@@ -246,7 +246,7 @@ def call_cost(kinds: Iterable[Sums]) -> float:
 
 
 def _names(given: Mapping[str, str]) -> dict[str, str]:
-    """Names that differ, of what may be called alike.
+    """Return a name for each, made unique where several are called alike.
 
     >>> _names({"1": "add", "2": "add", "3": "a b"})
     {'1': 'add', '2': 'add-2', '3': 'a-b'}
@@ -262,7 +262,7 @@ def _names(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shrunk(seen: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Paces, from (what a worker showed, its variance): each is drawn to 1 by as much as its kind's scatter is noise.
+    """Return paces from (estimate, variance), shrunk towards 1 by the share of their scatter that is noise.
 
     >>> _shrunk({"a": (1.5, 0.0), "b": (0.5, 0.0)})
     {'a': 1.5, 'b': 0.5}
@@ -284,7 +284,7 @@ def _shrunk(seen: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def _places(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -> Iterable[RecordedPlace]:
-    """Workers one after the other in as few places as there were workers at a time, on their own host if it is free."""
+    """Assign workers to as few places as there were workers at a time, to one on their own host if it is free."""
     stays: list[tuple[str, list[Stay], float]] = []
     for name, worker in sorted(workers.items(), key=lambda pair: pair[1].joined):
         spec, gone = worker.spec, math.inf if worker.gone is None else worker.gone
@@ -303,7 +303,7 @@ def _places(workers: Mapping[str, RecordedWorker], paces: Mapping[str, float]) -
 
 
 def _rates(transfers: Transfers | None) -> tuple[float | None, float | None]:
-    """Bytes a second that the manager and that a worker sent at, the medians; None where nobody sent."""
+    """Return the median bytes a second that the manager and that workers sent at; None where none sent."""
     rates: tuple[list[float], list[float]] = ([], [])
     for transfer in transfers.transfers if transfers is not None else ():
         if transfer.kind == "sent" and not transfer.error and transfer.bytes_per_second:

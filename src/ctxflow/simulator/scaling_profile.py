@@ -36,9 +36,9 @@ _PATIENCE = 24 * 3600.0  # A window that is not done by then, in virtual seconds
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What came in a stretch of time, as a scenario of its own.
+    """The arrivals of a stretch of time, as a scenario of its own.
 
-    :ivar begin: in seconds of the whole workload. :ivar volatility: of what came, in workers that it loads fully.
+    :ivar begin: in seconds of the whole workload. :ivar volatility: of the arrivals, in fully loaded workers.
     """
 
     begin: float
@@ -48,13 +48,13 @@ class Window:
 
 
 def closed_loop_of(scenario: Scenario) -> dict[str, Any]:
-    """The options of the site's `closed-loop`, or the defaults where it has another scaling policy."""
+    """Return the options of the site's `closed-loop`, or the defaults where it has another scaling policy."""
     found = described("scaling", scenario.site.scaling)
     return found if found.get("policy") == "closed-loop" else described("scaling", "closed-loop")
 
 
 def windows_of(scenario: Scenario, seconds: float, seed: int = 0) -> list[Window]:
-    """The workload in windows, those without items left out.
+    """Cut the workload into windows, and leave out those without items.
 
     :param seconds: of a window. :param seed: of arrivals that the workload leaves to chance.
     """
@@ -84,10 +84,10 @@ def profiled(
     seed: int = 0,
     tell: Callable[[float], None] = lambda share: None,
 ) -> list[Profiled]:
-    """For each window the share with which it costs least while no item waits longer than the target.
+    """Find for each window the share with which it costs least while no item waits longer than the target.
 
     :param target: the longest that an item may take from its submission to its answer, in seconds.
-    :param tell: told now and then which part of all is done.
+    :param tell: told now and then which share of all is done.
     :raises ValueError: without windows.
     """
     if not windows:
@@ -107,7 +107,7 @@ def profiled(
 
 
 def replayed(scenario: Scenario, parameters: Parameters, seed: int = 0) -> Replayed:
-    """What a scenario costs with one level for all volatilities, in hours of workers, and its longest wait."""
+    """Simulate a scenario with one level for all volatilities: its worker-hours, and its longest wait."""
     options = {**closed_loop_of(scenario), "levels": [[parameters.utilization]], "tolerance": parameters.tolerance}
     site = scenario.site.model_copy(update={"scaling": options})
     waits = _Waits()
@@ -116,7 +116,7 @@ def replayed(scenario: Scenario, parameters: Parameters, seed: int = 0) -> Repla
 
 
 class _Waits:
-    """How long items take from their submission to their answer."""
+    """A listener that measures how long items take from their submission to their result."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -135,7 +135,7 @@ class _Waits:
 
 
 def _volatility(arrivals: Sequence[tuple[float, str, int]], per_call: Mapping[str, float], seconds: float) -> float:
-    """The mean over a window of what the policy sees at its epochs."""
+    """Return the mean volatility that the policy sees at its epochs over a window."""
     epochs, found = Epochs(), []
     for time, app, count in arrivals:
         epochs.add(time, count / per_call[app])
@@ -144,7 +144,7 @@ def _volatility(arrivals: Sequence[tuple[float, str, int]], per_call: Mapping[st
 
 
 def _only(workload: WorkloadFile, arrivals: Sequence[tuple[float, str, int]], begin: float) -> WorkloadFile:
-    """The workload with these arrivals alone, as if its time began with the window."""
+    """Return the workload with these arrivals alone, as if its time began with the window."""
     by_app: dict[str, list[tuple[float, int]]] = {}
     for time, app, count in arrivals:
         by_app.setdefault(app, []).append((time - begin, count))
@@ -182,12 +182,12 @@ class RecordedSessions:
 
     @property
     def curve(self) -> PowerCurve:
-        """Seconds of a chunk by the sessions of a worker, as measured."""
+        """The measured seconds of a chunk by the number of a worker's sessions."""
         return fitted(self.steps)
 
 
 def read_sessions(lines: Iterable[str]) -> RecordedSessions:
-    """The sessions that an event log tells of; none, if there were none.
+    """Read the sessions of an event log; of a run without any, none.
 
     :raises ValueError: for a line that is no line of an event log.
     """
@@ -242,7 +242,7 @@ class _Reader:
 
 
 def cut(run: RecordedSessions, begin: float, end: float) -> SessionTrace:
-    """A window of a run as a trace: those that have something to do when it begins do so from its start on."""
+    """Return a window of a run as a trace; sessions that are active when it begins are active from its start."""
     numbers: dict[int, int] = {}
     events: list[tuple[float, int, bool]] = []
     active: dict[int, None] = {}
@@ -270,11 +270,11 @@ def profiled_sessions(
     boot_seconds: float,
     tell: Callable[[float], None] = lambda share: None,
 ) -> list[Profiled]:
-    """For each window the share with which it costs least while no chunk takes longer than the target.
+    """Find for each window the share with which it costs least while no chunk takes longer than the target.
 
     :param target: the longest that a chunk may take, in seconds.
     :param boot_seconds: what a worker takes to join, where the site did not say it.
-    :param tell: told now and then which part of all is done.
+    :param tell: told now and then which share of all is done.
     :raises ValueError: where no step was measured, or a chunk of one session alone takes longer than the target.
     """
     if not run.steps:
@@ -303,7 +303,7 @@ def profiled_sessions(
 
 
 def _session_volatility(trace: SessionTrace, capacity: int) -> float:
-    """The mean of what the policy sees at its epochs, in workers that it loads fully."""
+    """Return the mean volatility that the policy sees at its epochs, in fully loaded workers."""
     epochs, found = Epochs(), []
     for time, _, on in trace.events:
         if time > 0:

@@ -63,11 +63,11 @@ class Scenario:
     limits: Limits | None = None
 
     def places(self, tier: str) -> list[RecordedPlace]:
-        """The places of a tier, where a recorded run says when it had workers."""
+        """Return the places of a tier, where a recorded run says when it had workers."""
         return [each for each in self._trace(tier) if isinstance(each, RecordedPlace) and each.tier == tier]
 
     def steps(self, tier: str) -> list[tuple[float, int]]:
-        """(time, how many workers of a tier there are from then on), where a spot trace says it."""
+        """Return (time, workers of a tier from then on), where a spot trace says it."""
         return [each for each in self._trace(tier) if not isinstance(each, RecordedPlace)]
 
     def _trace(self, tier: str) -> Trace:
@@ -158,7 +158,7 @@ def _scenario(
 
 @contextlib.contextmanager
 def _told_of(changes: Iterable[Change]) -> Iterator[None]:
-    """Say of what is wrong within that it was asked for, and stands in no file.
+    """Name the changes in errors that they cause, since what is wrong stands in no file.
 
     :raises UsageError: in place of a FileError.
     """
@@ -284,7 +284,7 @@ def parse_sweep(text: str) -> list[Change]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at commas that are in no brackets, braces or quotes."""
+    """Split at commas outside brackets, braces and quotes."""
     depth, quote, part = 0, "", ""
     for letter in text:
         if quote:
@@ -331,7 +331,7 @@ def applied(values: Mapping[str, Any], now: Any, changes: Iterable[Change]) -> t
 
 
 def _spread(change: Change, now: Any) -> Iterator[Change]:
-    """`workers=2x` of a site with tiers is of each tier's."""
+    """Apply `workers=2x` on a site with tiers to each tier."""
     tiers = getattr(now, "tiers", ())
     if change.key == ("workers",) and isinstance(change.value, Factor) and tiers:
         for tier in tiers:
@@ -354,7 +354,7 @@ def _times(factor: float, change: Change, now: Any) -> Any:
 
 
 def _number(entries: Sequence[Any], key: str, change: Change) -> int:
-    """The place of a list's entry that goes by its name or its number."""
+    """Return the index of a list's entry that is given by its name or its number."""
     names = [each.get("name") if isinstance(each, Mapping) else getattr(each, "name", None) for each in entries]
     if key in names:
         return names.index(key)
@@ -365,7 +365,7 @@ def _number(entries: Sequence[Any], key: str, change: Change) -> int:
 
 
 def _put(values: dict[str, Any], now: Any, change: Change, value: Any) -> KeyPath:
-    """Put a value in its place, which is made if it is not there; gives the place."""
+    """Set a value, in tables that are made if they are not there, and return its place."""
     inside: Any = values
     place: list[str | int] = []
     *way, last = change.path
@@ -389,7 +389,7 @@ def _put(values: dict[str, Any], now: Any, change: Change, value: Any) -> KeyPat
 
 
 def _begun(given: Any, now: Any, key: str, depth: int) -> Any:
-    """What a key holds whose inner key is about to be set."""
+    """Return what a key holds whose inner key is about to be set."""
     if depth == 0 and key in DEFAULTS:
         return {"policy": given or getattr(now, key, DEFAULTS[key])}
     entries = getattr(now, key, None) if depth == 0 else None

@@ -74,7 +74,7 @@ class SessionTrace:
     ends: Sequence[float] = ()
 
     def active(self) -> list[float]:
-        """The average number of active sessions in each window."""
+        """Return the average number of active sessions in each window."""
         edges = np.linspace(0.0, self.seconds, self.windows + 1)
         times = np.array([time for time, _, _ in self.events])
         signs = np.array([1.0 if on else -1.0 for _, _, on in self.events])
@@ -82,7 +82,7 @@ class SessionTrace:
         return [float(np.sum(signs * np.clip(edge - times, 0.0, window)) / window) for edge in edges[1:]]
 
     def counts(self, slot: float) -> tuple[NDArray[np.int_], NDArray[np.int_]]:
-        """The fewest and the most active sessions in each slot of so many seconds."""
+        """Return the fewest and the most active sessions in each slot of so many seconds."""
         number = round(self.seconds / slot)
         lowest, highest = np.zeros(number, int), np.zeros(number, int)
         position, now = 0, 0
@@ -98,7 +98,7 @@ class SessionTrace:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What serves.
+    """The GPUs that serve, and how fast they are.
 
     :ivar most: GPUs at most. :ivar least: GPUs at least.
     :ivar capacity: K. :ivar dollars: of a GPU and hour.
@@ -115,7 +115,7 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """How it is served.
+    """How sessions are placed and GPUs scaled.
 
     :ivar placing: where a session goes that becomes active.
     :ivar migrates: whether sessions are moved.
@@ -138,7 +138,7 @@ class Strategy:
 
 @dataclasses.dataclass
 class Served:
-    """What it came to.
+    """The outcome of serving a trace.
 
     :ivar worst: the longest chunk in s. :ivar mean: of all sessions over all time in s.
     :ivar together: the most sessions that were on one GPU.
@@ -158,7 +158,7 @@ class Served:
 
 
 def serve(trace: SessionTrace, cluster: Cluster, strategy: Strategy, initial: int | None = None) -> Served:
-    """Serve a trace, and return what it came to.
+    """Serve a trace, and return the outcome.
 
     :param initial: GPUs that are ready at the start; half of the most unless stated, or what the strategy holds.
     """
@@ -203,7 +203,7 @@ class _Run:
         return self.out
 
     def _until(self, time: float) -> None:
-        """What happens before this time without an event."""
+        """Play boots and epochs up to a time."""
         while True:
             boot = self.booting[0][0] if self.booting else math.inf
             happens = min(boot, self.epoch_end)
@@ -253,7 +253,7 @@ class _Run:
         self._control()
 
     def _choose(self) -> Gpu:
-        """The GPU of a session that becomes active."""
+        """Return the GPU of a session that becomes active."""
         counts = self.counts
         if self.draining:
             counts = {gpu: n for gpu, n in counts.items() if gpu not in self.draining}
@@ -308,7 +308,7 @@ class _Run:
             self._scale_in(held - wish)
 
     def _wish(self, held: int, parameters: Parameters) -> int:
-        """The GPUs to hold, before what was asked for a while ago is thought of."""
+        """Return how many GPUs to hold, regardless of what was requested a while ago."""
         cluster, sessions, spare = self.cluster, len(self.place), self.strategy.spare
         most, least = cluster.most, cluster.least
         ahead = Anticipated(sessions)
@@ -323,7 +323,7 @@ class _Run:
         return decide(rho, expected, held, cluster.capacity, parameters, most, least)
 
     def _idle(self) -> int:
-        """Sessions that arrived and are not active, of a trace that says when they depart."""
+        """Return the sessions that have arrived and are idle, for a trace that says when they depart."""
         if not self.trace.ends:
             return 0
         return len(self.ends) - bisect.bisect_right(self.ends, self.now) - len(self.place)
@@ -332,7 +332,7 @@ class _Run:
         return levels.at(self.out.volatilities[-1] if self.out.volatilities else 0.0)
 
     def _rebalance(self) -> None:
-        """Only asked where it can change something: most events leave the placement as good as it can be."""
+        """Rebalance where it can change something: after most events the placement is optimal already."""
         if not self.strategy.migrates:
             return
         if self.strategy.period is not None and self.now < self.rebalanced + self.strategy.period:
@@ -353,7 +353,7 @@ class _Run:
         self._note()
 
     def _scale_in(self, number: int) -> None:
-        """Those that boot go first; then those with the fewest sessions, emptied at once or as sessions leave."""
+        """Give GPUs back: first those that boot, then those with the fewest sessions."""
         while number and self.booting:
             self.booting.pop()
             number -= 1

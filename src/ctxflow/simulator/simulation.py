@@ -23,7 +23,7 @@ Listener = Callable[[ev.Event, Sequence[cmd.Command]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is to be done, and when it is asked for.
+    """The items to run, and when they arrive.
 
     :ivar arrivals: (time, app id, items), in order of time.
 
@@ -37,7 +37,7 @@ class Workload:
 
     @classmethod
     def of(cls, items: int, files: bool = False, level: str = ev.PERVASIVE, gpus: int = 1) -> Workload:
-        """Items of one app, all there at the start.
+        """Return the workload of one app's items, all there at the start.
 
         :param files: whether its context has files that must be staged.
         :param level: how much of the context workers keep.
@@ -47,7 +47,7 @@ class Workload:
 
     @property
     def total(self) -> int:
-        """Items in all."""
+        """The number of all items."""
         return sum(count for _, _, count in self.arrivals)
 
 
@@ -176,7 +176,7 @@ class Simulation:
         self._feed(ev.ItemsSubmitted(time, app, items))
 
     def _feed(self, event: ev.Event) -> None:
-        """Tell the scheduler, and have done what it says."""
+        """Feed the scheduler an event, and have its commands executed."""
         commands = self.scheduler.handle(event)
         self._events += 1
         if self._listener is not None:

@@ -66,12 +66,12 @@ class Result:
 
     @property
     def items_per_second(self) -> float:
-        """Items done, over all of the run."""
+        """Items a second over the whole run."""
         return self.done / self.seconds if self.seconds else 0.0
 
     @property
     def efficiency(self) -> float:
-        """The fluid bound divided by the makespan: 1 is what nobody beats."""
+        """The fluid bound divided by the makespan: at most 1."""
         return self.fluid_seconds / self.seconds if self.seconds and self.finished else 0.0
 
 
@@ -139,22 +139,22 @@ class Summary:
     results: tuple[Result, ...]
 
     def median(self, figure: str) -> float:
-        """Of a figure of `Result`."""
+        """Return the median of a figure of `Result` over the runs."""
         return float(statistics.median(getattr(result, figure) for result in self.results))
 
     def spread(self, figure: str) -> float:
-        """The largest less the smallest."""
+        """Return the largest less the smallest."""
         values = [getattr(result, figure) for result in self.results]
         return float(max(values) - min(values))
 
     @property
     def finished(self) -> bool:
-        """Whether every run came to its end."""
+        """Whether every run was finished."""
         return all(result.finished for result in self.results)
 
     @property
     def moved(self) -> dict[str, float]:
-        """Bytes by source, the means."""
+        """Mean bytes by source."""
         sources = dict.fromkeys(source for result in self.results for source in result.moved)
         return {s: statistics.fmean(result.moved.get(s, 0.0) for result in self.results) for s in sources}
 
@@ -219,7 +219,7 @@ def _on_all_cores(jobs: Sequence[_Job], first: int) -> Iterator[tuple[int, Resul
 
 
 def _play(job: _Job, tell: Callable[[float], None] | None = None) -> Result:
-    """One run, with its event log if there is to be one."""
+    """Run a job once, with its event log if there is to be one."""
     listeners: list[Listener] = []
 
     def listen(event: ev.Event, commands: Sequence[cmd.Command]) -> None:
@@ -243,7 +243,7 @@ def _write(file: TextIO, event: ev.Event, commands: Sequence[cmd.Command]) -> No
 
 
 def _counting(built: Built, tell: Callable[[float], None]) -> Listener:
-    """A listener that tells which share of the items is done, now and then."""
+    """Return a listener that tells now and then which share of the items is done."""
     total, counters = sum(built.items.values()), built.simulation.scheduler.state.counters
     events = 0
 

@@ -1,7 +1,4 @@
-"""How long things take on simulated workers, by GPU model, with their spread.
-
-What does not live here: the figures of a particular site or paper.
-"""
+"""How long things take on simulated workers, by GPU model, with their spread."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Drawn:
             object.__setattr__(self, "_mu", math.log(above) - variance / 2)
 
     def draw(self, generator: random.Random) -> float:
-        """One of them."""
+        """Draw one."""
         if not self._sigma:
             return self.mean
         return min(self.most, self.least + generator.lognormvariate(self._mu, self._sigma))
@@ -81,7 +78,7 @@ class GpuTimes:
     matching: Drawn = Drawn()
 
     def item(self, machine: Machine) -> float:
-        """Mean seconds of an item on a machine.
+        """Return the mean seconds of an item on a machine.
 
         :raises ValueError: for a GPU model without a figure.
         """
@@ -91,19 +88,19 @@ class GpuTimes:
         return seconds
 
     def match(self, machine: Machine, generator: random.Random) -> float:
-        """From asking for a worker until it has joined."""
+        """Draw the seconds from requesting a worker until it has joined."""
         return self.matching.draw(generator)
 
     def load(self, context: str, machine: Machine, generator: random.Random) -> float:
-        """Building a context."""
+        """Draw the seconds of loading a context."""
         return self.loading.draw(generator)
 
     def dispatch(self, machine: Machine, generator: random.Random) -> float:
-        """A call's way to its worker."""
+        """Draw the seconds from sending a call until it begins."""
         return self.dispatched.draw(generator)
 
     def call(self, app: str, machine: Machine, items: Sequence[int], generator: random.Random) -> float:
-        """Running a batch: a sum of independent items, so that its relative spread falls with their number."""
+        """Draw the seconds of a batch: a sum of independent items, whose relative spread falls with their number."""
         mean, count = self.item(machine), len(items)
         seconds = mean * count
         if self.item_spread:
@@ -135,24 +132,24 @@ class MixedTimes:
     paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def match(self, machine: Machine, generator: random.Random) -> float:
-        """From asking for a worker until it has joined."""
+        """Draw the seconds from requesting a worker until it has joined."""
         drawn = self.matching.get(machine.tier)
         return 0.0 if drawn is None else drawn.draw(generator)
 
     def load(self, context: str, machine: Machine, generator: random.Random) -> float:
-        """Building a context."""
+        """Draw the seconds of loading a context."""
         kinds = self.loading.get(context)
         return 0.0 if kinds is None else kinds[machine.tier, machine.gpu_model].draw(generator)
 
     def dispatch(self, machine: Machine, generator: random.Random) -> float:
-        """A call's way to its worker and back."""
+        """Draw the seconds of a call's way to its worker and back."""
         return self.dispatched.draw(generator)
 
     def call(self, app: str, machine: Machine, items: Sequence[int], generator: random.Random) -> float:
-        """Running a batch."""
+        """Draw the seconds of a batch."""
         times = self.items[app][machine.tier, machine.gpu_model]
         return self.paces.get(machine.name, 1.0) * times.call(app, machine, items, generator)
 
     def item(self, app: str, machine: Machine) -> float:
-        """Mean seconds of an app's item on a machine."""
+        """Return the mean seconds of an app's item on a machine."""
         return self.paces.get(machine.name, 1.0) * self.items[app][machine.tier, machine.gpu_model].item(machine)

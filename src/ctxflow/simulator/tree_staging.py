@@ -16,7 +16,7 @@ from ctxflow.executors.simulated import Machine, Timers
 
 
 class LinkTransfer:
-    """Bytes on their way over a link."""
+    """A transfer in flight over a link."""
 
     __slots__ = ("done", "ends", "running", "size")
 
@@ -79,7 +79,7 @@ class FairLink:
         self._looked = now
 
     def _plan_next(self) -> None:
-        """Look again when the next transfer ends; an earlier plan no longer holds."""
+        """Set the timer for the next transfer's end; an earlier timer no longer counts."""
         self._plan += 1
         while self._heap and not self._heap[0][2].running:
             heapq.heappop(self._heap)
@@ -163,12 +163,12 @@ class _Copy:
 
 
 class TreeStaging:
-    """Files that come from their origins once, and then from worker to worker.
+    """Staging of files once from their origins, and then from worker to worker.
 
     A host has a file once, whichever of its workers fetched it. A host that has a shared part sends it to at most
     `fan_out` others at a time over its own link, which they share; the origin sends it to `from_origin` at a time.
-    Whoever finds nobody free waits in line. With a worker goes what only it used: what its host was sending begins anew
-    from elsewhere.
+    Hosts that find no free source wait in line. A lost worker's files go with it, and transfers from its host begin
+    anew from elsewhere.
 
     :param files: context -> its parts; a context that is not named has no files.
     :param origins: by name.
@@ -199,7 +199,7 @@ class TreeStaging:
         self._trees: dict[str, _Tree] = {}
 
     def attach(self, timers: Timers) -> None:
-        """Use this clock from now on."""
+        """Use a simulation's clock."""
         self._timers = timers
         self._links = {name: FairLink(timers, o.bandwidth, o.per_reader) for name, o in self._origins.items()}
         self._opening = {name: FairLink(timers, o.operations) for name, o in self._origins.items()}
@@ -212,7 +212,7 @@ class TreeStaging:
         return {**found, "peers": sum(link.moved for link in self._peers.values())}
 
     def peer_link(self, host: str) -> FairLink:
-        """The link over which a host sends."""
+        """Return the link over which a host sends."""
         link = self._peers.get(host)
         if link is None:
             link = self._peers[host] = FairLink(self._timers, self._peer_bandwidth, self._peer_bandwidth)
@@ -247,7 +247,7 @@ class TreeStaging:
             fetch.transfers.append((link, link.send(part.size, lambda: self.arrived(fetch, part))))
 
     def arrived(self, fetch: _Fetch, part: Part) -> None:
-        """A part is on a fetch's worker."""
+        """Note that a part is on a fetch's worker."""
         self._timers.at(self._timers.now + part.unpacking, self._unpacked, fetch)
 
     def _unpacked(self, fetch: _Fetch) -> None:
@@ -263,7 +263,7 @@ class TreeStaging:
         return tree
 
     def remove(self, worker: str, context: str) -> None:
-        """Take a context's files off a worker, or stop bringing them."""
+        """Remove a context's files from a worker, or cancel their transfers."""
         fetch = self._fetches.pop((worker, context), None)
         if fetch is None:
             return
@@ -275,13 +275,13 @@ class TreeStaging:
                 self._trees[part.name].release(fetch)
 
     def lost(self, worker: str) -> None:
-        """A worker is gone with all its files."""
+        """Remove a lost worker with all its files."""
         for context in sorted(self._of_worker.pop(worker, ())):
             self.remove(worker, context)
 
 
 class _Tree:
-    """One shared part: which hosts have it, who sends it to whom, and who waits."""
+    """The distribution tree of one shared part: hosts that have it, transfers in flight, and hosts that wait."""
 
     def __init__(self, part: Part, staging: TreeStaging, origin: FairLink, fan_out: int, from_origin: int) -> None:
         self._part = part
@@ -295,7 +295,7 @@ class _Tree:
         self._line: collections.deque[_Copy] = collections.deque()
 
     def want(self, fetch: _Fetch) -> None:
-        """A worker needs the part."""
+        """Bring the part to a worker's host, unless it is there."""
         copy = self._copies.get(fetch.host)
         if copy is None:
             copy = self._copies[fetch.host] = _Copy(fetch.host, set())
@@ -308,7 +308,7 @@ class _Tree:
             self._pump()
 
     def release(self, fetch: _Fetch) -> None:
-        """A worker needs it no longer: with the last of its host's, the host's copy goes."""
+        """Note that a worker needs it no longer; with the last worker of a host, the host's copy goes."""
         copy = self._copies.get(fetch.host)
         if copy is None or fetch not in copy.users:
             return
@@ -334,7 +334,7 @@ class _Tree:
         copy.link = copy.transfer = copy.source = None
 
     def _free(self, source: _Copy | None) -> None:
-        """A source has one transfer less."""
+        """Free a slot of a source."""
         if source is None:
             self._free_at_origin += 1
             return
@@ -343,7 +343,7 @@ class _Tree:
             self._senders[source.host] = source
 
     def _pump(self) -> None:
-        """Let those who wait have what sources there are, peers before the origin."""
+        """Start the transfers of those who wait from free sources, peers before the origin."""
         while self._line and (self._senders or self._free_at_origin):
             copy = self._line.popleft()
             if self._copies.get(copy.host) is copy:

@@ -172,7 +172,7 @@ class WorkloadFile(_Entry):
     )
 
     def context_of(self, app: AppEntry) -> str:
-        """The name of the context that an app needs; "" for none."""
+        """Return the name of the context that an app needs; "" for none."""
         if app.context is not None:
             return app.context
         return self.contexts[0].name if self.contexts else ""
@@ -210,7 +210,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
 
 
 def _place(loc: Sequence[str | int], values: Any) -> Path:
-    """The keys of a place, without the names of alternatives that pydantic adds to it."""
+    """Return the keys of a place, without the names of alternatives that pydantic adds to it."""
     path: list[str | int] = []
     for key in loc:
         inside = values.get(key) if isinstance(values, Mapping) else None
@@ -224,7 +224,7 @@ def _place(loc: Sequence[str | int], values: Any) -> Path:
 
 
 def _inside(path: Path, values: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], str, str, Path]:
-    """The model that a place is in, what it is called, which one it is, and the keys from there on."""
+    """Return the model that a place is in, what it is called, which one it is, and the keys from there on."""
     first = str(path[0])
     if first in _LISTS and len(path) > 2:
         kind, entry = first[:-1], values[first][path[1]]
@@ -318,7 +318,7 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[SiteP
 def _covers(
     given: float | dict[str, float], place: Path, whose: str, tiers: Mapping[str, str]
 ) -> Iterator[SiteProblem]:
-    """A table by GPU model or tier must have a figure for every tier."""
+    """Say which tiers a table by GPU model or tier has no figure for."""
     if not isinstance(given, dict):
         return
     for tier, model in tiers.items():

@@ -1,7 +1,4 @@
-"""The reference page of workload files, made from the models: `python -m ctxflow.simulator.workload_reference`.
-
-What does not live here: what the keys mean, which their models say (workload_file.py).
-"""
+"""The reference page of workload files, made from the models: `python -m ctxflow.simulator.workload_reference`."""
 
 from __future__ import annotations
 
@@ -86,7 +83,7 @@ _PARTS: dict[str, type[pydantic.BaseModel]] = {
 
 
 def reference() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     parts = [_HEAD]
     for header, model in _PARTS.items():
         parts += [f"\n## `{header}`\n\n{model.__doc__}\n", *_table(model, list(model.model_fields))]

@@ -12,7 +12,7 @@ from ctxflow.policies.torta.forecast import accuracy, forecast
 from ctxflow.policies.torta.inputs import amounts
 from ctxflow.policies.torta.macro import form
 from ctxflow.policies.torta.networks import FEATURES, Layers, SlotState, allocate, allocated, read, write
-from ctxflow_papers.torta.predictor import AHEAD, SLOTS, predict
+from ctxflow_papers.torta.forecasting import AHEAD, SLOTS, predict
 
 SETTINGS = settings(max_examples=25, deadline=None)
 NUMBERS = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, float("nan"), float("inf"), -1.0]))

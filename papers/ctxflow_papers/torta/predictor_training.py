@@ -1,8 +1,6 @@
 """Training TORTA's demand predictor: offline, on the demand of training seeds (Appendix B-A).
 
 The loss is the paper's, the squared error with L2 regularisation of 1e-4, of demand over its own mean.
-What does not live here: what the network is used for (`predictor`), and forecasts for the
-simulation (forecasting.py).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import torch
 from ctxflow.policies.torta.inputs import Floats
 from ctxflow.policies.torta.networks import Layers
 from ctxflow_papers.torta.demand import tasks_of
-from ctxflow_papers.torta.predictor import AHEAD, SLOTS, features
+from ctxflow_papers.torta.forecasting import AHEAD, SLOTS, features
 from ctxflow_papers.torta.settings import LOADS
 from ctxflow_papers.torta.world import world
 
