@@ -9,6 +9,7 @@ import bisect
 import collections
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -24,6 +25,10 @@ class _Span:
     numbers: range
     first: int  # The index of the first.
     left: int  # How many are not answered.
+
+
+Item = tuple[Any, ...]
+_START = operator.attrgetter("numbers.start")
 
 
 class Spans:
@@ -53,7 +58,9 @@ class Spans:
 
     def indices(self, items: Sequence[int]) -> Sequence[int]:
         """The indices of items that are answered now, by their numbers."""
-        span = self._span(items[0])
+        span = self._spans[0]
+        if items[0] not in span.numbers:
+            span = self._spans[bisect.bisect_right(self._spans, items[0], key=_START) - 1]
         if min(items) not in span.numbers or max(items) not in span.numbers:
             return [self.indices((item,))[0] for item in items]
         offset = span.first - span.numbers.start
@@ -64,12 +71,6 @@ class Spans:
                 self._spans = [span for span in self._spans if span.left]
                 self._answered = 0
         return [item + offset for item in items]
-
-    def _span(self, item: int) -> _Span:
-        return self._spans[bisect.bisect_right(self._spans, item, key=lambda span: span.numbers.start) - 1]
-
-
-Item = tuple[Any, ...]
 
 
 def may_hold_futures(items: Sequence[Item | Failed]) -> bool | None:
@@ -91,22 +92,20 @@ class Aside:
     """Items that wait for futures among their values, or in tuples among these; found by their index.
 
     :param wake: called when one may be ready, by whichever thread.
+    :ivar waiting: those that wait, by index.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._items: dict[int, Item] = {}
+        self.waiting: dict[int, Item] = {}
         self._done: collections.deque[int] = collections.deque()  # Of these a future is done.
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def put(self, index: int, item: Item) -> Item | Failed | None:
         """An item with what its futures gave, or what stands for it if one has failed; None if some are not done."""
         waited = [future for future in _futures(item) if not future.done()]
         if not waited:
             return _resolved(item)
-        self._items[index] = item
+        self.waiting[index] = item
 
         def done(future: Future[Any]) -> None:
             self._done.append(index)
@@ -120,9 +119,9 @@ class Aside:
         """Items that wait no more, as `put` gives them."""
         while self._done:
             index = self._done.popleft()
-            item = self._items.get(index)
+            item = self.waiting.get(index)
             if item is not None and all(future.done() for future in _futures(item)):
-                del self._items[index]
+                del self.waiting[index]
                 yield index, _resolved(item)
 
 

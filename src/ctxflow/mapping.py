@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import threading
 import time
 from collections import Counter
@@ -89,7 +89,7 @@ class MapWork:
 
     def answered_items(self) -> int:
         """How many items have an answer, of this run or an earlier one."""
-        return self._pulled - self._waiting - len(self._aside)
+        return self._pulled - self._waiting - len(self._aside.waiting)
 
     def is_over(self) -> bool:
         """Whether it has ended: done, closed, or its executor was shut down."""
@@ -113,12 +113,12 @@ class MapWork:
 
     def _on_hand(self) -> int:
         """How many items are pulled and not yielded."""
-        return self._waiting + self._buffered + len(self._aside)
+        return self._waiting + self._buffered + len(self._aside.waiting)
 
     def _submit(self, inputs: Sequence[Any], first: int) -> None:
         if inputs:
             self._waiting += len(inputs)
-            self._run.submit(self._app, inputs, self._stream, lambda items: self._spans.add(items, first))
+            self._run.submit(self._app, inputs, self._stream, functools.partial(self._spans.add, first=first))
 
     def _submit_missing(self, inputs: Sequence[Any], first: int) -> None:
         """Submit what can be and is not in the file; runs of such items go together."""
@@ -147,7 +147,7 @@ class MapWork:
     # --- answers
 
     def _arrived(self, timeout: float | None = None) -> list[tuple[int, Any]]:
-        """Answers that are there, after waiting for some: (index, result or Failed). The file has them first."""
+        """Take answers that are there, after waiting for some: (index, result or Failed). The file has them first."""
         arrived, self._held = self._held, []
         if arrived:
             return arrived
@@ -162,35 +162,34 @@ class MapWork:
             self._file.add(arrived)
         return arrived
 
-    def _come(self) -> list[tuple[int, Any]]:
-        """The answers that are there, and what need not be run of the items whose futures are done: the others are."""
-        arrived = self._arrived(0)
-        return arrived + self._ready() if self._aside else arrived
-
     def wait(self) -> None:
         """Wait for an answer, if there is nothing else to do."""
-        with self._reads():
+        self._begin_reading()
+        try:
             if not self._inputs.wait():
                 self._stream.wait()
+        finally:
+            self._reading, self._read_at = False, time.monotonic()
 
     async def arrival(self) -> None:
-        """The same for a coroutine."""
-        with self._reads():
+        """Wait for an answer in a coroutine, if there is nothing else to do."""
+        self._begin_reading()
+        try:
             if self._inputs.wait():
                 await asyncio.sleep(0)
             else:
                 await arrival(self._stream)
+        finally:
+            self._reading, self._read_at = False, time.monotonic()
 
-    @contextlib.contextmanager
-    def _reads(self) -> Iterator[None]:
-        """While this thread waits for answers."""
+    def _begin_reading(self) -> None:
+        """Note that this thread waits for answers.
+
+        :raises CtxflowError: in a forked child, which gets none.
+        """
         if self._run.is_copy:
             raise CtxflowError(foreign_text("this map's executor"))
         self._reader, self._reading = threading.current_thread(), True
-        try:
-            yield
-        finally:
-            self._reading, self._read_at = False, time.monotonic()
 
     def _ready(self) -> list[tuple[int, Any]]:
         """Submit the items whose futures are done; gives those that need not be."""
@@ -205,7 +204,7 @@ class MapWork:
         return answered
 
     def _known(self, index: int) -> Any:
-        """The answer of an item that was answered before it was run, `_NONE` if it was not."""
+        """Return the answer of an item that was answered before it was run, `_NONE` if it was not."""
         if self._file is not None and self._file.skips(index):
             self._buffered -= 1
             return self._file.read(index)
@@ -214,14 +213,16 @@ class MapWork:
             return self._unusable.pop(index)
         return _NONE
 
-    def _value(self, index: int, result: Any) -> Any:
-        if type(result) is Failed:
-            if result.item:
-                add_note(result.error, f"item {index} of {self.called}.map: {_shown(result.item)}")
-            if self._raises or isinstance(result.error, RunEnded):
-                raise result.error
-            return result.error
-        return result
+    def _failure(self, index: int, failed: Failed) -> BaseException:
+        """Return the error of an item, which says which it was.
+
+        :raises BaseException: that error, if the map raises errors or its run has ended.
+        """
+        if failed.item:
+            add_note(failed.error, f"item {index} of {self.called}.map: {_shown(failed.item)}")
+        if self._raises or isinstance(failed.error, RunEnded):
+            raise failed.error
+        return failed.error
 
     def ordered(self) -> Iterator[Any]:
         """Results in the order of the inputs; `NOTHING_YET` where one has to be waited for."""
@@ -235,11 +236,9 @@ class MapWork:
                     if index in ready:
                         result = ready.pop(index)
                         self._buffered -= 1
-                        yield self._value(index, result)
-                    elif (known := self._known(index)) is not _NONE:
-                        yield self._value(index, known)
-                    else:
+                    elif (not self._file and not self._unusable) or (result := self._known(index)) is _NONE:
                         break
+                    yield result if type(result) is not Failed else self._failure(index, result)
                     index += 1
                 if index == self._pulled:
                     if self._inputs.over:
@@ -249,7 +248,9 @@ class MapWork:
                     if self._inputs.here or self._inputs.over or index < self._pulled:
                         continue
                 before = len(ready)
-                ready.update(self._come())
+                ready.update(self._arrived(0))
+                if self._aside.waiting:
+                    ready.update(self._ready())
                 self._buffered += len(ready) - before
                 if len(ready) == before:
                     yield NOTHING_YET
@@ -264,16 +265,19 @@ class MapWork:
                 self._feed()
                 while yielded < self._pulled:
                     if (known := self._known(yielded)) is not _NONE:
-                        yield yielded, self._value(yielded, known)
+                        yield yielded, known if type(known) is not Failed else self._failure(yielded, known)
                     yielded += 1
-                if self._inputs.over and not self._waiting and not self._aside:
+                if self._inputs.over and not self._waiting and not self._aside.waiting:
                     self._raise_input_error()
                     return
-                if self._waiting or self._aside or not self._inputs.here:
-                    if not (come := self._come()):
+                if self._waiting or self._aside.waiting or not self._inputs.here:
+                    come = self._arrived(0)
+                    if self._aside.waiting:
+                        come += self._ready()
+                    if not come:
                         yield NOTHING_YET
                     for index, result in come:
-                        yield index, self._value(index, result)
+                        yield index, result if type(result) is not Failed else self._failure(index, result)
         finally:
             self.end()
 
