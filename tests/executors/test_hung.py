@@ -15,9 +15,9 @@ from executor_helpers import eventually, runs, started
 
 from ctxflow import batch_app
 from ctxflow.errors import CallTimeout
-from ctxflow.executors import embedded
+from ctxflow.executors.embedded import engine as embedded
+from ctxflow.executors.embedded.local_hosts import LocalWatch
 from ctxflow.executors.heartbeats import Heartbeats, Patience
-from ctxflow.executors.vigil import Vigil
 from ctxflow.host.devices import Device
 from ctxflow.host.processes import descendants
 from unkillable import stopped, unkillable
@@ -139,7 +139,9 @@ def busy():
 
 def test_a_host_that_gets_on_is_not_taken_for_dead(busy):
     worker = SimpleNamespace(name="w", process=busy, lines={})
-    vigil = Vigil(Patience(ask=0.2, answer=0.4, urgent=0.4), {"w": worker}, SimpleNamespace(ask=lambda worker: None))
+    vigil = LocalWatch(
+        Patience(ask=0.2, answer=0.4, urgent=0.4), {"w": worker}, SimpleNamespace(ask=lambda worker: None)
+    )
     vigil.begun("w")
 
     def lost(seconds):

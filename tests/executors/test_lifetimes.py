@@ -14,6 +14,7 @@ from executor_helpers import eventually, runs, started
 
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
 from ctxflow.executors.embedded import EmbeddedEngine
+from ctxflow.host.messages import BuildFailed, ContextBuilt, LibraryDied, LineOpened, Trouble, pack
 from ctxflow.host.processes import descendants
 from ctxflow.host.wire import frame
 from ctxflow.scheduler import commands as cmd
@@ -207,13 +208,14 @@ def engine(tmp_path):
     [
         b"",
         b"\0" * 11,
-        frame({"is": "line", "key": "guess"}),
+        pack(LineOpened("guess")),
         frame({}),
         frame({"key": ["list"]}),
+        frame(["LineOpened", ["list"]]),
         frame([1]),
         b"\xff" * 50,
     ],
-    ids=["nothing", "part", "guess", "no-key", "list", "no-dict", "junk"],
+    ids=["nothing", "part", "guess", "no-key", "list", "a-list", "no-dict", "junk"],
 )
 def test_strangers_on_the_drivers_socket_do_no_harm(engine, said):
     (worker,) = engine.start()
@@ -238,15 +240,18 @@ def test_a_library_process_that_ends_before_its_line_is_there(engine, report):
     here = engine.engine
     engine.execute(cmd.Load(worker, ev.PLAIN))
     line = here._local.there[worker].lines[ev.PLAIN]
-    failure = {"kind": "crash", "error": "LibraryDied", "message": "gone"}
-    about = {"context": ev.PLAIN, "key": line.key}
+    trouble = Trouble("crash", "LibraryDied", "gone")
+    ended = {
+        "died": LibraryDied(ev.PLAIN, line.key, [], trouble),
+        "failed": BuildFailed(ev.PLAIN, line.key, trouble),
+    }[report]
     with here._lock:
         held = here._local.there[worker]
-        ready = {"is": "ready", "seconds": 1.0, "memory": 1, "gpu_memory": None}
+        ready = ContextBuilt(ev.PLAIN, line.key, 1.0, 1, None)
         if report == "died":
-            assert list(here._translate(held, {**ready, **about}, b"")) == []
-        told = list(here._translate(held, {"is": report, "calls": [], "failure": failure, **about}, b""))
-        stale = list(here._translate(held, {"is": report, "calls": [], "failure": failure, **about}, b""))
+            assert list(here._translate(held, ready)) == []
+        told = list(here._translate(held, ended))
+        stale = list(here._translate(held, ended))
     kinds = [type(event) for event in told]
     assert kinds == ([ev.ContextReady, ev.ContextUnloaded] if report == "died" else [ev.ContextFailed])
     assert stale == [], "what is said about an earlier load is of no account"

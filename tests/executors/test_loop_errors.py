@@ -8,8 +8,8 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, session_app
+from ctxflow.executors.embedded.local_hosts import LocalHosts
 from ctxflow.executors.engine import EngineFailed
-from ctxflow.executors.host_messages import HostMessages
 from ctxflow.executors.waiting import Waiting
 
 
@@ -46,7 +46,7 @@ def executor(tmp_path):
 
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_worker_that_cannot_be_told_is_given_up_and_its_items_run_elsewhere(executor, monkeypatch, caplog, after):
-    calls = raising_once(monkeypatch, HostMessages, "tell", after)
+    calls = raising_once(monkeypatch, LocalHosts, "tell", after)
     assert list(same.map(range(12))) == [*range(12)]
     assert len(calls) > after + 1
     assert eventually(lambda: executor.connected_workers == 2)

@@ -8,7 +8,7 @@ import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.executors import run_status
-from ctxflow.executors.workers import share
+from ctxflow.executors.embedded.local_worker import share
 
 
 @context

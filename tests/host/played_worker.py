@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 
+from heads import frame
 from vine_player import Player
 
-from ctxflow.host.wire import frame
 from ctxflow.host.worker import HOST
 
 

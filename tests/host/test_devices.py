@@ -47,13 +47,13 @@ def test_what_a_worker_tells(machine, monkeypatch, tmp_path):
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     told = facts.facts(1, 1, str(tmp_path / "cache"))
-    assert (told["machine"], told["devices"], told["pin"]) == ("n1.pool", ["GPU-0000", "GPU-1000"], 7)
-    assert [gpu.numa for gpu in from_graph(told["topology"]).gpus] == list(range(8))
+    assert (told.machine, told.devices, told.pin) == ("n1.pool", ["GPU-0000", "GPU-1000"], 7)
+    assert [gpu.numa for gpu in from_graph(told.topology).gpus] == list(range(8))
     for name in ("CUDA_VISIBLE_DEVICES", "CTXFLOW_TESTBED_GPU", "CTXFLOW_PIN", "_CONDOR_MACHINE_AD"):
         monkeypatch.delenv(name)
     monkeypatch.setattr(devices, "_nvidia_smi", list)
     told = facts.facts(1, 1, str(tmp_path / "cache"))
-    assert (told["machine"], told["devices"], told["topology"], told["pin"]) == (None, [], None, None)
+    assert (told.machine, told.devices, told.topology, told.pin) == (None, [], None, None)
     for variable in ("SLURMD_NODENAME", "CTXFLOW_MACHINE"):  # What Slurm calls a node, and where a pod's host is told.
         monkeypatch.setenv(variable, f"by {variable}")
-        assert facts.facts(1, 1, str(tmp_path / "cache"))["machine"] == f"by {variable}"
+        assert facts.facts(1, 1, str(tmp_path / "cache")).machine == f"by {variable}"

@@ -12,10 +12,12 @@ import time
 
 import cloudpickle
 import pytest
+from heads import instruction, report
 
 from ctxflow.host.host import Host
+from ctxflow.host.messages import FROM_HOST, pack
 from ctxflow.host.process import LibraryProcess
-from ctxflow.host.wire import Channel, frame
+from ctxflow.host.wire import Channel
 from ctxflow.recipe import Context
 
 
@@ -29,7 +31,7 @@ class Driven:
         near, far = socket.socketpair()
         self._near, self._far = near, Channel(far)
         self.host = Host(
-            lambda *report: near.sendall(frame(*report)),
+            lambda message: near.sendall(pack(message)),
             self.selector,
             str(directory / "scratch"),
             str(directory / "logs"),
@@ -37,7 +39,7 @@ class Driven:
         self.calls = 0
 
     def tell(self, do, body=b"", **head):
-        self.host.handle({"do": do, **head}, body)
+        self.host.handle(instruction({"do": do, **head}, body))
 
     def load(self, function=None, *args, context="c", files=None, **head):
         recipe = Context("made", function, args, files=files or {}).dumps() if function else b""
@@ -73,7 +75,7 @@ class Driven:
                     key.data()
             self.host.check()
             if found := self._far.receive():
-                return found
+                return [report(FROM_HOST.open(head, body)) for head, body in found]
         raise AssertionError("the host reported nothing")
 
     def next(self, kind):
@@ -304,7 +306,7 @@ def test_an_instruction_that_makes_no_sense_fails_its_call_alone(driven):
     driven.next("ready")
     driven.tell("call", b"", call=7, context="c", function="never-sent", style="batch", insert=False)
     assert driven.next("raised")[0]["call"] == 7
-    driven.tell("dance")
+    driven.host.handle("dance")
     number = driven.call(lambda state, items: items, [1])
     assert driven.next("finished")[0]["call"] == number
 

@@ -7,12 +7,12 @@ import sys
 import types
 
 import pytest
+from heads import frame
 from vine_player import Player
 
 from ctxflow.contents import digest_path
 from ctxflow.host import rest
 from ctxflow.host.program import build_program
-from ctxflow.host.wire import frame
 
 
 class Worker:

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from ctxflow.host.sessions import Entry, States, digest_of, state_path
+from ctxflow.host.sessions import States, StepEntry, digest_of, state_path
 
 
 def count(states, prompts):
@@ -31,21 +31,21 @@ def step(here, folder, *entries, function=count):
 def test_a_state_for_which_there_is_no_room_is_kept_beside_the_worker(tmp_path):
     (tmp_path / "file").write_text("no folder")
     here = states()
-    outcomes, results = step(here, str(tmp_path / "file" / "sessions"), Entry(1, "anew", 0, True, "freeze"))
+    outcomes, results = step(here, str(tmp_path / "file" / "sessions"), StepEntry(1, "anew", 0, True, "freeze"))
     assert sorted(outcomes[0]) == ["kept", "made"] and results == [(1, 1)]
 
 
 def test_where_the_worker_has_notice_what_a_step_changed_is_kept(folder):
-    outcomes, results = step(states(leaving=True), folder, Entry(1, "anew", 0, True, ""))
+    outcomes, results = step(states(leaving=True), folder, StepEntry(1, "anew", 0, True, ""))
     assert sorted(outcomes[0]) == ["kept", "made"] and results == [(1, 1)]
 
 
 def test_a_frozen_state_stays_in_the_cache_until_the_step_it_was_thawed_for_has_ended(folder):
     here = states()
-    step(here, folder, Entry(1, "anew", 0, True, "freeze"))
+    step(here, folder, StepEntry(1, "anew", 0, True, "freeze"))
     with open(state_path(folder, 1, 1), "rb") as file:
         digest = digest_of(file.read())
-    thawed = Entry(1, "frozen", 1, True, "", (), b"", digest)
+    thawed = StepEntry(1, "frozen", 1, True, "", (), b"", digest)
 
     def bad(states, prompts):
         raise ValueError
@@ -58,14 +58,16 @@ def test_a_frozen_state_stays_in_the_cache_until_the_step_it_was_thawed_for_has_
 
 def test_a_frozen_state_is_brought_out_unopened(folder):
     here = states()
-    step(here, folder, Entry(1, "anew", 0, True, "freeze"))
+    step(here, folder, StepEntry(1, "anew", 0, True, "freeze"))
     with open(state_path(folder, 1, 1), "wb") as file:
         file.write(b"no pickle")
-    outcomes, results = here.step(count, [], [Entry(1, "frozen", 1, False, "leave", (), b"", digest_of(b""))], folder)
+    outcomes, results = here.step(
+        count, [], [StepEntry(1, "frozen", 1, False, "leave", (), b"", digest_of(b""))], folder
+    )
     assert list(outcomes[0]) == ["lost"], "it is not what was frozen"
     with open(state_path(folder, 1, 1), "wb") as file:
         file.write(b"no pickle")
-    out = Entry(1, "frozen", 1, False, "leave", (), b"", digest_of(b"no pickle"))
+    out = StepEntry(1, "frozen", 1, False, "leave", (), b"", digest_of(b"no pickle"))
     outcomes, results = here.step(count, [], [out], folder)
     assert outcomes == [{"kept": 9}] and pickle.loads(results) == [(None, b"no pickle")]
     assert os.listdir(folder) == []
@@ -73,14 +75,14 @@ def test_a_frozen_state_is_brought_out_unopened(folder):
 
 def test_dropping_takes_a_session_off_the_cache_and_no_other(folder):
     here = states()
-    step(here, folder, Entry(1, "anew", 0, True, "freeze"), Entry(11, "anew", 0, True, "freeze"))
-    step(here, folder, Entry(1, "", 0, False, "drop"))
+    step(here, folder, StepEntry(1, "anew", 0, True, "freeze"), StepEntry(11, "anew", 0, True, "freeze"))
+    step(here, folder, StepEntry(1, "", 0, False, "drop"))
     assert os.listdir(folder) == ["11-1.state"]
 
 
 def test_a_prompt_that_cannot_be_opened_harms_its_session_alone(folder):
     outcomes, results = step(
-        states(), folder, Entry(1, "anew", 0, True, "", (b"no pickle",)), Entry(2, "anew", 0, True, "")
+        states(), folder, StepEntry(1, "anew", 0, True, "", (b"no pickle",)), StepEntry(2, "anew", 0, True, "")
     )
     assert "a prompt cannot be opened" in outcomes[0]["failure"]["message"] and results[1] == (1, None)
 
@@ -88,4 +90,4 @@ def test_a_prompt_that_cannot_be_opened_harms_its_session_alone(folder):
 @pytest.mark.parametrize("made", [None, [1], [(1, 2), (1, 2)], "ab"])
 def test_what_are_no_pairs_is_told(folder, made):
     with pytest.raises(TypeError, match="one pair of chunk and state for each"):
-        states().step(lambda states, prompts: made, [], [Entry(1, "anew", 0, True, "")], folder)
+        states().step(lambda states, prompts: made, [], [StepEntry(1, "anew", 0, True, "")], folder)

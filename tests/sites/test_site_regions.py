@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.executors.taskvine.worker import VineWorker
 from ctxflow.sites import SiteError, load_site
 from ctxflow.sites.hints import hints
 from ctxflow.sites.listing import toml_lines
@@ -60,7 +60,7 @@ def test_a_worker_tells_its_region_else_its_machine_or_tier_does(tmp_path, host,
         "host": host, "tier": tier, "region": told, "transfer": {"device": 1}, "gpus": 1, "gpu_model": "A10",
         "memory": 10**10, "gpu_memory": None,
     }  # fmt: skip
-    worker = Worker("w1", host, "address", 0.0)
+    worker = VineWorker("w1", host, "address", 0.0)
     worker.learn(hello, site.tiers)
     assert worker.spec(hello, site).region == region
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ctxflow.executors.engine import CallPayload, Pickled
-from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.host.sessions import StepEntry, digest_of
 from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -100,9 +100,9 @@ class SessionStore:
 
         return make
 
-    def _entry(self, order: cmd.Order, states: Mapping[int, Session]) -> Entry:
+    def _entry(self, order: cmd.Order, states: Mapping[int, Session]) -> StepEntry:
         makes_chunk = order.chunk is not None
-        entry = Entry(order.session, order.thaw, order.made, makes_chunk, order.then)
+        entry = StepEntry(order.session, order.thaw, order.made, makes_chunk, order.then)
         held = self._held.get(order.session)
         if held is None:
             return entry
@@ -116,7 +116,7 @@ class SessionStore:
             entry = entry._replace(digest=frozen.digest)
         return entry
 
-    def _with_state(self, entry: Entry, held: _Held | None) -> Entry:
+    def _with_state(self, entry: StepEntry, held: _Held | None) -> StepEntry:
         if entry.thaw != "kept" or held is None:
             return entry
         return entry._replace(state=self._read(entry.session, entry.made, held))

@@ -9,8 +9,9 @@ import socket
 import sys
 
 from ctxflow.host.host import Host, clear, on_signal, serve
+from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven, pack
 from ctxflow.host.processes import adopt_orphans, kill_children
-from ctxflow.host.wire import Channel, Head
+from ctxflow.host.wire import Channel
 
 
 def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
@@ -35,8 +36,8 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
         if key.events != wanted:
             selector.modify(channel, wanted, key.data)
 
-    def emit(head: Head, body: bytes) -> None:
-        channel.send(head, body)
+    def emit(message: FromHost) -> None:
+        channel.send_frame(pack(message))
         if channel.pending:
             watch_writes()
 
@@ -48,21 +49,22 @@ def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:
         nonlocal released
         channel.flush()
         for head, body in channel.receive():
-            if head["do"] == "release":
+            message = TO_HOST.open(head, body)
+            if isinstance(message, LeaveWorker):
                 released = True
             else:
-                host.handle(head, body)
+                host.handle(message)
         watch_writes()
 
     def noticed() -> None:
         host.give_notice()  # First, so that whoever hears of the notice can rely on it.
-        emit({"is": "notice"}, b"")
+        emit(NoticeGiven())
 
     adopt_orphans()
     on_signal(signal.SIGCHLD, selector, host.bury_orphans)
     on_signal(signal.SIGTERM, selector, noticed)
     selector.register(channel, selectors.EVENT_READ, heard)
-    channel.send({"is": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
+    emit(HostStarted(os.getpid(), sys.version.split()[0]))
     serve(host, selector, alive=lambda: not (released or channel.closed) and os.getppid() == driver)
     host.stop()
     kill_children()

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from ctxflow.host.processes import end_transfer_server
-from ctxflow.host.vine_protocol import Request, VineWorker, parse
+from ctxflow.host.vine_protocol import LibraryPipes, Request, parse
 from ctxflow.host.wire import short_path
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _serve(worker: VineWorker, bell: socket.socket) -> None:
+def _serve(worker: LibraryPipes, bell: socket.socket) -> None:
     waiting: list[Request] = []
     rung = False
     while not worker.closed:

@@ -15,13 +15,13 @@ import sys
 from ctxflow.host.devices import cuda_devices, machine_of, order_devices
 from ctxflow.host.process import interpreter
 from ctxflow.host.processes import descendants, listening_ports, machine_memory
-from ctxflow.host.wire import Head
+from ctxflow.host.vine_messages import WorkerFacts
 from ctxflow.topology import to_graph
 from ctxflow.version import __version__
 
 
-def facts(worker: int, cores: int, cache: str) -> Head:
-    """The report of a `hello`; a fact that cannot be found is None, and `problem` then says why where that matters.
+def facts(worker: int, cores: int, cache: str) -> WorkerFacts:
+    """Return what a worker tells; `problem` says why a fact is missing that matters.
 
     From then on this process, and those that it starts, see their GPUs in the order of the machine's topology.
 
@@ -41,30 +41,30 @@ def facts(worker: int, cores: int, cache: str) -> Head:
         place = os.stat(cache).st_dev
     except OSError as error:
         problem = problem or f"the worker's directory cannot be written: {error}"
-    return {
-        "is": "hello",
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "worker": os.environ.get("CTXFLOW_WORKER_NAME"),
-        "python": version,
-        "ctxflow": __version__,
-        "cores": cores or len(os.sched_getaffinity(0)),
-        "memory": _memory(),
-        "gpus": len(devices),
-        "gpu_model": first.model if first else None,
-        "gpu_memory": first.memory if first else None,
-        "scratch": os.path.dirname(cache),
-        "transfer": {"cache": cache, "device": place, "port": _transfer_port(worker)},
-        "speed": _number(os.environ.get("CTXFLOW_TESTBED_SPEED")),
-        "tier": os.environ.get("CTXFLOW_TIER"),
-        "region": os.environ.get("CTXFLOW_REGION"),
-        "environment_job": os.environ.get("CTXFLOW_JOB"),
-        "machine": _machine(),
-        "devices": [device.id for device in devices],
-        "topology": to_graph(topology) if topology is not None else None,
-        "pin": _number(os.environ.get("CTXFLOW_PIN")),
-        "problem": problem,
-    }
+    return WorkerFacts(
+        host=socket.gethostname(),
+        ctxflow=__version__,
+        problem=problem,
+        pid=os.getpid(),
+        worker=os.environ.get("CTXFLOW_WORKER_NAME"),
+        python=version,
+        cores=cores or len(os.sched_getaffinity(0)),
+        memory=_memory(),
+        gpus=len(devices),
+        gpu_model=first.model if first else None,
+        gpu_memory=first.memory if first else None,
+        scratch=os.path.dirname(cache),
+        cache=cache,
+        device=place,
+        port=_transfer_port(worker),
+        tier=os.environ.get("CTXFLOW_TIER"),
+        region=os.environ.get("CTXFLOW_REGION"),
+        job=os.environ.get("CTXFLOW_JOB"),
+        machine=_machine(),
+        devices=[device.id for device in devices],
+        topology=to_graph(topology) if topology is not None else None,
+        pin=_number(os.environ.get("CTXFLOW_PIN")),
+    )
 
 
 def _machine() -> str | None:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
-from typing import Any
 
 STAGED = ".staged"
 """The folder, in a call's, of files that have no place of their own in it."""
@@ -22,15 +21,15 @@ _CONNECT_SECONDS = 60.0  # How long a web server may keep silent.
 class FolderFiles:
     """The files of one call.
 
-    :param head: `inputs`, each a name in the call's folder and where it comes from (a name in `sandbox`, or a web
-        address); and `outputs`, each a name in the call's folder, one in `sandbox`, and whether the call must make it.
+    :param inputs: each a name in the call's folder and where it comes from (a name in `sandbox`, or a web address).
+    :param outputs: each a name in the call's folder, one in `sandbox`, and whether the call must make it.
     :param folder: the call's.
     """
 
-    def __init__(self, head: dict[str, Any], folder: str) -> None:
-        self._inputs: Sequence[tuple[str, str]] = head["inputs"]
-        self._outputs: Sequence[tuple[str, str, bool]] = head["outputs"]
-        self._sandbox: str = head["sandbox"]
+    def __init__(
+        self, inputs: Sequence[tuple[str, str]], outputs: Sequence[tuple[str, str, bool]], sandbox: str, folder: str
+    ) -> None:
+        self._inputs, self._outputs, self._sandbox = inputs, outputs, sandbox
         self._names = [name for name, _ in self._inputs] + [name for name, _, _ in self._outputs]
         self._folder = folder
 

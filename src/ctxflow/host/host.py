@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import os
 import selectors
@@ -17,18 +18,49 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ctxflow.host.descriptors import advice, none_left
 from ctxflow.host.kept_logs import KeptLogs
 from ctxflow.host.machine_faults import looks_like_the_machine
+from ctxflow.host.messages import (
+    FROM_LIBRARY,
+    BuildContext,
+    BuildFailed,
+    CallBegan,
+    CallEnded,
+    CallFinished,
+    CallRaised,
+    ContextBuilt,
+    DrainCalls,
+    EndLibrary,
+    EndOverdue,
+    FilesStaged,
+    ForgetParts,
+    FromHost,
+    GivePart,
+    InterruptCall,
+    LibraryDied,
+    LibraryEnded,
+    Message,
+    PartFinished,
+    Ping,
+    Pong,
+    RunCall,
+    StageFiles,
+    StagingFailed,
+    ToHost,
+    Trouble,
+    WorkerStuck,
+    pack,
+)
 from ctxflow.host.process import LibraryProcess, now
 from ctxflow.host.processes import bury_orphans, kill_tree, tree_bytes
 from ctxflow.host.staging import stage
 from ctxflow.host.undead import Undead
-from ctxflow.host.wire import Head
 
-Emit = Callable[[Head, bytes], None]
+T = TypeVar("T")
+Emit = Callable[[FromHost], None]
 _MEMORY_CHECK_SECONDS = 0.5
 _NEXT_SECONDS = 0.2
 _END_SECONDS = 2.0  # For all library processes together, at the host's end.
@@ -38,15 +70,10 @@ _MOST_LOGS = 20
 class Host:
     """Carries out what it is told about contexts and calls, and reports.
 
-    Takes: `stage`, `load`, `unload`, `function`, `forget_functions` (that no call will need), `call`, `interrupt` (a
-    call that nobody waits for), `drain` (calls that answer their items one by one end after the item in flight).
-    Reports: `staged`, `ready`, `failed`, `unloaded`,
-    `part` (results of a call that goes on), `finished`, `raised` (a call), `died` (a library process, with the calls
-    that the host knew it ran), `stuck` (what was killed does not end: this worker is of no more use). To `ping` it says
-    `pong`. All as messages of wire.py. A `key` given with `load` comes back with the reports about
-    what was loaded, so that they are told from those about an earlier load.
+    Takes the messages of `ctxflow.host.messages.ToHost` but `LeaveWorker`, and makes those of `FromHost` but
+    `HostStarted` and `NoticeGiven`.
 
-    :param emit: takes each report, head and body; called on the thread that runs the selector.
+    :param emit: takes each report; called on the thread that runs the selector.
     :param selector: where the host registers what it waits for; each key's data is a function to call.
     :param scratch: the worker's directory.
     :param logs: where the library processes' output is kept.
@@ -59,49 +86,50 @@ class Host:
         self._logs = logs
         self._kept_logs = KeptLogs(_MOST_LOGS)
         self._libraries: dict[str, LibraryProcess] = {}
-        self._functions: dict[str, bytes] = {}
+        self._parts: dict[str, GivePart] = {}
         self._started = 0
         self._noticed = False
-        self._done: collections.deque[tuple[Callable[[Head], None], Head]] = collections.deque()
+        self._done: collections.deque[Callable[[], None]] = collections.deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         selector.register(self._wake_read, selectors.EVENT_READ, self._background_done)
         self._next_memory_check = float("inf")
         self.undead = Undead()
-        self._postponed: dict[str, tuple[Head, bytes]] = {}  # Loads that wait until there is room.
-        self._handlers: dict[str, Callable[[Head, bytes], None]] = {
-            "stage": self._stage,
-            "load": self._load,
-            "unload": self._unload,
-            "function": self._function,
-            "forget_functions": self._forget_functions,
-            "call": self._call,
-            "interrupt": self._interrupt,
-            "drain": lambda head, body: self.give_notice(),
-            "overdue": self._overdue,
-            "ping": lambda head, body: self._emit({"is": "pong"}, b""),
+        self._postponed: dict[str, BuildContext] = {}  # Loads that wait until there is room.
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {
+            StageFiles: self._stage,
+            BuildContext: self._load,
+            EndLibrary: self._unload,
+            GivePart: self._give_part,
+            ForgetParts: self._forget_parts,
+            RunCall: self._call,
+            InterruptCall: self._interrupt,
+            DrainCalls: lambda message: self.give_notice(),
+            EndOverdue: self._overdue,
+            Ping: lambda message: self._emit(Pong()),
         }
 
-    def handle(self, head: Head, body: bytes) -> None:
+    def handle(self, message: ToHost) -> None:
         """Carry out one instruction. What cannot be carried out is reported as a failure."""
         try:
-            self._handlers[head["do"]](head, body)
+            self._handlers[type(message)](message)
         except Exception as error:
-            self._refuse(head, error)
+            self._refuse(message, error)
 
-    def _refuse(self, head: Head, error: Exception) -> None:
-        message = f"the worker cannot {head['do']} it: {error or type(error).__name__}"
-        if none_left(error):
-            message += advice(error)
-        elif isinstance(error, OSError):
-            message += "; see that the worker's machine has disk space, memory, processes and descriptors left"
-        machine = looks_like_the_machine(error)
-        failure = {"kind": "exception", "error": type(error).__name__, "message": message, "machine": machine}
-        report: Head = {name: head[name] for name in ("context", "key", "call") if name in head}
-        report["failure"] = failure
-        if head["do"] == "call":
-            self._emit({**report, "is": "raised", "seconds": 0.0}, b"")
-        elif head["do"] in ("stage", "load"):
-            self._emit({**report, "is": "failed"}, b"")
+    def _refuse(self, message: ToHost, error: Exception) -> None:
+        def trouble(do: str) -> Trouble:
+            text = f"the worker cannot {do} it: {error or type(error).__name__}"
+            if none_left(error):
+                text += advice(error)
+            elif isinstance(error, OSError):
+                text += "; see that the worker's machine has disk space, memory, processes and descriptors left"
+            return Trouble("exception", type(error).__name__, text, machine=looks_like_the_machine(error))
+
+        if isinstance(message, RunCall):
+            self._emit(CallRaised(message.call, message.context, 0.0, trouble("call"), message.key))
+        elif isinstance(message, BuildContext):
+            self._emit(BuildFailed(message.context, message.key, trouble("load")))
+        elif isinstance(message, StageFiles):
+            self._emit(StagingFailed(message.context, trouble("stage")))
 
     def timeout(self) -> float | None:
         """How long the selector may wait before `check` is due, in seconds."""
@@ -144,14 +172,14 @@ class Host:
         """For a host that has adopted what calls left behind: some of it has ended."""
         bury_orphans([*(library.process.pid for library in self._libraries.values()), *self.undead.pids()])
 
-    def in_background(self, work: Callable[[], Head], then: Callable[[Head], None]) -> None:
+    def in_background(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what takes long in a thread; what it gives is handed on by the thread that runs the selector.
 
         :param work: must not raise.
         """
 
         def run() -> None:
-            self._done.append((then, work()))
+            self._done.append(functools.partial(then, work()))
             with contextlib.suppress(OSError):
                 os.write(self._wake_write, b".")
 
@@ -161,130 +189,119 @@ class Host:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         while self._done:
-            then, report = self._done.popleft()
-            then(report)
+            self._done.popleft()()
 
     # --- what it is told
 
-    def _stage(self, head: Head, body: bytes) -> None:
+    def _stage(self, message: StageFiles) -> None:
         """Copy files to the cache, while the host goes on serving calls."""
 
-        def work() -> Head:
-            report: Head = {"is": "staged", "context": head["context"]}
+        def work() -> FromHost:
             try:
-                for source, digest in head["files"].values():
-                    stage(source, digest, head["cache"], head.get("link", True))
+                for source, digest in message.files.values():
+                    stage(source, digest, message.cache, message.link)
             except Exception as error:
-                failure = {
-                    "kind": "exception",
-                    "error": type(error).__name__,
-                    "message": _staging_message(error, head),
-                    "machine": looks_like_the_machine(error),
-                }
-                report = {"is": "failed", "context": head["context"], "failure": failure}
-            return report
+                text, machine = _staging_message(error, message.cache), looks_like_the_machine(error)
+                return StagingFailed(message.context, Trouble("exception", type(error).__name__, text, machine=machine))
+            return FilesStaged(message.context)
 
-        self.in_background(work, lambda report: self._emit(report, b""))
+        self.in_background(work, self._emit)
 
-    def _load(self, head: Head, body: bytes) -> None:
-        context = head["context"]
+    def _load(self, message: BuildContext) -> None:
+        context = message.context
         self._remove(context)
         if self.undead:  # Which may still have the GPU's memory.
-            self._postponed[context] = head, body
+            self._postponed[context] = message
             return
         self._started += 1
         scratch = os.path.join(self._scratch, f"library-{self._started}")
-        log = os.path.join(self._logs, f"{head['name'] or 'plain'}-{self._started}.log")
-        library = LibraryProcess(context, scratch, head["environment"], log)
-        library.key = head.get("key", "")
+        log = os.path.join(self._logs, f"{message.name or 'plain'}-{self._started}.log")
+        library = LibraryProcess(context, scratch, message.environment, log)
+        library.key = message.key
         self._libraries[context] = library
         self._kept_logs.add(log, [each.log for each in self._libraries.values()])
         if self._noticed:
             library.give_notice()
-        if head.get("timeout"):
-            library.load_deadline = now() + head["timeout"]
-            library.timeout = head["timeout"]
-        if head.get("memory"):
-            library.memory_limit = head["memory"]
+        if message.timeout:
+            library.load_deadline = now() + message.timeout
+            library.timeout = message.timeout
+        if message.memory:
+            library.memory_limit = message.memory
             self._next_memory_check = min(self._next_memory_check, now() + _MEMORY_CHECK_SECONDS)
         register = self._selector.register
         register(library.channel, selectors.EVENT_READ, lambda: self._heard(library))
         register(library.output, selectors.EVENT_READ, library.read_output)
         register(library.death, selectors.EVENT_READ, lambda: self._died(library))
-        library.channel.send(head, body)
+        library.channel.send_frame(pack(message))
         self._watch_writes(library)
 
-    def _unload(self, head: Head, body: bytes) -> None:
-        postponed = self._postponed.pop(head["context"], None) is not None
-        ended = self._remove(head["context"]) or postponed
-        if "files" in head:
-            clear(head["files"])
+    def _unload(self, message: EndLibrary) -> None:
+        postponed = self._postponed.pop(message.context, None) is not None
+        ended = self._remove(message.context) or postponed
+        if message.files:
+            clear(message.files)
         if ended:
-            self._emit({"is": "unloaded", "context": head["context"]}, b"")
+            self._emit(LibraryEnded(message.context))
 
-    def _function(self, head: Head, body: bytes) -> None:
-        self._functions[head["function"]] = body
+    def _give_part(self, message: GivePart) -> None:
+        self._parts[message.name] = message
 
-    def _forget_functions(self, head: Head, body: bytes) -> None:
-        for name in head["functions"]:
-            self._functions.pop(name, None)
+    def _forget_parts(self, message: ForgetParts) -> None:
+        for name in message.names:
+            self._parts.pop(name, None)
         for library in self._libraries.values():
-            library.forget_functions(head["functions"])
+            library.forget_parts(message.names)
             self._watch_writes(library)
 
-    def _call(self, head: Head, body: bytes) -> None:
-        library = self._libraries.get(head["context"])
-        if library is None or head.get("key", library.key) != library.key:  # It ended while the call was on its way.
-            failure = {
-                "kind": "crash",
-                "error": "LibraryGone",
-                "message": "the library process ended before the call",
-            }
-            self._emit({"is": "died", "context": head["context"], "calls": [head["call"]], "failure": failure}, b"")
+    def _call(self, message: RunCall) -> None:
+        library = self._libraries.get(message.context)
+        if library is None or message.key not in (None, library.key):  # It ended while the call was on its way.
+            trouble = Trouble("crash", "LibraryGone", "the library process ended before the call")
+            self._emit(LibraryDied(message.context, None, [message.call], trouble))
             return
-        for name in filter(None, (head.get("function"), head.get("constants"))):
-            library.give_function(name, self._functions[name])
-        library.begin(head, body, now())
+        for name in filter(None, (message.function, message.constants)):
+            library.give_part(self._parts[name])
+        library.begin(message, now())
         self._watch_writes(library)
 
-    def _interrupt(self, head: Head, body: bytes) -> None:
-        library = self._libraries.get(head["context"])
+    def _interrupt(self, message: InterruptCall) -> None:
+        library = self._libraries.get(message.context)
         if library is not None and library.ready:
-            library.interrupt(head["call"], now())
+            library.interrupt(message.call, now())
 
-    def _overdue(self, head: Head, body: bytes) -> None:
+    def _overdue(self, message: EndOverdue) -> None:
         """The driver still waits for a call that has timed out: the process that runs it may have stopped first."""
-        library = self._libraries.get(head["context"])
-        if library is not None and library.key == head["key"]:
-            self._fail_call(library, head["timeout"])
+        library = self._libraries.get(message.context)
+        if library is not None and library.key == message.key:
+            self._fail_call(library, message.timeout)
 
     # --- what happens
 
     def _heard(self, library: LibraryProcess) -> None:
         library.channel.flush()
         for head, body in library.channel.receive():
-            kind = head["is"]
-            if kind == "began":
-                library.watch(head, now())
-                continue
-            if kind == "ended":
-                library.calls.pop(head["call"], None)
-                continue
-            if kind == "ready" and self._end_if_too_big(library):
-                return
-            if kind in ("ready", "failed"):
-                head["context"], head["key"] = library.context, library.key
-                library.load_deadline = float("inf")
-                library.ready = kind == "ready"
-            elif kind != "part":
-                library.calls.pop(head["call"], None)
-            if "failure" in head:
-                head["failure"]["output"] = library.tail()
-            if kind == "failed":
+            try:
+                message = FROM_LIBRARY.open(head, body)
+            except ValueError:  # The user's code wrote there.
+                library.channel.closed = True
+                break
+            if isinstance(message, (CallFinished, CallRaised, CallEnded)):
+                library.calls.pop(message.call, None)
+            if isinstance(message, (CallRaised, BuildFailed)):
+                message = dataclasses.replace(message, trouble=message.trouble._replace(output=library.tail()))
+            if isinstance(message, CallBegan):
+                library.watch(message.call, message.timeout, now())
+            elif isinstance(message, BuildFailed):
                 self._remove(library.context)
-            self._emit(head, body)
-            if kind == "failed":
+                self._emit(message)
                 return
+            elif isinstance(message, ContextBuilt):
+                if self._end_if_too_big(library):
+                    return
+                library.load_deadline, library.ready = float("inf"), True
+                self._emit(message)
+            elif isinstance(message, (PartFinished, CallFinished, CallRaised)):
+                self._emit(message)
         if library.channel.closed:
             # The process is about to end, or closed its socket: either way it is of no more use.
             self._died(library)
@@ -315,9 +332,11 @@ class Host:
         """End a library process for cause, and report what that costs."""
         calls, was_ready, output = list(library.calls), library.ready, library.tail()
         self._remove(library.context)
-        failure = {"kind": kind, "error": error, "message": message, "output": output}
-        report: Head = {"context": library.context, "key": library.key, "failure": failure}
-        self._emit({**report, "is": "died", "calls": calls} if was_ready else {**report, "is": "failed"}, b"")
+        trouble = Trouble(kind, error, message, output=output)
+        if was_ready:
+            self._emit(LibraryDied(library.context, library.key, calls, trouble))
+        else:
+            self._emit(BuildFailed(library.context, library.key, trouble))
 
     def _end_overdue(self, library: LibraryProcess, time: float) -> None:
         if library.ignores_interrupt(time):
@@ -377,18 +396,18 @@ class Host:
         try:
             os.rmdir(library.scratch)
         except OSError:  # What calls left there may be much.
-            self.in_background(functools.partial(_cleared, library.scratch), lambda report: None)
+            self.in_background(functools.partial(clear, library.scratch), lambda cleared: None)
         return True
 
     def _look_after_undead(self, time: float) -> None:
         """Go on with what waits for processes that were killed; those that stay cost the worker."""
         reason = self.undead.look(time)
         if reason is not None:
-            self._emit({"is": "stuck", "reason": reason}, b"")
+            self._emit(WorkerStuck(reason))
         if not self.undead:
             postponed, self._postponed = self._postponed, {}
-            for head, body in postponed.values():
-                self.handle(head, body)
+            for load in postponed.values():
+                self.handle(load)
 
 
 def serve(host: Host, selector: selectors.BaseSelector, alive: Callable[[], bool]) -> None:
@@ -417,7 +436,7 @@ def on_signal(number: int, selector: selectors.BaseSelector, act: Callable[[], N
     selector.register(read_end, selectors.EVENT_READ, woken)
 
 
-def _staging_message(error: Exception, head: Head) -> str:
+def _staging_message(error: Exception, cache: str) -> str:
     """What went wrong in bringing files to the cache, and what to do."""
     first = error.args[0][0] if isinstance(error, shutil.Error) and error.args and error.args[0] else None
     if first is not None:  # A folder's: (source, target, why) of each file that failed.
@@ -428,14 +447,9 @@ def _staging_message(error: Exception, head: Head) -> str:
             getattr(error, "strerror", None) or error,
         )
     return (
-        f"{reason} while staging {source} to {head['cache']}: see that the file can be read, and that there is "
+        f"{reason} while staging {source} to {cache}: see that the file can be read, and that there is "
         "room, or put scratch= of the site on another disk"
     )
-
-
-def _cleared(scratch: str) -> Head:
-    clear(scratch)
-    return {}
 
 
 def clear(scratch: str) -> None:

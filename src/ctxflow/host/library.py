@@ -32,13 +32,32 @@ from ctxflow.host.folder_files import STAGED, FolderFiles
 from ctxflow.host.folders import FolderEach, InPlace
 from ctxflow.host.interrupting import SIGNAL, CallInterrupted, Interrupts
 from ctxflow.host.machine_faults import looks_like_the_machine
+from ctxflow.host.messages import (
+    TO_LIBRARY,
+    BuildContext,
+    BuildFailed,
+    CallBegan,
+    CallEnded,
+    CallFinished,
+    CallRaised,
+    ContextBuilt,
+    ForgetParts,
+    FromLibrary,
+    GivePart,
+    LineOpened,
+    PartFinished,
+    RunCall,
+    ToLibrary,
+    Trouble,
+    pack,
+)
 from ctxflow.host.one_each import one_each
 from ctxflow.host.output import Output
 from ctxflow.host.process import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
-from ctxflow.host.sessions import Entry, States
-from ctxflow.host.wire import BlockingChannel, Head, connect
-from ctxflow.host.yielding import EVERY_SECONDS, Yielding, dump_results
+from ctxflow.host.sessions import States, StepEntry
+from ctxflow.host.wire import BlockingChannel, connect
+from ctxflow.host.yielding import EVERY_SECONDS, Extent, Yielding, dump_results
 from ctxflow.on_worker import set_loaded
 from ctxflow.recipe import Context
 from ctxflow.wording import name_of
@@ -77,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             head, body = library.line.receive()
-            library.handle(head, body)
+            library.handle(TO_LIBRARY.open(head, body))
     # If it was the line to the driver that ended: the host ends this process, with all that calls started.
     with contextlib.suppress(EOFError, OSError):
         library.host.receive()
@@ -148,54 +167,54 @@ class _Library:
         self._notice = select.poll()
         self._notice.register(notice, select.POLLIN)
         self._states = States(self._leaving, self._end_fork)
+        self._frozen_states = ""  # The folder of those in the worker's cache.
         self._app = ""  # What its user calls the function of the call in progress.
         self._failed = False  # Whether that call has given back an error.
         self._yielding: Yielding | None = None  # The call in progress, if it answers its items one by one.
 
-    def handle(self, head: Head, body: bytes) -> None:
-        do = head["do"]
-        if do == "call":
-            self._call(head, body)
-        elif do == "function":
-            self._functions[head["function"]] = body
-        elif do == "forget_functions":
-            for name in head["functions"]:
+    def handle(self, message: ToLibrary) -> None:
+        if isinstance(message, RunCall):
+            self._call(message)
+        elif isinstance(message, GivePart):
+            self._functions[message.name] = message.body
+        elif isinstance(message, ForgetParts):
+            for name in message.names:
                 self._functions.pop(name, None)
-        elif do == "load":
-            self._load(head, body)
+        else:
+            self._load(message)
 
-    def _load(self, head: Head, body: bytes) -> None:
-        sys.path[:] = head.get("path") or sys.path
-        if head.get("line"):
-            self.line = _connect(head["line"], head["key"])
+    def _load(self, load: BuildContext) -> None:
+        sys.path[:] = load.path or sys.path
+        self._frozen_states = load.states
+        if load.line:
+            self.line = _connect(load.line, load.key)
         started = time.monotonic()
         try:
-            if head.get("directory"):
-                self._place = InPlace(head["directory"])
+            if load.directory:
+                self._place = InPlace(load.directory)
                 self._place.enter()
-            if body:
+            if load.body:
                 with seldom_collecting():
-                    function, args, kwargs = pickle.loads(body)
-                    recipe = Context(head["name"], function, args, kwargs, files=head["files"])
+                    function, args, kwargs = pickle.loads(load.body)
+                    recipe = Context(load.name, function, args, kwargs, files=dict(load.files))
                     self._value = recipe.build()
                 set_loaded(self._value)
         except BaseException as error:
             self._end_fork()
             kind = "memory" if _is_out_of_memory(error) else "exception"
-            self._send_error({"is": "failed"}, kind, error)
+            trouble, body = self._told(kind, error)
+            self._send(self.host, BuildFailed(load.context, load.key, trouble, body))
             return
         self._end_fork()
         self._output.mend()
         self._note_handlers()
         seconds = time.monotonic() - started
-        self.host.send(
-            {
-                "is": "ready",
-                "seconds": seconds,
-                "memory": resident_bytes(os.getpid()),
-                "gpu_memory": _gpu_bytes(),
-            }
-        )
+        built = ContextBuilt(load.context, load.key, seconds, resident_bytes(os.getpid()), _gpu_bytes())
+        self._send(self.host, built)
+
+    @staticmethod
+    def _send(channel: BlockingChannel, message: FromLibrary) -> None:
+        channel.send_frame(pack(message))
 
     def _note_handlers(self) -> None:
         """Note what is done at the signals that the host sends, which a context may have changed."""
@@ -212,33 +231,36 @@ class _Library:
         if os.getpid() != self._pid:
             os._exit(0)
 
-    def _call(self, head: Head, body: bytes) -> None:
+    def _call(self, call: RunCall) -> None:
         # The host, which enforces timeouts, hears of calls that come past it.
-        watched = self.line is not self.host and head.get("timeout")
+        watched = self.line is not self.host and call.timeout
         if watched:
-            self.host.send({"is": "began", "call": head["call"], "timeout": head["timeout"]})
+            self._send(self.host, CallBegan(call.call, watched))
         started = time.monotonic()
         self._yielding, self._failed = None, False
         files: FolderFiles | None = None
         try:
             self._place.enter()
-            if "files" in head:
-                files = FolderFiles(head["files"], self._place.folder)
-            extent, result = self._run_interruptibly(head, body, files)
+            if call.files is not None:
+                files = FolderFiles(*call.files, self._place.folder)
+            extent, result = self._run_interruptibly(call, files)
             self._end_fork()
-            extent.update(self._remains(files))
+            made = None if files is None else files.take(self._failed)
+            rest = self._place.rest({STAGED} if files is None else {STAGED, *files.known})
         except BaseException as error:
             self._end_fork()
-            report = {"is": "raised", "call": head["call"], "context": head["context"]}
+            made = None
             if files is not None:
                 with contextlib.suppress(OSError):  # The error that there is tells more.
-                    report["made"] = files.take(failed=True)
-            if self._yielding is not None:
-                report["at"] = self._yielding.at
+                    made = files.take(failed=True)
+            at = None if self._yielding is None else self._yielding.at
             kind = "contract" if isinstance(error, BatchContractError) else "exception"
             if isinstance(error, CallInterrupted):
                 kind = "cancelled"
-            self._send_error({**report, "seconds": time.monotonic() - started}, kind, error)
+            trouble, body = self._told(kind, error)
+            seconds = time.monotonic() - started
+            raised = CallRaised(call.call, call.context, seconds, trouble, at=at, made=made, body=body)
+            self._send(self.host, raised)
         else:
             seconds = time.monotonic() - started
             if self._slowdown > 1 and self._yielding is None:
@@ -246,57 +268,51 @@ class _Library:
                 seconds *= self._slowdown
             self._output.mend()
             if watched:
-                self.host.send({"is": "ended", "call": head["call"]})
-            self.line.send({"is": "finished", "call": head["call"], "seconds": seconds, **extent}, result)
+                self._send(self.host, CallEnded(call.call))
+            app, names = (self._app, rest[:_MOST_NAMES]) if rest else ("", ())
+            self._send(
+                self.line, CallFinished(call.call, seconds, **extent, made=made, app=app, rest=names, body=result)
+            )
         self._mend_handlers()
         self._place.leave()
         self._interrupts.end()
 
-    def _remains(self, files: FolderFiles | None) -> Head:
-        """What is to be told of what a call wrote in its folder: its outputs' sizes, and what will be removed."""
-        remains: Head = {}
-        if files is not None:
-            remains["made"] = files.take(self._failed)
-        rest = self._place.rest({STAGED} if files is None else {STAGED, *files.known})
-        if rest:
-            remains["rest"] = {"app": self._app, "names": rest[:_MOST_NAMES]}
-        return remains
-
-    def _run_interruptibly(self, head: Head, body: bytes, files: FolderFiles | None) -> tuple[Head, bytes]:
+    def _run_interruptibly(self, call: RunCall, files: FolderFiles | None) -> tuple[dict[str, Any], bytes]:
         # An interrupt may come at any point of this, before the first line and in the last one too.
         try:
-            self._interrupts.begin(head["call"])
+            self._interrupts.begin(call.call)
             if files is not None:
                 files.bring()
-            return self._run(head, body)
+            return self._run(call)
         finally:
             self._interrupts.end()
 
-    def _run(self, head: Head, body: bytes) -> tuple[Head, bytes]:
+    def _run(self, call: RunCall) -> tuple[dict[str, Any], bytes]:
         """Run a call.
 
-        :returns: which of its items the results are for, where some were sent before, and the results.
+        :returns: the fields of `CallFinished` that say what the results are for, and the results.
         """
-        if head["style"] == "batch":
-            columns = pickle.loads(body)
+        if call.style == "batch":
+            columns = pickle.loads(call.body)
             lists: list[Any] = [list(column) for column in columns]  # The call may change its lists as it likes.
-            inputs = lists if head["context"] == "" else [self._value, *lists]
-            function, constants = self._function(head), self._constants(head)
+            inputs = lists if call.context == "" else [self._value, *lists]
+            function = self._function(call)
+            constants = self._opened(call.constants) if call.constants else {}
             results, expected = function(*inputs, **constants), len(columns[0])
             if type(results) is GeneratorType:
-                return self._take_one_by_one(head, results, expected, function)
+                return self._take_one_by_one(call, results, expected, function)
             return {}, dump_results(one_each(results, expected, function))
-        if head["style"] == "step":
-            entries = [Entry(*entry) for entry in pickle.loads(body)]
-            value = [] if head["context"] == "" else [self._value]
-            outcomes, made = self._states.step(self._function(head), value, entries, head["states"])
+        if call.style == "step":
+            entries = [StepEntry(*entry) for entry in pickle.loads(call.body)]
+            value = [] if call.context == "" else [self._value]
+            outcomes, made = self._states.step(self._function(call), value, entries, self._frozen_states)
             return {"outcomes": outcomes}, made
-        if head.get("function"):
-            args, kwargs = pickle.loads(body)
-            function = self._function(head)
+        if call.function:
+            args, kwargs = pickle.loads(call.body)
+            function = self._function(call)
         else:
-            function, args, kwargs = pickle.loads(body)
-        if head["insert"]:
+            function, args, kwargs = pickle.loads(call.body)
+        if call.insert:
             args = (self._value, *args)
         self._app = name_of(function)
         result = function(*args, **kwargs)
@@ -304,13 +320,13 @@ class _Library:
         return {}, dump_results(result)
 
     def _take_one_by_one(
-        self, head: Head, results: GeneratorType[Any, Any, Any], expected: int, function: Callable[..., Any]
-    ) -> tuple[Head, bytes]:
-        def send(extent: Head, body: bytes) -> None:
-            part = {"is": "part", "call": head["call"], **extent}
-            self._interrupts.shielded(lambda: self.line.send(part, body))
+        self, call: RunCall, results: GeneratorType[Any, Any, Any], expected: int, function: Callable[..., Any]
+    ) -> tuple[dict[str, Any], bytes]:
+        def send(extent: Extent, body: bytes) -> None:
+            part = PartFinished(call.call, **extent, body=body)
+            self._interrupts.shielded(lambda: self._send(self.line, part))
 
-        every = head.get("every", EVERY_SECONDS)
+        every = EVERY_SECONDS if call.every is None else call.every
         self._yielding = Yielding(send, self._leaving, self._end_fork, every, self._slowdown)
         return self._yielding.run(results, expected, function)
 
@@ -318,22 +334,20 @@ class _Library:
         """Whether the worker has notice of its eviction."""
         return any(event & select.POLLIN for _, event in self._notice.poll(0))
 
-    def _function(self, head: Head) -> Callable[..., Any]:
-        function: Callable[..., Any] = self._opened(head["function"])
+    def _function(self, call: RunCall) -> Callable[..., Any]:
+        function: Callable[..., Any] = self._opened(call.function)
         self._app = name_of(function)
         return function
 
-    def _constants(self, head: Head) -> Mapping[str, Any]:
-        """The named arguments that the calls of an app have in common: made once, as the function is."""
-        return self._opened(head["constants"]) if head.get("constants") else {}
-
     def _opened(self, name: str) -> Any:
+        """A function, or constants that the calls of an app have in common: made once."""
         part = self._functions[name]
         if isinstance(part, bytes):
             self._functions[name] = part = pickle.loads(part)
         return part
 
-    def _send_error(self, head: Head, kind: str, error: BaseException) -> None:
+    def _told(self, kind: str, error: BaseException) -> tuple[Trouble, bytes]:
+        """What is told of an error, and it itself pickled, if it can be."""
         self._output.mend()
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, (StopIteration, StopAsyncIteration)):
             error = error.__cause__  # Python's name for one that leaves a generator, which says nothing to anybody.
@@ -343,20 +357,16 @@ class _Library:
         except BaseException:
             body = b""
         hint = self._place.hint(error)
-        failure = {
-            "kind": kind,
-            "error": type(error).__name__,
-            "message": "; ".join(filter(None, (_message(error)[:_LONGEST], hint))),
-            "traceback": _user_traceback(error)[-_LONGEST:] + hint,
-            "machine": kind == "exception" and looks_like_the_machine(error),
-        }
-        self.host.send({**head, "failure": failure}, body)
+        text = "; ".join(filter(None, (_message(error)[:_LONGEST], hint)))
+        shown = _user_traceback(error)[-_LONGEST:] + hint
+        machine = kind == "exception" and looks_like_the_machine(error)
+        return Trouble(kind, type(error).__name__, text, shown, machine=machine), body
 
 
 def _connect(address: str, key: str) -> BlockingChannel:
     """Open the line to the driver, and say whose it is."""
     line = BlockingChannel(connect(address))
-    line.send({"is": "line", "key": key})
+    line.send_frame(pack(LineOpened(key)))
     return line
 
 

@@ -20,9 +20,10 @@ from typing import IO
 
 from ctxflow.host.descriptors import readable
 from ctxflow.host.interrupting import NUMBER_BYTES, SIGNAL
+from ctxflow.host.messages import ForgetParts, GivePart, RunCall, pack
 from ctxflow.host.processes import ended_within, kill_tree
 from ctxflow.host.usage_statistics import without_usage_statistics
-from ctxflow.host.wire import Channel, Head
+from ctxflow.host.wire import Channel
 
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
@@ -43,12 +44,12 @@ class LibraryProcess:
     :raises OSError: if the machine has no room for it (disk, processes, descriptors); nothing is left then.
     """
 
-    def __init__(self, context: str, scratch: str, environment: dict[str, str], log: str) -> None:
+    def __init__(self, context: str, scratch: str, environment: Mapping[str, str], log: str) -> None:
         self.context, self.log = context, log
         self.scratch = scratch
         self.key = ""  # Tells this load of the context from earlier ones.
         self.calls: dict[int, float] = {}  # Running calls -> when they time out (inf: never).
-        self.functions: set[str] = set()  # Those that it was given.
+        self.parts: set[str] = set()  # The functions and constants that it was given.
         self.interrupted: dict[int, float] = {}  # Calls that nobody waits for -> when they must have ended.
         self.ready = False
         self.load_deadline = float("inf")
@@ -66,7 +67,7 @@ class LibraryProcess:
             self._close_log()
             raise
 
-    def _spawn(self, scratch: str, environment: dict[str, str]) -> None:
+    def _spawn(self, scratch: str, environment: Mapping[str, str]) -> None:
         os.makedirs(scratch, exist_ok=True)
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             near, far = socket.socketpair()
@@ -113,28 +114,27 @@ class LibraryProcess:
         """Have calls that answer their items one by one end after the item in flight, now and from now on."""
         os.eventfd_write(self.notice, 1)
 
-    def give_function(self, name: str, body: bytes) -> None:
-        """Send a function, once."""
-        if name not in self.functions:
-            self.functions.add(name)
-            self.channel.send({"do": "function", "function": name}, body)
+    def give_part(self, part: GivePart) -> None:
+        """Send a function, or constants, once."""
+        if part.name not in self.parts:
+            self.parts.add(part.name)
+            self.channel.send_frame(pack(part))
 
-    def forget_functions(self, names: Collection[str]) -> None:
-        """Have it keep functions no more that no call will need."""
-        known = [name for name in names if name in self.functions]
+    def forget_parts(self, names: Collection[str]) -> None:
+        """Have it forget functions and constants that no call will need."""
+        known = [name for name in names if name in self.parts]
         if known:
-            self.functions.difference_update(known)
-            self.channel.send({"do": "forget_functions", "functions": known})
+            self.parts.difference_update(known)
+            self.channel.send_frame(pack(ForgetParts(known)))
 
-    def begin(self, head: Head, body: bytes, now: float) -> None:
+    def begin(self, call: RunCall, now: float) -> None:
         """Send a call."""
-        self.watch(head, now)
-        self.channel.send(head, body)
+        self.watch(call.call, call.timeout, now)
+        self.channel.send_frame(pack(call))
 
-    def watch(self, head: Head, now: float) -> None:
+    def watch(self, call: int, timeout: float | None, now: float) -> None:
         """Note that a call runs, and how long it may."""
-        timeout = head.get("timeout")
-        self.calls[head["call"]] = now + timeout if timeout else float("inf")
+        self.calls[call] = now + timeout if timeout else float("inf")
         self.timeout = timeout
 
     def interrupt(self, call: int, now: float) -> None:

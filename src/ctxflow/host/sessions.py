@@ -15,12 +15,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ctxflow.host.wire import Head
 from ctxflow.on_worker import Turn
 from ctxflow.pickling import dumps
 
 
-class Entry(NamedTuple):
+class StepEntry(NamedTuple):
     """What a step does with one session: an `Order` of the scheduler, with what it needs.
 
     :ivar prompts: pickled one by one, for the chunk that it makes.
@@ -60,8 +59,8 @@ class States:
         self._states: dict[int, Any] = {}
 
     def step(
-        self, function: Callable[..., Any], value: Sequence[Any], entries: Sequence[Entry], folder: str
-    ) -> tuple[list[Head], bytes]:
+        self, function: Callable[..., Any], value: Sequence[Any], entries: Sequence[StepEntry], folder: str
+    ) -> tuple[list[dict[str, Any]], bytes]:
         """Carry a step out.
 
         :param value: the built context, if there is one.
@@ -70,7 +69,7 @@ class States:
             pickled themselves.
         :raises BaseException: what the function raises: then the states of all whose chunks it was to make are gone.
         """
-        outcomes: list[Head] = [{} for _ in entries]
+        outcomes: list[dict[str, Any]] = [{} for _ in entries]
         results: list[tuple[bytes | None, bytes | None]] = [(None, None)] * len(entries)
         for entry in entries:
             if entry.then == "drop":
@@ -98,7 +97,9 @@ class States:
                 _remove(folder, entry.session)
         return outcomes, pickle.dumps(results)
 
-    def _prepare(self, entries: Sequence[Entry], outcomes: list[Head], folder: str) -> dict[int, list[Any]]:
+    def _prepare(
+        self, entries: Sequence[StepEntry], outcomes: list[dict[str, Any]], folder: str
+    ) -> dict[int, list[Any]]:
         """Bring in the states and prompts of those that make a chunk; gives the prompts by position."""
         prompts = {}
         for position, entry in enumerate(entries):
@@ -114,7 +115,7 @@ class States:
                 self._states.pop(entry.session, None)
         return prompts
 
-    def _thaw(self, entry: Entry, folder: str) -> None:
+    def _thaw(self, entry: StepEntry, folder: str) -> None:
         if entry.thaw == "anew":
             self._states[entry.session] = None
         elif entry.thaw == "kept":
@@ -128,7 +129,7 @@ class States:
         self,
         function: Callable[..., Any],
         value: Sequence[Any],
-        entries: Sequence[Entry],
+        entries: Sequence[StepEntry],
         prompts: dict[int, list[Any]],
     ) -> dict[int, Any]:
         """Call the function once for all, and take its states; gives the chunks by position."""
@@ -148,7 +149,9 @@ class States:
             self._states[session] = state
         return {position: chunk for position, (chunk, _) in zip(prompts, pairs, strict=True)}
 
-    def _settle(self, entry: Entry, chunk: Any, outcome: Head, folder: str) -> tuple[bytes | None, bytes | None]:
+    def _settle(
+        self, entry: StepEntry, chunk: Any, outcome: dict[str, Any], folder: str
+    ) -> tuple[bytes | None, bytes | None]:
         """Pickle what leaves the process: the chunk, and the state if it is kept or frozen."""
         pickled = kept = None
         if entry.makes_chunk:
@@ -189,7 +192,7 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _frozen(entry: Entry, folder: str) -> bytes:
+def _frozen(entry: StepEntry, folder: str) -> bytes:
     """A state from the cache, as it was frozen.
 
     :raises _Gone: if it is not there, or another.
@@ -204,7 +207,7 @@ def _frozen(entry: Entry, folder: str) -> bytes:
     return data
 
 
-def _brought_out(entry: Entry, outcome: Head, folder: str) -> bytes | None:
+def _brought_out(entry: StepEntry, outcome: dict[str, Any], folder: str) -> bytes | None:
     """A frozen state that is to be kept beside the worker: as it is, since nobody here needs to open it."""
     try:
         data = _frozen(entry, folder)
@@ -251,7 +254,7 @@ def _opened(data: bytes, what: str) -> Any:
         raise _Failed from TypeError(f"{what} cannot be opened on the worker: {type(error).__name__}: {error}")
 
 
-def _failure(failed: _Failed) -> Head:
+def _failure(failed: _Failed) -> dict[str, Any]:
     error = failed.__cause__ or failed
     text = "".join(traceback.format_exception_only(type(error), error))
     return {"kind": "exception", "error": type(error).__name__, "message": str(error), "traceback": text}

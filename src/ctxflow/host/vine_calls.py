@@ -8,15 +8,28 @@ here: carrying them out (host.py, vine_library.py), and reading and writing (vin
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable
 
+from ctxflow.host.messages import (
+    BuildFailed,
+    CallFinished,
+    CallRaised,
+    ContextBuilt,
+    FilesStaged,
+    LibraryDied,
+    LibraryEnded,
+    PartFinished,
+    StagingFailed,
+    pack,
+)
+from ctxflow.host.vine_messages import CallRefused, FileFailed, FromWorker, ToWorker
 from ctxflow.host.vine_protocol import Request
-from ctxflow.host.wire import Head, frame
 
-_FAILURES = ("failed", "raised", "died")
+_FAILURES = (BuildFailed, StagingFailed, FileFailed, CallRaised, LibraryDied)
 
 
-class Call:
+class OpenCall:
     """A TaskVine call that is not answered yet.
 
     :ivar seal: of the call, to which its answer's is bound.
@@ -30,7 +43,7 @@ class Call:
 
     __slots__ = ("context", "outputs", "parts", "reports", "request", "rest", "seal", "told")
 
-    def __init__(self, request: Request, instructions: list[tuple[Head, bytes]], seal: bytes) -> None:
+    def __init__(self, request: Request, instructions: list[ToWorker], seal: bytes) -> None:
         self.request = request
         self.seal = seal
         self.rest = collections.deque(instructions)
@@ -43,10 +56,10 @@ class Call:
     def refuse(self, message: str) -> None:
         """Nothing more of it is carried out."""
         self.rest.clear()
-        self.reports.append(frame({"is": "refused", "message": message}))
+        self.reports.append(pack(CallRefused(message)))
 
 
-class Calls:
+class OpenCalls:
     """The open TaskVine calls.
 
     :param carry_out: starts one instruction of a call; says whether that is all there is to it, else `finish`
@@ -54,37 +67,37 @@ class Calls:
     :param answer: sends a call's answer.
     """
 
-    def __init__(self, carry_out: Callable[[Call, Head, bytes], bool], answer: Callable[[Call], None]) -> None:
+    def __init__(self, carry_out: Callable[[OpenCall, ToWorker], bool], answer: Callable[[OpenCall], None]) -> None:
         self._carry_out = carry_out
         self._answer = answer
-        self._running: dict[int, Call] = {}  # By the number that the driver gave the context's call.
-        self._loading: dict[str, tuple[str, Call]] = {}  # By context: the load's key, and the call.
-        self._staging: dict[str, list[Call]] = {}  # By context.
-        self._current: Call | None = None  # Whose instruction is being carried out.
-        self._listening: Call | None = None
+        self._running: dict[int, OpenCall] = {}  # By the number that the driver gave the context's call.
+        self._loading: dict[str, tuple[str, OpenCall]] = {}  # By context: the load's key, and the call.
+        self._staging: dict[str, list[OpenCall]] = {}  # By context.
+        self._current: OpenCall | None = None  # Whose instruction is being carried out.
+        self._listening: OpenCall | None = None
         self._kept: list[bytes] = []  # Reports that nobody asked for, until somebody listens.
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: OpenCall) -> None:
         """Take a call, and carry out what can be."""
         while call.rest:
-            head, body = call.rest.popleft()
+            instruction = call.rest.popleft()
             self._current = call
             try:
-                done = self._carry_out(call, head, body)
+                done = self._carry_out(call, instruction)
             finally:
                 self._current = None
             if not done:
                 return
         self._answer(call)
 
-    def finish(self, call: Call, head: Head, body: bytes = b"") -> None:
+    def finish(self, call: OpenCall, report: FromWorker) -> None:
         """The instruction that a call waits for has ended with this report."""
         # What was told may arrive later than this answer, so that it comes twice; the driver counts it once.
-        call.reports += [*call.parts, frame(head, body)]
+        call.reports += [*call.parts, pack(report)]
         call.parts.clear()
         call.told = 0
         call.context = None
-        if head["is"] in _FAILURES:
+        if isinstance(report, _FAILURES):
             call.rest.clear()
         if call.rest:
             self.begin(call)
@@ -93,22 +106,22 @@ class Calls:
 
     # --- what is waited for
 
-    def wait_for_call(self, call: Call, number: int, context: str) -> None:
+    def wait_for_call(self, call: OpenCall, number: int, context: str) -> None:
         """A call waits for the end of a context's call."""
         call.context = context
         self._running[number] = call
 
-    def wait_for_load(self, call: Call, context: str, key: str) -> None:
+    def wait_for_load(self, call: OpenCall, context: str, key: str) -> None:
         """A call waits until a context is built; who waited for what it was before waits in vain."""
         self._end_waits(context)
         call.context = context
         self._loading[context] = (key, call)
 
-    def wait_for_staging(self, call: Call, context: str) -> None:
+    def wait_for_staging(self, call: OpenCall, context: str) -> None:
         """A call waits until a context's files are there."""
         self._staging.setdefault(context, []).append(call)
 
-    def listen(self, call: Call) -> None:
+    def listen(self, call: OpenCall) -> None:
         """A call waits for the next report that nobody asked for; it confirms what the one before brought."""
         if self._listening is not None:
             self._answer(self._listening)
@@ -121,35 +134,33 @@ class Calls:
 
     # --- reports
 
-    def report(self, head: Head, body: bytes) -> None:
+    def report(self, report: FromWorker) -> None:
         """Hand a report of the host to the call that waits for it."""
-        kind = head["is"]
-        if kind == "part":
-            call = self._running.get(head["call"])
+        if isinstance(report, PartFinished):
+            call = self._running.get(report.call)
             if call is not None:
-                call.parts.append(frame(head, body))
+                call.parts.append(pack(report))
                 self._tell()
-        elif kind in ("finished", "raised"):
-            self._settle(self._running.pop(head["call"], None), head, body)
-        elif kind == "died":
-            self._died(head, body)
-        elif kind in ("ready", "failed"):
-            self._built(head, body)
-        elif kind == "staged":
-            self._settle(self._staged(head["context"]), head, body)
-        elif kind == "unloaded":
-            self._end_waits(head["context"])
-            self._settle(None, head, body)
+        elif isinstance(report, (CallFinished, CallRaised)):
+            self._settle(self._running.pop(report.call, None), report)
+        elif isinstance(report, LibraryDied):
+            self._died(report)
+        elif isinstance(report, (ContextBuilt, BuildFailed)):
+            self._built(report)
+        elif isinstance(report, (FilesStaged, StagingFailed)):
+            self._settle(self._staged(report.context), report)
         else:
-            self._settle(None, head, body)
+            if isinstance(report, LibraryEnded):
+                self._end_waits(report.context)
+            self._settle(None, report)
 
-    def _settle(self, call: Call | None, head: Head, body: bytes) -> None:
+    def _settle(self, call: OpenCall | None, report: FromWorker) -> None:
         if call is not None:
-            self.finish(call, head, body)
+            self.finish(call, report)
         elif self._current is not None:
-            self._current.reports.append(frame(head, body))
+            self._current.reports.append(pack(report))
         else:
-            self._kept.append(frame(head, body))
+            self._kept.append(pack(report))
             self._tell()
 
     def _tell(self) -> None:
@@ -165,30 +176,30 @@ class Calls:
             self._kept.clear()
             self._answer(call)
 
-    def _died(self, head: Head, body: bytes) -> None:
+    def _died(self, report: LibraryDied) -> None:
         """Each call that it cost gets a copy; a library process that was idle is news."""
         unknown = []
-        for number in head["calls"]:
+        for number in report.calls:
             call = self._running.pop(number, None)
             if call is None:
                 unknown.append(number)
             else:
-                self.finish(call, {**head, "calls": [number]}, body)
-        if unknown or not head["calls"]:
-            self._settle(None, {**head, "calls": unknown}, body)
+                self.finish(call, dataclasses.replace(report, calls=[number]))
+        if unknown or not report.calls:
+            self._settle(None, dataclasses.replace(report, calls=unknown))
 
-    def _built(self, head: Head, body: bytes) -> None:
-        context = head["context"]
+    def _built(self, report: ContextBuilt | BuildFailed) -> None:
+        context = report.context
         key, call = self._loading.get(context, (None, None))
-        if call is not None and key == head.get("key", ""):
+        if call is not None and key == report.key:
             del self._loading[context]
-            if head["is"] == "failed":
+            if isinstance(report, BuildFailed):
                 self._end_waits(context)
-            self.finish(call, head, body)
+            self.finish(call, report)
         else:
-            self._settle(self._staged(context) if "key" not in head else None, head, body)
+            self._settle(None, report)
 
-    def _staged(self, context: str) -> Call | None:
+    def _staged(self, context: str) -> OpenCall | None:
         """The first call that waits for a context's files: stagings of one context are alike."""
         calls = self._staging.get(context)
         if not calls:

@@ -1,11 +1,8 @@
 """The context host of a TaskVine worker: its one library, to which every TaskVine call goes.
 
 A call's command is one token: `=` and its instructions (frames of wire.py, with a seal) in base64, or `@`, and then
-they are the content of the file `call` in its sandbox. Its answer is the reports, sealed, in base64. Beside the
-instructions of host.py there are `hello`, `listen` (for what nobody asked for: an eviction notice, the death of an
-idle library process, an import of what the program
-lacks), `release` (the worker), and those for files: `seed`, `fetch`, `link`, `forget`,
-`send_state`, `take_state` (vine_files.py).
+they are the content of the file `call` in its sandbox. Its answer is the reports, sealed, in base64. Instructions are
+the messages of `vine_messages.ToWorker`, reports those of `FromWorker`.
 """
 
 from __future__ import annotations
@@ -13,31 +10,49 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import dataclasses
 import os
 import select
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from ctxflow.host import rest, vine_files
 from ctxflow.host.descriptors import readable
 from ctxflow.host.facts import facts
 from ctxflow.host.folder_files import complete
 from ctxflow.host.host import Host, on_signal
+from ctxflow.host.messages import (
+    BuildContext,
+    BuildFailed,
+    DrainCalls,
+    EndLibrary,
+    ForgetParts,
+    GivePart,
+    InterruptCall,
+    LeaveWorker,
+    NoticeGiven,
+    Ping,
+    RunCall,
+    StageFiles,
+    Trouble,
+    WorkerStuck,
+)
 from ctxflow.host.processes import adopt_orphans, kill_children, process_state
 from ctxflow.host.seal import SIZE, Once, key_of, open_call, seal_answer
 from ctxflow.host.staging import cached
-from ctxflow.host.vine_calls import Call, Calls
-from ctxflow.host.vine_protocol import Request, VineWorker, parse
-from ctxflow.host.wire import Head, unframe
+from ctxflow.host.vine_calls import OpenCall, OpenCalls
+from ctxflow.host.vine_messages import TO_WORKER, AskFacts, FileMessage, FromWorker, Listen, ModulesLacking, ToWorker
+from ctxflow.host.vine_protocol import LibraryPipes, Request, parse
+from ctxflow.host.wire import unframe
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _LOOK_SECONDS = 5.0
 _STOPPED_LOOKS = 3
 _FAREWELL_SECONDS = 5.0  # How long the vine_worker may take to end.
-_ENDS_AT_ONCE = ("unload", "interrupt", "function", "forget_functions", "drain", "ping")
+_ENDS_AT_ONCE = (EndLibrary, InterruptCall, GivePart, ForgetParts, DrainCalls, Ping)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,31 +78,19 @@ class VineLibrary:
     :param logs: where the library processes' output is kept.
     """
 
-    def __init__(self, worker: VineWorker, directory: str, logs: str) -> None:
+    def __init__(self, worker: LibraryPipes, directory: str, logs: str) -> None:
         self._worker = worker
         self._selector = selectors.DefaultSelector()
         self._cache = os.path.join(directory, "ctxflow-cache")
         self._states = vine_files.states_folder(self._cache)
         with contextlib.suppress(OSError):  # What cannot be written fails later, as a report.
             os.makedirs(logs, exist_ok=True)
-        self._calls = Calls(self._carry_out, self._answer)
+        self._calls = OpenCalls(self._carry_out, self._answer)
         self._host = Host(self._calls.report, self._selector, os.path.join(directory, "contexts"), logs)
         self._released = float("inf")  # When the worker ends, whether its last answer has been read or not.
         self._worker_ended = False
         self._look_at = 0.0
         self._stopped = 0  # Looks in a row at which the wrapper was stopped.
-        self._own: dict[str, Callable[[Call, Head], bool]] = {
-            "hello": self._hello,
-            "listen": self._listen,
-            "release": self._release,
-            "seed": self._seed,
-            "fetch": self._fetch,
-            "link": self._link,
-            "forget": self._forget,
-            "send_state": self._send_state,
-            "take_state": self._take_state,
-            "environment": self._environment,
-        }
         self._pid_file = os.path.join(directory, "host.pid")
         self._name = os.environ.get("CTXFLOW_WORKER_NAME", "")
         self._key = bytes.fromhex(os.environ.pop("CTXFLOW_KEY", "")) or key_of(b"")
@@ -129,15 +132,15 @@ class VineLibrary:
         for request in self._worker.requests():
             try:
                 sealed = _content(request)
-                call = Call(request, self._instructions(sealed), sealed[:SIZE])
+                call = OpenCall(request, self._instructions(sealed), sealed[:SIZE])
             except Exception as error:
-                self._refuse(Call(request, [], b""), f"the call cannot be read: {error or type(error).__name__}")
+                self._refuse(OpenCall(request, [], b""), f"the call cannot be read: {error or type(error).__name__}")
             else:
                 self._calls.begin(call)
 
     def _noticed(self) -> None:
         self._host.give_notice()  # First, so that whoever hears of the notice can rely on it.
-        self._calls.report({"is": "notice"}, b"")
+        self._calls.report(NoticeGiven())
 
     def _hang_bell(self) -> None:
         """Hear of it when something imports what the program lacks (rest.py)."""
@@ -150,17 +153,17 @@ class VineLibrary:
 
     def _rung(self, bell: int) -> None:
         os.read(bell, select.PIPE_BUF)
-        self._calls.report({"is": "lacks"}, b"")
+        self._calls.report(ModulesLacking())
 
     def _lost(self) -> None:
         self._worker_ended = True
 
-    def _answer(self, call: Call, status: int = 0) -> None:
+    def _answer(self, call: OpenCall, status: int = 0) -> None:
         complete(call.request.sandbox, call.outputs)
         answer = seal_answer(self._key, call.seal, b"".join(call.reports))
         self._worker.answer(call.request, base64.b64encode(answer), status)
 
-    def _refuse(self, call: Call, message: str) -> None:
+    def _refuse(self, call: OpenCall, message: str) -> None:
         call.refuse(message)
         self._answer(call, 1)
 
@@ -173,7 +176,7 @@ class VineLibrary:
 
     # --- instructions
 
-    def _instructions(self, sealed: bytes) -> list[tuple[Head, bytes]]:
+    def _instructions(self, sealed: bytes) -> list[ToWorker]:
         """What a call asks for.
 
         :raises ValueError: if it cannot be read, or is not the driver's.
@@ -184,102 +187,69 @@ class VineLibrary:
                 "it has come before, and no call counts twice: somebody between it and the driver repeats it"
             )
         if instructions := unframe(frames):
-            return instructions
+            return [TO_WORKER.open(head, body) for head, body in instructions]
         raise ValueError("it asks for nothing")
 
-    def _carry_out(self, call: Call, head: Head, body: bytes) -> bool:
+    def _carry_out(self, call: OpenCall, message: ToWorker) -> bool:
         try:
-            return self._start(call, head, body)
+            return self._start(call, message)
         except Exception as error:
-            message = f"the worker cannot {head.get('do')} it: {type(error).__name__}: {error}"
-            self._refuse(call, message)
+            text = f"the worker cannot carry out {type(message).__name__}: {type(error).__name__}: {error}"
+            self._refuse(call, text)
             return False
 
-    def _start(self, call: Call, head: Head, body: bytes) -> bool:
+    def _start(self, call: OpenCall, message: ToWorker) -> bool:
         """Start an instruction, and say whether that is all."""
-        do = head["do"]
-        if do == "call":
-            head["states"] = self._states
-            if "files" in head:
-                head["files"]["sandbox"] = call.request.sandbox
-                call.outputs = [target for _, target, _ in head["files"]["outputs"]]
-            self._calls.wait_for_call(call, head["call"], head["context"])
-        elif do == "load":
-            self._calls.wait_for_load(call, head["context"], head.get("key", ""))
-            if not self._find_files(head):
+        if isinstance(message, (AskFacts, Listen, LeaveWorker, FileMessage)):
+            return self._start_own(call, message)
+        if isinstance(message, RunCall):
+            if message.files is not None:
+                inputs, outputs, _ = message.files
+                message = dataclasses.replace(message, files=(inputs, outputs, call.request.sandbox))
+                call.outputs = [target for _, target, _ in outputs]
+            self._calls.wait_for_call(call, message.call, message.context)
+        elif isinstance(message, BuildContext):
+            self._calls.wait_for_load(call, message.context, message.key)
+            files = self._find_files(message)
+            if files is None:
                 return False
-        elif do == "stage":
-            head.setdefault("cache", self._cache)
-            self._calls.wait_for_staging(call, head["context"])
-        elif do not in _ENDS_AT_ONCE:
-            return self._own[do](call, head)
-        self._host.handle(head, body)
-        return do in _ENDS_AT_ONCE
+            message = dataclasses.replace(message, files=files, states=self._states)
+        elif isinstance(message, StageFiles):
+            message = dataclasses.replace(message, cache=message.cache or self._cache)
+            self._calls.wait_for_staging(call, message.context)
+        self._host.handle(message)
+        return isinstance(message, _ENDS_AT_ONCE)
 
-    def _find_files(self, head: Head) -> bool:
-        """Put the cache's places of `cached_files` in a load; False if one is missing, which is reported."""
-        if "cached_files" not in head:
-            return True
-        found = {name: cached(digest, source, self._cache) for name, (digest, source) in head["cached_files"].items()}
-        missing = [source for name, (_, source) in head["cached_files"].items() if not os.path.exists(found[name])]
+    def _find_files(self, load: BuildContext) -> Mapping[str, str] | None:
+        """The places of a context's files; None if one is missing in the cache, which is reported."""
+        if load.cached_files is None:
+            return load.files
+        found = {name: cached(digest, source, self._cache) for name, (digest, source) in load.cached_files.items()}
+        missing = [source for name, (_, source) in load.cached_files.items() if not os.path.exists(found[name])]
         if missing:
-            failure = {
-                "kind": "exception",
-                "error": "FileNotFoundError",
-                "message": f"{missing[0]} is not in the worker's cache: stage it there before the load",
-            }
-            report = {"is": "failed", "context": head["context"], "key": head.get("key", ""), "failure": failure}
-            self._calls.report(report, b"")
-            return False
-        head["files"] = found
-        return True
+            text = f"{missing[0]} is not in the worker's cache: stage it there before the load"
+            trouble = Trouble("exception", "FileNotFoundError", text)
+            self._calls.report(BuildFailed(load.context, load.key, trouble))
+            return None
+        return found
 
-    def _hello(self, call: Call, head: Head) -> bool:
-        def work() -> Head:
-            return facts(self._worker.given.worker, self._worker.given.cores, self._cache)
+    def _start_own(self, call: OpenCall, message: AskFacts | Listen | LeaveWorker | FileMessage) -> bool:
+        """Start what is no matter of the host; what may take long is done in the background, and reported."""
 
-        self._host.in_background(work, lambda report: self._calls.finish(call, report))
-        return False
+        def report(done: FromWorker) -> None:
+            self._calls.finish(call, done)
 
-    def _listen(self, call: Call, head: Head) -> bool:
-        self._calls.listen(call)
-        return False
-
-    def _release(self, call: Call, head: Head) -> bool:
-        self._released = time.monotonic() + _RELEASE_SECONDS
-        return True
-
-    def _seed(self, call: Call, head: Head) -> bool:
-        sandbox = call.request.sandbox
-        return self._with_files(call, head, lambda: vine_files.seed(sandbox, head))
-
-    def _fetch(self, call: Call, head: Head) -> bool:
-        sandbox = call.request.sandbox
-        return self._with_files(call, head, lambda: vine_files.fetch(sandbox, head, self._cache))
-
-    def _link(self, call: Call, head: Head) -> bool:
-        return self._with_files(call, head, lambda: vine_files.link(head["path"], head, self._cache))
-
-    def _forget(self, call: Call, head: Head) -> bool:
-        return self._with_files(call, head, lambda: vine_files.forget(head["digest"], self._cache))
-
-    def _send_state(self, call: Call, head: Head) -> bool:
-        sandbox = call.request.sandbox
-        return self._with_files(call, head, lambda: vine_files.send_state(sandbox, head, self._states))
-
-    def _take_state(self, call: Call, head: Head) -> bool:
-        sandbox = call.request.sandbox
-        return self._with_files(call, head, lambda: vine_files.take_state(sandbox, head, self._states))
-
-    def _environment(self, call: Call, head: Head) -> bool:
-        """Have library processes run the Python of a packed environment that is in the cache."""
-        return self._with_files(call, head, lambda: vine_files.environment(head, self._cache))
-
-    def _with_files(self, call: Call, head: Head, work: Callable[[], Head]) -> bool:
-        """Do something that may take long to files, and report it, or why it failed."""
-        self._host.in_background(
-            lambda: vine_files.reported(work, head), lambda report: self._calls.finish(call, report)
-        )
+        if isinstance(message, LeaveWorker):
+            self._released = time.monotonic() + _RELEASE_SECONDS
+            return True
+        given = self._worker.given
+        if isinstance(message, Listen):
+            self._calls.listen(call)
+        elif isinstance(message, AskFacts):
+            self._host.in_background(lambda: facts(given.worker, given.cores, self._cache), report)
+        else:
+            sandbox = call.request.sandbox
+            self._host.in_background(lambda: vine_files.carry_out(message, sandbox, self._cache), report)
         return False
 
     # --- the end
@@ -307,7 +277,7 @@ class VineLibrary:
         self._stopped = self._stopped + 1 if stopped else 0
         self._look_at = time.monotonic() + _LOOK_SECONDS
         if self._stopped == _STOPPED_LOOKS:
-            self._calls.report({"is": "stuck", "reason": f"its wrapper, process {wrapper}, is stopped"}, b"")
+            self._calls.report(WorkerStuck(f"its wrapper, process {wrapper}, is stopped"))
 
 
 def _content(request: Request) -> bytes:

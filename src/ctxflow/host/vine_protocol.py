@@ -79,7 +79,7 @@ def lead_group() -> None:
         os.setpgid(0, 0)
 
 
-class VineWorker:
+class LibraryPipes:
     """The vine_worker as its library sees it.
 
     A library reads `requests` when `fileno` is readable, gives each its `answer`, and calls `nudge` when `due`.
@@ -205,8 +205,8 @@ def _close_all_but(*kept: int) -> None:
                 os.close(descriptor)
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, VineWorker]:
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, LibraryPipes]:
     """Read a library's command line, and be what the vine_worker expects of a library."""
     add_arguments(parser)
     parsed = parser.parse_args(argv)
-    return parsed, VineWorker(arguments(parsed))
+    return parsed, LibraryPipes(arguments(parsed))

@@ -1,8 +1,8 @@
 """Messages between the driver, the context host and its library processes: framed, over stream sockets.
 
-A message is a dict that JSON can hold (the head) and some bytes (the body, most often a pickle that only its
+A message is a list or dict that JSON can hold (the head) and some bytes (the body, most often a pickle that only its
 two ends open). On the wire: two little-endian 32-bit and 64-bit lengths (head, body), then head and body.
-What does not live here: what the messages mean.
+What does not live here: which messages there are (messages.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 _LENGTHS = struct.Struct("<IQ")
 _CHUNK = 1 << 16
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_HEADS = (list, dict)
 _raw_decode = json.JSONDecoder().raw_decode
 
-Head = dict[str, Any]
+Head = Any
+"""A list or dict, whatever it holds."""
 
 
 def _decode(text: bytes | bytearray) -> Head:
@@ -57,8 +59,8 @@ def unframe(data: bytes) -> list[tuple[Head, bytes]]:
         if end - start < head + body:
             raise ValueError("the last message is cut off")
         message = _decode(data[start : start + head])
-        if type(message) is not dict:
-            raise ValueError("a message's head is not a dict")
+        if type(message) not in _HEADS:
+            raise ValueError("a message's head is neither a list nor a dict")
         start += head + body
         messages.append((message, data[start - body : start]))
     return messages
@@ -90,20 +92,22 @@ class Channel:
         """Send a message now, or as much of it as fits; `flush` sends the rest."""
         self.send_frame(frame(head, body))
 
-    def send_frame(self, data: bytes) -> None:
-        """Send a message that is framed already."""
+    def send_frame(self, data: bytes) -> bool:
+        """Send a message that is framed already; return whether it went, or part of it waits for `flush`."""
         if self._outgoing or self.closed:
             self._outgoing.append(memoryview(data))
-            return
+            return False
         try:
             sent = self.socket.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
             self.closed = True
-            return
+            return True
         if sent < len(data):
             self._outgoing.append(memoryview(data)[sent:])
+            return False
+        return True
 
     def wait(self, seconds: float | None = None, events: int = select.POLLIN) -> bool:
         """Wait until something has arrived, or until `events`; whether it did.
@@ -158,7 +162,7 @@ class Channel:
                 message = _decode(data[start + _LENGTHS.size : middle])
             except ValueError:
                 message = None
-            if type(message) is not dict:
+            if type(message) not in _HEADS:
                 self.closed = True
                 break
             yield message, bytes(data[middle : middle + body])
@@ -221,6 +225,10 @@ class BlockingChannel:
     def send(self, head: Head, body: bytes = b"") -> None:
         """Send a message."""
         self.socket.sendall(frame(head, body))
+
+    def send_frame(self, data: bytes) -> None:
+        """Send a message that is framed already."""
+        self.socket.sendall(data)
 
     def receive(self) -> tuple[Head, bytes]:
         """Wait for a message.

@@ -12,9 +12,10 @@ from typing import Any
 
 from ctxflow.errors import BatchContractError
 from ctxflow.host.one_each import wrong
-from ctxflow.host.wire import Head
 from ctxflow.pickling import dumps
 
+Extent = dict[str, int]
+"""Which of a call's items results are for: `count` from the `first` on; empty for all."""
 EVERY_SECONDS = 0.5
 """How often results are sent along, where the driver does not say: so much work may be lost with a process that is
 killed, and the item in flight."""
@@ -48,7 +49,7 @@ class Yielding:
 
     def __init__(
         self,
-        send: Callable[[Head, bytes], None],
+        send: Callable[[Extent, bytes], None],
         leaving: Callable[[], bool],
         own: Callable[[], None],
         every: float = EVERY_SECONDS,
@@ -63,7 +64,9 @@ class Yielding:
         self._sent = 0
         self._unsent: list[Any] = []
 
-    def run(self, results: Generator[Any, Any, Any], expected: int, function: Callable[..., Any]) -> tuple[Head, bytes]:
+    def run(
+        self, results: Generator[Any, Any, Any], expected: int, function: Callable[..., Any]
+    ) -> tuple[Extent, bytes]:
         """Take one result for each of so many items.
 
         :param function: which made the results, to name it.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctxflow.executors.engine import CallPayload
-from ctxflow.host.sessions import Entry, digest_of
+from ctxflow.host.sessions import StepEntry, digest_of
 from ctxflow.on_worker import idle, last
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -24,7 +24,7 @@ class SessionRun(ContractRun):
     """A run that gives its engine steps."""
 
     def step(
-        self, worker: str, context: str, function: Callable[..., Any], *entries: Entry, timeout: float | None = None
+        self, worker: str, context: str, function: Callable[..., Any], *entries: StepEntry, timeout: float | None = None
     ) -> int:
         """Have a worker make a step, without waiting for it; gives the attempt."""
         attempt = next(self._numbers)
@@ -39,7 +39,7 @@ class SessionRun(ContractRun):
         return attempt
 
     def stepped(
-        self, worker: str, context: str, function: Callable[..., Any], *entries: Entry
+        self, worker: str, context: str, function: Callable[..., Any], *entries: StepEntry
     ) -> tuple[Sequence[Any], list[Any], list[bytes | None]]:
         """Return what came of a step: its outcomes, its chunks and the states that it kept."""
         attempt = self.step(worker, context, function, *entries)
@@ -60,14 +60,14 @@ class SessionContract(Contract):
         outcomes, chunks, _ = run.stepped(worker, context, _add, _first(1, 10), _first(2, 20))
         assert [dict(outcome) for outcome in outcomes] == [{"made": 1}, {"made": 1}]
         self._check(chunks, [110, 120])
-        outcomes, chunks, _ = run.stepped(worker, context, _add, Entry(2, "", 1, True, ""))
+        outcomes, chunks, _ = run.stepped(worker, context, _add, StepEntry(2, "", 1, True, ""))
         self._check(chunks, [220])
 
     def test_a_state_that_is_kept_can_be_gone_on_from_anywhere(self, run: SessionRun) -> None:
         first, second, context = self._ready_twice(run)
         outcomes, _, states = run.stepped(first, context, _add, _first(1, 10, "leave"))
         assert set(outcomes[0]) == {"made", "kept"}
-        thawed = Entry(1, "kept", 1, True, "", (), states[0] or b"")
+        thawed = StepEntry(1, "kept", 1, True, "", (), states[0] or b"")
         _, chunks, _ = run.stepped(second, context, _add, thawed)
         self._check(chunks, [210])
 
@@ -78,22 +78,22 @@ class SessionContract(Contract):
         run.execute(cmd.Carry(second, first, 1, 1, digest, size))
         arrived = run.wait(ev.StateArrived)
         assert (arrived.worker, arrived.session, arrived.made) == (second, 1, 1)
-        outcomes, chunks, _ = run.stepped(second, context, _add, Entry(1, "frozen", 1, True, "", (), b"", digest))
+        outcomes, chunks, _ = run.stepped(second, context, _add, StepEntry(1, "frozen", 1, True, "", (), b"", digest))
         assert dict(outcomes[0]) == {"made": 1}
         self._check(chunks, [210])
 
     def test_a_frozen_state_stays_where_it_is(self, run: SessionRun) -> None:
         worker, context = self._ready(run)
         run.stepped(worker, context, _add, _first(1, 10))
-        outcomes, _, _ = run.stepped(worker, context, _add, Entry(1, "", 1, False, "freeze"))
+        outcomes, _, _ = run.stepped(worker, context, _add, StepEntry(1, "", 1, False, "freeze"))
         digest = outcomes[0]["frozen"][0]
-        _, chunks, _ = run.stepped(worker, context, _add, Entry(1, "frozen", 1, True, "", (), b"", digest))
+        _, chunks, _ = run.stepped(worker, context, _add, StepEntry(1, "frozen", 1, True, "", (), b"", digest))
         self._check(chunks, [210])
 
     def test_a_frozen_state_is_brought_out_of_the_cache_as_it_is(self, run: SessionRun) -> None:
         worker, context = self._ready(run)
         outcomes, _, _ = run.stepped(worker, context, _add, _first(1, 10, "freeze"))
-        out = Entry(1, "frozen", 1, False, "leave", (), b"", outcomes[0]["frozen"][0])
+        out = StepEntry(1, "frozen", 1, False, "leave", (), b"", outcomes[0]["frozen"][0])
         outcomes, _, states = run.stepped(worker, context, _raise, out)
         assert set(outcomes[0]) == {"kept"}
         self._check([pickle.loads(states[0])] if states[0] else [], [(10, 1)])
@@ -105,7 +105,7 @@ class SessionContract(Contract):
         self._needs_code()
         worker, context = self._ready(run)
         run.stepped(worker, context, _add, _first(1, 10, "freeze"))
-        wrong = Entry(1, "frozen", 1, True, "", (), b"", digest_of(b"another"))
+        wrong = StepEntry(1, "frozen", 1, True, "", (), b"", digest_of(b"another"))
         outcomes, chunks, _ = run.stepped(worker, context, _add, wrong, _first(2, 20))
         assert "digest" in outcomes[0]["lost"] and dict(outcomes[1]) == {"made": 1}
         assert chunks == [None, 120]
@@ -139,17 +139,17 @@ class SessionContract(Contract):
         attempt = run.step(worker, context, _raise, _first(2, 20))
         failed = run.wait(ev.BatchFailed)
         assert failed.attempt == attempt and not failed.lost_context and failed.failure.error == "ValueError"
-        _, chunks, _ = run.stepped(worker, context, _add, Entry(1, "", 1, True, ""))
+        _, chunks, _ = run.stepped(worker, context, _add, StepEntry(1, "", 1, True, ""))
         assert chunks == [210]
-        outcomes, _, _ = run.stepped(worker, context, _add, Entry(2, "", 1, True, ""))
+        outcomes, _, _ = run.stepped(worker, context, _add, StepEntry(2, "", 1, True, ""))
         assert "lost" in outcomes[0]
 
     def test_a_dropped_state_is_gone(self, run: SessionRun) -> None:
         self._needs_code()
         worker, context = self._ready(run)
         run.stepped(worker, context, _add, _first(1, 10))
-        run.stepped(worker, context, _add, Entry(1, "", 1, False, "drop"))
-        outcomes, _, _ = run.stepped(worker, context, _add, Entry(1, "", 1, True, ""))
+        run.stepped(worker, context, _add, StepEntry(1, "", 1, False, "drop"))
+        outcomes, _, _ = run.stepped(worker, context, _add, StepEntry(1, "", 1, True, ""))
         assert "lost" in outcomes[0]
 
     def test_a_worker_with_notice_leaves_after_the_steps_that_it_was_given_then(self, run: SessionRun) -> None:
@@ -157,7 +157,7 @@ class SessionContract(Contract):
         run.stepped(worker, context, _add, _first(1, 10))
         self.notify(run.engine, worker)
         run.wait(ev.EvictionNotice)
-        outcomes, _, states = run.stepped(worker, context, _add, Entry(1, "", 1, False, "leave"))
+        outcomes, _, states = run.stepped(worker, context, _add, StepEntry(1, "", 1, False, "leave"))
         assert set(outcomes[0]) == {"kept"}
         self._check([pickle.loads(states[0])] if states[0] else [], [(10, 1)])
         assert run.wait(ev.WorkerLost).evicted
@@ -180,9 +180,9 @@ class SessionContract(Contract):
             assert found == expected
 
 
-def _first(session: int, prompt: Any, then: str = "") -> Entry:
+def _first(session: int, prompt: Any, then: str = "") -> StepEntry:
     """Return the first chunk of a session, with a prompt."""
-    return Entry(session, "anew", 0, True, then, (pickle.dumps(prompt),))
+    return StepEntry(session, "anew", 0, True, then, (pickle.dumps(prompt),))
 
 
 # What the suite's contexts and steps do; workers import it from here.

@@ -15,12 +15,13 @@ from vine_player import Player
 
 from ctxflow import ContextExecutor
 from ctxflow.executors.files import WorkerStaging
+from ctxflow.executors.protocol import events_of
 from ctxflow.executors.taskvine.attachments import Rests
-from ctxflow.executors.taskvine.calls import Calls
-from ctxflow.executors.taskvine.host_messages import HostMessages
-from ctxflow.executors.taskvine.reports import events_of
-from ctxflow.executors.taskvine.worker import Worker
-from ctxflow.host.wire import frame
+from ctxflow.executors.taskvine.calls import VineCalls
+from ctxflow.executors.taskvine.host_messages import VineHosts
+from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.messages import CallFinished
+from ctxflow.host.vine_messages import Listen
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites.engine_kinds import Capabilities
@@ -89,24 +90,25 @@ class PlayedEngine:
         self.player.message()
         self.manager = Manager(self.player)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK)
-        self.worker = Worker("", "played", "", 0.0, "played", joined=True)
-        calls = Calls(self.manager, self.player.key, lambda worker: None)
+        self.worker = VineWorker("", "played", "", 0.0, "played", joined=True)
+        calls = VineCalls(self.manager, self.player.key, lambda worker: None)
         no_files = SimpleNamespace(places=lambda worker, context: {}, forget=lambda worker, context: [])
         workers = {"": self.worker}
-        self.messages = HostMessages(run, calls, no_files, None, workers, self._heard, self.events.append)
+        self.messages = VineHosts(run, calls, no_files, None, workers, self._heard, self.events.append)
         self._calls = calls
-        calls.make(self.worker, frame({"do": "listen"}), self._overheard)
+        calls.make(self.worker, [Listen()], self._overheard)
         self.events.append(ev.WorkerJoined(run.clock(), ev.WorkerSpec("", tier="played")))
 
     def _overheard(self, worker, reports):
         self._heard(worker, reports)
-        self._calls.make(worker, frame({"do": "listen"}), self._overheard)
+        self._calls.make(worker, [Listen()], self._overheard)
 
     def _heard(self, worker, reports):
-        for head, body in reports:
-            if "rest" in head:
-                self.rests.tell(**head["rest"])
-            self.events += events_of(self.run.clock(), worker, head, body)
+        for report in reports:
+            if isinstance(report, CallFinished) and report.rest:
+                self.rests.tell(report.app, report.rest)
+            if not worker.is_late(report):
+                self.events += events_of(self.run.clock(), worker.name, report, worker.host)
 
     def execute(self, commands, payloads=None):
         with self._lock:

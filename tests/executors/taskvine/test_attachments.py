@@ -7,6 +7,7 @@ import pytest
 from ctxflow.executors.call_files import CallFiles, Input, Output
 from ctxflow.executors.taskvine import attachments
 from ctxflow.executors.taskvine.attachments import Attachments
+from ctxflow.host.messages import CallFinished, CallRaised
 
 
 class Said(list):
@@ -31,7 +32,7 @@ def attached(said, tmp_path):
 
 
 def finished(**made):
-    return [({"is": "finished", "call": 1, "seconds": 1.0, "made": made}, b"result")]
+    return [CallFinished(1, 1.0, made=made, body=b"result")]
 
 
 def brought(said, files, content):
@@ -56,9 +57,9 @@ def test_of_two_runs_of_a_call_the_first_that_ends_counts(attached, said, tmp_pa
 def test_an_output_that_came_in_part_is_an_error(attached, said, tmp_path):
     files = attached.attach("a", CallFiles((), (Output("out.txt", str(tmp_path / "out.txt")),)))
     brought(said, files, "half")
-    ((head, _),) = attached.answered("a", files, finished(**{"output-0": 8}))
-    assert (head["is"], head["failure"]["kind"]) == ("raised", "exception")
-    assert "4 of its 8 bytes have come; is there room on this disk?" in head["failure"]["message"]
+    (raised,) = attached.answered("a", files, finished(**{"output-0": 8}))
+    assert isinstance(raised, CallRaised) and raised.trouble.kind == "exception"
+    assert "4 of its 8 bytes have come; is there room on this disk?" in raised.trouble.message
     assert not (tmp_path / "out.txt").exists()
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.executors.taskvine.losses import Losses
-from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.executors.taskvine.worker import VineWorker
 from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import JobState
+from ctxflow.host.vine_messages import WorkerFacts
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 
@@ -51,7 +52,7 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 def test_a_worker_that_is_gone_while_its_job_runs_on_is_replaced(jobs: Jobs) -> None:
     now = 0.0
     losses = Losses(jobs.acquirer, lambda: now)
-    worker = Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
+    worker = VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
     losses.add(worker)
     assert losses.explained() == []
     now += losses.due()
@@ -61,7 +62,7 @@ def test_a_worker_that_is_gone_while_its_job_runs_on_is_replaced(jobs: Jobs) -> 
 
 def test_a_worker_whose_job_was_evicted_is_not_to_blame_and_keeps_it(jobs: Jobs) -> None:
     losses = Losses(jobs.acquirer, lambda: 1.0)
-    worker = Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
+    worker = VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job=jobs.next("running"), joined=True)
     assert worker.job is not None
     losses.add(worker)
     jobs.acquirer.provider("any").evict(worker.job)  # type: ignore[attr-defined]
@@ -77,7 +78,7 @@ def test_a_job_that_ends_after_its_eviction_was_evicted(jobs: Jobs) -> None:
     def loses(*states: JobState) -> bool:
         for state in states:
             losses.heard("any", JobChange("7", state))
-        losses.add(Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job="7", joined=True))
+        losses.add(VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="any", job="7", joined=True))
         [(_, evicted)] = losses.explained()
         return evicted
 
@@ -99,7 +100,7 @@ def test_jobs_that_ended_without_their_workers_being_missed_are_not_kept_for_eve
 
 def test_a_worker_joins_when_the_one_whose_place_it_takes_is_lost() -> None:
     """The other way round a tier has one too many for a moment, and the new one is given back."""
-    given_up = Worker("w0", "here", "127.0.0.1:0", since=0.0, tier="gpu", job="0", joined=True)
+    given_up = VineWorker("w0", "here", "127.0.0.1:0", since=0.0, tier="gpu", job="0", joined=True)
     given_up.reason = "its context host has not answered for 21 s"
     news = [("gpu", JobChange("1", "ended", "given back")), ("gpu", JobChange("2", "running"))]
     played: dict[str, Any] = {"joined": lambda tier, job: None, "look": lambda: None, "pin_of": lambda tier, job: None}
@@ -109,10 +110,10 @@ def test_a_worker_joins_when_the_one_whose_place_it_takes_is_lost() -> None:
     engine._acquirer, engine._losses, engine._events = acquirer, Losses(acquirer, lambda: 1.0), []
     engine._stagings, engine._run = SimpleNamespace(joined=lambda worker: None), SimpleNamespace(clock=lambda: 1.0)
     engine._site = Site(tiers=(Tier(name="gpu"),))
-    lost = Worker("w1", "here", "127.0.0.1:1", since=0.0, tier="gpu", job="1", joined=True)
+    lost = VineWorker("w1", "here", "127.0.0.1:1", since=0.0, tier="gpu", job="1", joined=True)
     engine._losses.add(lost)
     engine._losses.add(given_up)
     assert engine._losses.explained() == [(given_up, False)], "nobody else is asked why, for its place is not kept"
-    hello = {"memory": 1, "gpus": 1, "gpu_model": None, "gpu_memory": None}
-    engine._join(Worker("w2", "here", "127.0.0.1:2", since=1.0, tier="gpu", job="2"), hello)
+    hello = WorkerFacts(host="here", ctxflow="", memory=1, gpus=1)
+    engine._join(VineWorker("w2", "here", "127.0.0.1:2", since=1.0, tier="gpu", job="2"), hello)
     assert [type(event).__name__ for event in engine._events] == ["JobStarted", "WorkerLost", "WorkerJoined"]

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ctxflow.executors.taskvine.stagings import Stagings
-from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.vine_messages import FileCached
 from ctxflow.scheduler import events as ev
 
 
@@ -28,10 +29,10 @@ class Played:
     def answer(self):
         while self._made:
             worker, then = self._made.pop(0)
-            then(worker, [({"is": "fetched", "path": f"{self._directory}/{worker.name}"}, b"")])
+            then(worker, [FileCached("", f"{self._directory}/{worker.name}")])
 
     def join(self, name):
-        worker = Worker(name, name, "127.0.0.1:1", since=0.0, place=name)
+        worker = VineWorker(name, name, "127.0.0.1:1", since=0.0, place=name)
         self.stagings.joined(worker)
         return worker
 

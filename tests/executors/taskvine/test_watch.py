@@ -3,7 +3,8 @@
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.taskvine import watch
 from ctxflow.executors.taskvine.watch import Watch
-from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.messages import Ping
 
 
 class Calls:
@@ -13,8 +14,8 @@ class Calls:
         self.asked = []
         self.open = set()
 
-    def make(self, worker, frames, then):
-        assert b"ping" in frames
+    def make(self, worker, messages, then):
+        assert [type(each) for each in messages] == [Ping]
         self.asked.append(worker.name)
 
     def is_open(self, number):
@@ -47,7 +48,7 @@ class Played:
 
 
 def worker(name="w"):
-    return Worker(name, "host1", "", 0.0, joined=True)
+    return VineWorker(name, "host1", "", 0.0, joined=True)
 
 
 def test_a_worker_that_answers_is_asked_now_and_then_and_kept(monkeypatch):

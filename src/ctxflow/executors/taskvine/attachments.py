@@ -19,10 +19,11 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ctxflow.executors.call_files import CallFiles, Output
 from ctxflow.executors.taskvine.calls import Reports
+from ctxflow.host.messages import CallFinished, CallFolder, CallRaised, Trouble
+from ctxflow.host.vine_messages import FromWorker
 from ctxflow.host.wire import Head
 from ctxflow.safe_files import written_whole
 
@@ -34,15 +35,20 @@ class Attached:
     """What goes with one call.
 
     :ivar inputs: name in the call's sandbox -> key of a file that the manager knows. :ivar outputs: likewise.
-    :ivar head: what the worker is told of them.
     """
 
     def __init__(self, files: CallFiles) -> None:
         self.files = files
+        self.taken: list[tuple[str, str]] = []
+        self.made: list[tuple[str, str, bool]] = []
         self.inputs: dict[str, str] = {}
         self.outputs: dict[str, str] = {}
         self.places: dict[str, tuple[str, Output]] = {}  # Name in the sandbox -> where it comes to, and what it is.
-        self.head: Head = {"inputs": [], "outputs": []}
+
+    @property
+    def folder(self) -> CallFolder:
+        """What the worker is told of them; it knows the sandbox."""
+        return self.taken, self.made, ""
 
 
 class Attachments:
@@ -69,19 +75,19 @@ class Attachments:
         sources = [(each, _identity(each.source)) for each in files.inputs]  # First of all: this may raise.
         for number, (each, identity) in enumerate(sources):
             if identity is None:
-                attached.head["inputs"].append((each.name, each.source))
+                attached.taken.append((each.name, each.source))
                 continue
             name = f"input-{number}"
             attached.inputs[name] = key = self._declare(identity)
             self._users[key] += 1
-            attached.head["inputs"].append((each.name, name))
+            attached.taken.append((each.name, name))
         for number, output in enumerate(files.outputs):
             name, key = f"output-{number}", f"output {next(self._numbers)}"
             path = os.path.join(self._folder, key.replace(" ", "-"))
             os.makedirs(self._folder, exist_ok=True)
             self._send({"do": "file", "key": key, "path": path, "cache": False})
             attached.outputs[name], attached.places[name] = key, (path, output)
-            attached.head["outputs"].append((output.name, name, output.required))
+            attached.made.append((output.name, name, output.required))
         self._open.setdefault(worker, []).append(attached)
         return attached
 
@@ -99,16 +105,19 @@ class Attachments:
 
         :returns: its reports; of a failure where an output cannot be put there.
         """
-        ended = []
-        for head, body in reports:
+        ended: list[FromWorker] = []
+        for report in reports:
+            if not isinstance(report, (CallFinished, CallRaised)):
+                ended.append(report)
+                continue
             try:
                 if not attached.files.settled:
-                    self._deliver(attached, head.get("made", {}))
-                attached.files.settled |= head["is"] == "finished"
+                    self._deliver(attached, report.made or {})
+                attached.files.settled |= isinstance(report, CallFinished)
             except OSError as error:
-                ended.append((_failed(head, error), pickle.dumps(error)))
+                ended.append(_failed(report, error))
             else:
-                ended.append((head, body))
+                ended.append(report)
         self._close(worker, attached)
         return ended
 
@@ -203,7 +212,7 @@ def _put(path: str, output: Output, size: int) -> None:
             os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
 
 
-def _failed(head: Head, error: OSError) -> Head:
-    failure = {"kind": "exception", "error": type(error).__name__, "message": str(error)}
-    kept: dict[str, Any] = {name: head[name] for name in ("call", "context", "key") if name in head}
-    return {**kept, "is": "raised", "seconds": head.get("seconds", 0.0), "failure": failure}
+def _failed(report: CallFinished | CallRaised, error: OSError) -> CallRaised:
+    context, key = (report.context, report.key) if isinstance(report, CallRaised) else ("", None)
+    trouble = Trouble("exception", type(error).__name__, str(error))
+    return CallRaised(report.call, context, report.seconds, trouble, key, body=pickle.dumps(error))

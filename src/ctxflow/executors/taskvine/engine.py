@@ -17,24 +17,27 @@ from typing import Any
 
 from ctxflow.executors.engine import NO_PAYLOADS, EngineFailed, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
+from ctxflow.executors.protocol import events_of
 from ctxflow.executors.taskvine.attachments import Rests
-from ctxflow.executors.taskvine.calls import Calls, Reports
-from ctxflow.executors.taskvine.host_messages import HostMessages
+from ctxflow.executors.taskvine.calls import Reports, VineCalls
+from ctxflow.executors.taskvine.host_messages import VineHosts
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
 from ctxflow.executors.taskvine.losses import Losses
-from ctxflow.executors.taskvine.reports import events_of, events_of_job
+from ctxflow.executors.taskvine.reports import events_of_job
 from ctxflow.executors.taskvine.setup import Setup, acquirer_of, tiers_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
 from ctxflow.executors.taskvine.watch import Watch
-from ctxflow.executors.taskvine.worker import Worker, refusal
+from ctxflow.executors.taskvine.worker import VineWorker, refusal
 from ctxflow.factory.condor_machines import pinned
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import Provider, tail, why_gone
 from ctxflow.factory.spending import limits_of, standing
 from ctxflow.factory.tier_providers import worker_job
 from ctxflow.host.descriptors import advice
-from ctxflow.host.wire import Head, frame
+from ctxflow.host.messages import CallFinished, LeaveWorker, NoticeGiven, WorkerStuck
+from ctxflow.host.vine_messages import AskFacts, CallRefused, Listen, ModulesLacking, ToWorker, WorkerFacts
+from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -64,12 +67,12 @@ class TaskVineEngine:
         self._site = site
         self._patience = patience or Patience()
         self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, VineWorker] = {}
         self._events: list[ev.Event] = []
-        self._lost_last: dict[str, Worker] = {}
-        self._given_up: dict[str, Worker] = {}  # Lost, and perhaps still there: what they say does not count.
+        self._lost_last: dict[str, VineWorker] = {}
+        self._given_up: dict[str, VineWorker] = {}  # Lost, and perhaps still there: what they say does not count.
         self._managers: list[float] = []  # When one had to take another's place.
-        self._noticed: list[Worker] = []  # That are to leave as soon as they run nothing.
+        self._noticed: list[VineWorker] = []  # That are to leave as soon as they run nothing.
         self._failed: EngineFailed | None = None
         self._refused: set[str] = set()
         self._rests = Rests()
@@ -105,11 +108,11 @@ class TaskVineEngine:
         try:
             self._port, self._up = self._link.started(self._patience.start), True
             self._connection = self._setup.connection(self._port)
-            self._calls = Calls(self._link, self._setup.key, self._forged)
+            self._calls = VineCalls(self._link, self._setup.key, self._forged)
             self._watch = Watch(self._patience, self._calls, self._heard)
             self._stagings = Stagings(run, self._calls, self._setup, self._events.append, self._ring)
             self._states = StateTransfers(run, self._calls, self._report)
-            self._messages = HostMessages(
+            self._messages = VineHosts(
                 run, self._calls, self._stagings, self._states, self._workers, self._heard, self._report
             )
             self._acquirer = acquirer_of(self._site, self._setup, self._port, self._ring)
@@ -126,7 +129,7 @@ class TaskVineEngine:
         with self._lock:
             if self._stopped or not self._started:
                 return
-            before: dict[str, list[bytes]] = {}  # What ends at once goes along with what comes after it.
+            before: dict[str, list[ToWorker]] = {}  # What ends at once goes along with what comes after it.
             for command in commands:
                 if isinstance(command, (cmd.Acquire, cmd.AcquireAt, cmd.Forgo, cmd.Exclude, cmd.Survey)):
                     self._acquire(command)
@@ -182,16 +185,16 @@ class TaskVineEngine:
             self._noticed.remove(worker)
             self._release(worker)
 
-    def _release(self, worker: Worker) -> None:
+    def _release(self, worker: VineWorker) -> None:
         """Have a worker end by itself, and its job with it."""
         self._dismiss(worker)
         if worker.job is not None and not worker.noticed:  # A job that is evicted comes back by itself.
             self._acquirer.remove(worker.tier, worker.job)
 
-    def _dismiss(self, worker: Worker) -> None:
+    def _dismiss(self, worker: VineWorker) -> None:
         worker.leaving = True
         self._watch.dismissed(worker)
-        self._calls.make(worker, frame({"do": "release"}), self._heard)
+        self._calls.make(worker, [LeaveWorker()], self._heard)
 
     # --- events
 
@@ -267,7 +270,7 @@ class TaskVineEngine:
         if self._link.idle() > (self._patience.manager if self._up else self._patience.start):
             self._replace_manager("has hung")
 
-    def _do_without(self, worker: Worker, error: Exception) -> None:
+    def _do_without(self, worker: VineWorker, error: Exception) -> None:
         """Something about a worker failed, and who knows what it was told: go on without it."""
         logger.warning("the worker on %s is given up: %s: %s", worker.host, type(error).__name__, error)
         self._end(worker)
@@ -279,10 +282,10 @@ class TaskVineEngine:
             self._watch.heard(head["worker"])
             self._calls.answered(head["id"], body)
         elif kind == "joined":
-            worker = self._workers[head["worker"]] = Worker(
+            worker = self._workers[head["worker"]] = VineWorker(
                 head["worker"], head["host"], head["address"], self._run.clock(), ip=head["ip"]
             )
-            self._calls.make(worker, frame({"do": "hello"}), self._greeted)
+            self._calls.make(worker, [AskFacts()], self._greeted)
         elif kind == "started":
             self._up = True
         elif kind == "stranger" and (told := f"{head['host']} {head['reason']}") not in self._refused:
@@ -303,46 +306,46 @@ class TaskVineEngine:
             logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, head["reason"])
             self._end(worker)
 
-    def _forged(self, worker: Worker) -> None:
+    def _forged(self, worker: VineWorker) -> None:
         """Nothing that it says can be believed, and it gets nothing more."""
         if not worker.leaving:
             logger.warning("who claims to be a worker on %s has not this run's key: it gets no work", worker.host)
             self._end(worker)
 
-    def _greeted(self, worker: Worker, reports: Reports) -> None:
+    def _greeted(self, worker: VineWorker, reports: Reports) -> None:
         """A new worker has told what it is: it may stay, or not."""
-        hello = next((head for head, _ in reports if head["is"] == "hello"), None)
-        if hello is None:
+        facts = next((report for report in reports if isinstance(report, WorkerFacts)), None)
+        if facts is None:
             self._end(worker)
             return
-        worker.learn(hello, self._site.tiers)
+        worker.learn(facts, self._site.tiers)
         self._watch.greeted(worker)
         self._listen(worker)
         packed = self._setup.packed
-        reason = refusal(hello, packed.python if packed else None)
+        reason = refusal(facts, packed.python if packed else None)
         if reason is not None:
             self._refuse(worker, reason)
         elif packed is None:
-            self._join(worker, hello)
+            self._join(worker, facts)
         else:
-            self._stagings.open_environment(worker, packed, lambda problem: self._opened(worker, hello, problem))
+            self._stagings.open_environment(worker, packed, lambda problem: self._opened(worker, facts, problem))
 
-    def _opened(self, worker: Worker, hello: Head, problem: str | None) -> None:
+    def _opened(self, worker: VineWorker, facts: WorkerFacts, problem: str | None) -> None:
         if problem is not None:
             self._refuse(worker, f"the environment cannot be used on {worker.host}: {problem}")
         else:
-            self._join(worker, hello)
+            self._join(worker, facts)
 
-    def _join(self, worker: Worker, hello: Head) -> None:
+    def _join(self, worker: VineWorker, facts: WorkerFacts) -> None:
         worker.joined = True
         if worker.job is not None:
             self._acquirer.joined(worker.tier, worker.job)
         self._stagings.joined(worker)
         self._hear_of_jobs()  # Before it joins, whose place it takes is lost: else there are too many, and it must go.
-        spec = worker.spec(hello, self._site)
+        spec = worker.spec(facts, self._site)
         self._events.append(ev.WorkerJoined(self._run.clock(), spec))
 
-    def _refuse(self, worker: Worker, reason: str) -> None:
+    def _refuse(self, worker: VineWorker, reason: str) -> None:
         """A worker that cannot be used is ended; said once. If it is the environment's fault, all are like it."""
         if reason not in self._refused:
             self._refused.add(reason)
@@ -351,40 +354,39 @@ class TaskVineEngine:
             self._acquirer.refused(worker.tier, worker.job, reason)
         self._end(worker)
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: VineWorker) -> None:
         """End a worker that is of no use."""
         self._dismiss(worker)
         if worker.job is not None and not worker.joined:
             self._acquirer.remove(worker.tier, worker.job)
 
-    def _listen(self, worker: Worker) -> None:
-        self._calls.make(worker, frame({"do": "listen"}), self._overheard)
+    def _listen(self, worker: VineWorker) -> None:
+        self._calls.make(worker, [Listen()], self._overheard)
 
-    def _overheard(self, worker: Worker, reports: Reports) -> None:
+    def _overheard(self, worker: VineWorker, reports: Reports) -> None:
         self._heard(worker, reports)
         self._listen(worker)
 
-    def _heard(self, worker: Worker, reports: Reports) -> None:
+    def _heard(self, worker: VineWorker, reports: Reports) -> None:
         """The events that a host's reports stand for."""
-        now, name = self._run.clock(), worker.name
-        for head, body in reports:
-            kind = head["is"]
-            if "rest" in head:
-                self._rests.tell(**head["rest"])
-            if kind == "notice":
+        now = self._run.clock()
+        for report in reports:
+            if isinstance(report, CallFinished):
+                if report.rest:
+                    self._rests.tell(report.app, report.rest)
+            elif isinstance(report, NoticeGiven):
                 if not worker.noticed:
                     self._noticed.append(worker)
                 worker.noticed = worker.leaving = True
-                self._events.append(ev.EvictionNotice(now, name))
-            elif kind == "lacks":
+            elif isinstance(report, ModulesLacking):
                 self._stagings.bring_rest(worker)
-            elif kind == "stuck":
-                self._give_up(worker, head["reason"])
-            elif kind == "refused":
-                logger.warning("the worker on %s: %s", worker.host, head["message"])
+            elif isinstance(report, WorkerStuck):
+                self._give_up(worker, report.reason)
+            elif isinstance(report, CallRefused):
+                logger.warning("the worker on %s: %s", worker.host, report.message)
                 self._end(worker)
-            else:
-                self._events += events_of(now, worker, head, body)
+            if not worker.is_late(report):
+                self._events += events_of(now, worker.name, report, worker.host)
 
     # --- losses
 
@@ -395,7 +397,7 @@ class TaskVineEngine:
         else:
             self._calls.lost(self._given_up.pop(name))
 
-    def _give_up(self, worker: Worker, reason: str) -> None:
+    def _give_up(self, worker: VineWorker, reason: str) -> None:
         """A worker is of no use, and does not go: it is as good as gone, and its batch system removes it."""
         if self._workers.get(worker.name) is not worker:
             return
@@ -404,7 +406,7 @@ class TaskVineEngine:
         worker.reason = reason
         self._given_up[worker.name] = self._workers.pop(worker.name)
         self._lost(worker)
-        self._calls.make(worker, frame({"do": "release"}), self._heard)  # Should it come back.
+        self._calls.make(worker, [LeaveWorker()], self._heard)  # Should it come back.
         if worker.job is not None and not worker.noticed:
             self._acquirer.remove(worker.tier, worker.job)
 
@@ -434,7 +436,7 @@ class TaskVineEngine:
         else:
             logger.warning("%s: another takes its place, and workers are asked for anew", words)
 
-    def _lost(self, worker: Worker) -> None:
+    def _lost(self, worker: VineWorker) -> None:
         """A worker is gone: find out whether it was taken back, for a moment, before that is told."""
         self._lost_last[worker.name] = worker
         if len(self._lost_last) > _MOST_LOST:
@@ -449,7 +451,7 @@ class TaskVineEngine:
         if worker.joined:
             self._losses.add(worker)
 
-    def _lost_for_good(self, worker: Worker, evicted: bool) -> None:
+    def _lost_for_good(self, worker: VineWorker, evicted: bool) -> None:
         if not evicted and not worker.reason:
             whose = f"tier {worker.tier}, " + (f"job {worker.job}" if worker.job is not None else "started by hand")
             words = tail(self._acquirer.output(worker.tier, worker.job)) if worker.job is not None else ""

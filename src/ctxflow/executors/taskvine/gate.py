@@ -26,8 +26,8 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from ctxflow.executors.accepting import PAUSE_SECONDS, Acceptor
 from ctxflow.executors.taskvine.bell import BYTES, Bell
+from ctxflow.host.descriptors import PAUSE_SECONDS, Acceptor
 from ctxflow.host.processes import die_with_parent
 
 _IDENT = b"auth password sha1"

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ctxflow.executors.engine import CallPayload, ContextPayload, Payloads, Pickled, RunServices
+from ctxflow.executors.protocol import call_message, plain_message
 from ctxflow.executors.taskvine.attachments import Attached, Attachments
-from ctxflow.executors.taskvine.calls import Calls, Reports, Then
+from ctxflow.executors.taskvine.calls import Reports, Then, VineCalls
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
-from ctxflow.executors.taskvine.worker import Worker
-from ctxflow.host.wire import Head, frame
+from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.messages import BuildContext, ForgetParts, GivePart
+from ctxflow.host.vine_messages import ToWorker
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -25,7 +27,7 @@ _MOST_UNNEEDED = 100  # Functions that a worker keeps in vain, rather than to ha
 _PARTS_PER_SECOND = 50  # How often, over all workers, results are sent before their batch has ended: each is a call.
 
 
-class HostMessages:
+class VineHosts:
     """Tells workers what to do, without waiting for it.
 
     :param run: has what calls and contexts are made of.
@@ -37,10 +39,10 @@ class HostMessages:
     def __init__(
         self,
         run: RunServices,
-        calls: Calls,
+        calls: VineCalls,
         stagings: Stagings,
         states: StateTransfers,
-        workers: Mapping[str, Worker],
+        workers: Mapping[str, VineWorker],
         heard: Then,
         happened: Callable[[ev.Event], None],
     ) -> None:
@@ -53,7 +55,7 @@ class HostMessages:
         self._heard = heard
         self._happened = happened
 
-    def tell(self, worker: Worker, command: cmd.Command, payloads: Payloads, before: list[bytes]) -> None:
+    def tell(self, worker: VineWorker, command: cmd.Command, payloads: Payloads, before: list[ToWorker]) -> None:
         """Have a worker carry out a command that names it.
 
         :param before: messages that go along with the next call to the worker; what ends at once is added to them.
@@ -65,26 +67,20 @@ class HostMessages:
             self.send(worker, before)
         elif isinstance(command, cmd.Stage):
             self._stagings.stage(worker, payloads.contexts[command.context])
-        elif isinstance(command, cmd.Unload):
-            before.append(frame({"do": "unload", "context": command.context}))
-            if command.files:
-                before += self._stagings.forget(worker, payloads.contexts[command.context])
-        elif isinstance(command, cmd.Abandon):
-            before.append(frame({"do": "unload", "context": command.context}))
-        elif isinstance(command, cmd.Interrupt):
-            before.append(frame({"do": "interrupt", "context": command.context, "call": command.attempt}))
-        elif isinstance(command, cmd.Drain):
-            before.append(frame({"do": "drain"}))
         elif isinstance(command, cmd.Carry):
             self._states.carry(self._workers.get(command.source), worker, command)
+        elif (message := plain_message(command)) is not None:
+            before.append(message)
+            if isinstance(command, cmd.Unload) and command.files:
+                before += self._stagings.forget(worker, payloads.contexts[command.context])
 
-    def send(self, worker: Worker, before: list[bytes]) -> None:
+    def send(self, worker: VineWorker, before: list[ToWorker]) -> None:
         """Send the messages that no call went along with."""
         if before:
-            self._calls.make(worker, b"".join(before), self._heard)
+            self._calls.make(worker, list(before), self._heard)
             before.clear()
 
-    def _send_call(self, worker: Worker, command: cmd.Run, payload: CallPayload, before: list[bytes]) -> None:
+    def _send_call(self, worker: VineWorker, command: cmd.Run, payload: CallPayload, before: list[ToWorker]) -> None:
         try:
             attached = None if payload.files is None else self._attachments.attach(worker.name, payload.files)
         except Exception as error:
@@ -97,46 +93,33 @@ class HostMessages:
         new = payload.new_parts(worker.functions)
         if new:
             # They go with every call until one is answered: TaskVine may let calls overtake each other.
-            before += [frame({"do": "function", "function": part.name}, part.body) for part in new]
+            before += [GivePart(part.name, part.body) for part in new]
             then = self._with_functions(worker, new)
-        head: Head = {
-            "do": "call",
-            "call": command.attempt,
-            "context": command.context,
-            "key": worker.keys.get(command.context, ""),
-            "function": payload.function.name if payload.function is not None else "",
-            "style": payload.style,
-            "insert": payload.insert,
-        }
-        if payload.constants is not None:
-            head["constants"] = payload.constants.name
-        if payload.style == "batch":
-            head["every"] = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND)
-        if payload.timeout is not None:
-            head["timeout"] = payload.timeout
+        key = worker.keys.get(command.context, "")
+        every = max(EVERY_SECONDS, len(self._workers) / _PARTS_PER_SECOND) if payload.style == "batch" else None
         worker.running += 1
         if attached is None:
-            before.append(frame(head, payload.body))
-            number = self._calls.make(worker, b"".join(before), then)
+            before.append(call_message(command, payload, key, every))
+            number = self._calls.make(worker, before, then)
         else:
-            before.append(frame({**head, "files": attached.head}, payload.body))
+            before.append(call_message(command, payload, key, every, attached.folder))
             then = self._with_files(attached, then)
-            number = self._calls.make(worker, b"".join(before), then, attached.inputs, attached.outputs)
+            number = self._calls.make(worker, before, then, attached.inputs, attached.outputs)
         if payload.timeout is not None:
             worker.due[number] = time.monotonic() + payload.timeout
         before.clear()
 
     def _with_files(self, attached: Attached, then: Then) -> Then:
-        def answered(worker: Worker, reports: Reports) -> None:
+        def answered(worker: VineWorker, reports: Reports) -> None:
             then(worker, self._attachments.answered(worker.name, attached, reports))
 
         return answered
 
-    def lost(self, worker: Worker) -> None:
+    def lost(self, worker: VineWorker) -> None:
         """No call of a worker is answered any more."""
         self._attachments.lost(worker.name)
 
-    def forget(self, worker: Worker, functions: Collection[str]) -> None:
+    def forget(self, worker: VineWorker, functions: Collection[str]) -> None:
         """Have a worker keep functions no more that no call will need: with the next call, if there soon is one."""
         known = worker.functions.intersection(functions)
         worker.functions -= known
@@ -146,12 +129,12 @@ class HostMessages:
         if len(worker.unneeded) > _MOST_UNNEEDED:
             self.send(worker, [_forget(worker)])
 
-    def _with_functions(self, worker: Worker, parts: Sequence[Pickled]) -> Then:
+    def _with_functions(self, worker: VineWorker, parts: Sequence[Pickled]) -> Then:
         names = {part.name for part in parts}
         needed = set(names)
         worker.coming.append(needed)
 
-        def answered(worker: Worker, reports: Reports) -> None:
+        def answered(worker: VineWorker, reports: Reports) -> None:
             worker.coming = [each for each in worker.coming if each is not needed]
             worker.functions |= needed
             worker.unneeded += names - needed
@@ -159,26 +142,25 @@ class HostMessages:
 
         return answered
 
-    def _call_answered(self, worker: Worker, reports: Reports) -> None:
+    def _call_answered(self, worker: VineWorker, reports: Reports) -> None:
         worker.running -= 1
         self._heard(worker, reports)
 
-    def _load(self, worker: Worker, context: ContextPayload) -> bytes:
+    def _load(self, worker: VineWorker, context: ContextPayload) -> BuildContext:
         worker.keys[context.id] = key = self._calls.key()
-        head = {
-            "do": "load",
-            "key": key,
-            "context": context.id,
-            "name": context.name,
-            "cached_files": self._stagings.places(worker, context),
-            "environment": dict(context.environment),
-            "timeout": context.timeout,
-            "memory": context.memory,
-        }
-        return frame(head, context.recipe)
+        return BuildContext(
+            context.id,
+            key,
+            context.name,
+            cached_files=self._stagings.places(worker, context),
+            environment=context.environment,
+            timeout=context.timeout,
+            memory=context.memory,
+            body=context.recipe,
+        )
 
 
-def _forget(worker: Worker) -> bytes:
-    """The instruction to forget what a worker keeps in vain."""
+def _forget(worker: VineWorker) -> ForgetParts:
+    """Return the instruction to forget what a worker keeps in vain."""
     names, worker.unneeded = worker.unneeded, []
-    return frame({"do": "forget_functions", "functions": names})
+    return ForgetParts(names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ctxflow.executors.taskvine.worker import Worker
+from ctxflow.executors.taskvine.worker import VineWorker
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import JobChange
@@ -27,12 +27,12 @@ class Losses:
         self._acquirer = acquirer
         self._patience = _PATIENCE_SECONDS + (_FACTORY_SECONDS if isinstance(acquirer, FactoryClient) else 0.0)
         self._clock = clock
-        self._waiting: list[tuple[float, Worker]] = []
-        self._explained: list[tuple[Worker, bool]] = []
+        self._waiting: list[tuple[float, VineWorker]] = []
+        self._explained: list[tuple[VineWorker, bool]] = []
         # Of a job: when something ended it, whether it was evicted, and whether it began again since.
         self._told: dict[tuple[str, str], tuple[float, bool, bool]] = {}
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: VineWorker) -> None:
         """A worker is gone; what it is given up for is known, and is told at once: its place is asked for anew."""
         told = self._told.pop((worker.tier, worker.job), None) if worker.job is not None else None
         if worker.leaving:
@@ -69,7 +69,7 @@ class Losses:
             return 0.0
         return max(0.0, self._waiting[0][0] - self._clock()) if self._waiting else float("inf")
 
-    def explained(self) -> list[tuple[Worker, bool]]:
+    def explained(self) -> list[tuple[VineWorker, bool]]:
         """Those that can be told now, each with whether it was an eviction."""
         now = self._clock()
         while self._waiting and self._waiting[0][0] <= now:

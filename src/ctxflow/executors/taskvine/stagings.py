@@ -15,11 +15,21 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ctxflow.contents import digest_now
 from ctxflow.executors.engine import ContextPayload, RunServices
-from ctxflow.executors.taskvine.calls import Calls, Reports
+from ctxflow.executors.protocol import failure_of
+from ctxflow.executors.taskvine.calls import Reports, VineCalls
 from ctxflow.executors.taskvine.setup import Packed, Setup
 from ctxflow.executors.taskvine.tree import Cancel, Fetch, How, Link, Order, Seed, Tree
-from ctxflow.executors.taskvine.worker import Worker
-from ctxflow.host.wire import frame
+from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.vine_messages import (
+    FetchFile,
+    FileCached,
+    FileDone,
+    FileFailed,
+    ForgetFile,
+    LinkFile,
+    OpenEnvironment,
+    SeedFile,
+)
 from ctxflow.scheduler import events as ev
 
 logger = logging.getLogger("ctxflow")
@@ -39,7 +49,7 @@ class _File:
         self.kind = "tar" if os.path.isdir(path) else "file"
         self.sent: str | None = None if self.kind == "tar" else path
         self.content = digest
-        self.waiting: list[tuple[Worker, str]] = []
+        self.waiting: list[tuple[VineWorker, str]] = []
 
 
 class _Want:
@@ -60,7 +70,7 @@ class Stagings:
     def __init__(
         self,
         run: RunServices,
-        calls: Calls,
+        calls: VineCalls,
         setup: Setup,
         report: Callable[[ev.Event], None],
         wake: Callable[[], None],
@@ -69,7 +79,7 @@ class Stagings:
         self._report, self._wake = report, wake
         self._tree = Tree()
         self._files: dict[str, _File] = {}
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, VineWorker] = {}
         self._wants: dict[str, list[_Want]] = {}  # By worker.
         self._fetching: dict[tuple[str, str], int] = {}  # Worker, digest -> the call that fetches it.
         self._holders: dict[str, str] = {}  # Path in a cache -> the worker whose it is.
@@ -78,7 +88,7 @@ class Stagings:
 
     # --- what is wanted
 
-    def stage(self, worker: Worker, context: ContextPayload) -> None:
+    def stage(self, worker: VineWorker, context: ContextPayload) -> None:
         """Bring a context's files to a worker, and report it."""
 
         def done(failure: ev.Failure | None) -> None:
@@ -91,34 +101,33 @@ class Stagings:
         files = {self._name(worker, context, file[1]): file for file in context.files.values()}
         self._bring(worker, files, context.name, done)
 
-    def places(self, worker: Worker, context: ContextPayload) -> Mapping[str, tuple[str, str]]:
+    def places(self, worker: VineWorker, context: ContextPayload) -> Mapping[str, tuple[str, str]]:
         """How a `load` names a context's files: parameter -> digest and path on this machine."""
         return {name: (self._name(worker, context, digest), path) for name, (path, digest) in context.files.items()}
 
-    def forget(self, worker: Worker, context: ContextPayload) -> list[bytes]:
+    def forget(self, worker: VineWorker, context: ContextPayload) -> list[ForgetFile]:
         """The instructions that remove a context's files from a worker."""
         names = {self._name(worker, context, digest) for _, digest in context.files.values()}
         worker.forgotten[context.id] = worker.forgotten.get(context.id, 0) + 1
-        return [frame({"do": "forget", "digest": name}) for name in names]
+        return [ForgetFile(name) for name in names]
 
-    def open_environment(self, worker: Worker, packed: Packed, then: Callable[[str | None], None]) -> None:
+    def open_environment(self, worker: VineWorker, packed: Packed, then: Callable[[str | None], None]) -> None:
         """Bring a packed environment to a worker and open it; `then` is told what is wrong with it, or None."""
 
-        def opened(_: Worker, reports: Reports) -> None:
-            for head, _body in reports:
-                if head["is"] in ("opened", "failed"):
-                    then(head["failure"]["message"] if head["is"] == "failed" else None)
+        def opened(_: VineWorker, reports: Reports) -> None:
+            for report in reports:
+                if isinstance(report, (FileDone, FileFailed)):
+                    then(report.trouble.message if isinstance(report, FileFailed) else None)
 
         def staged(failure: ev.Failure | None) -> None:
             if failure is not None:
                 then(failure.message)
                 return
-            instruction = {"do": "environment", "digest": packed.digest, "source": packed.path}
-            self._calls.make(worker, frame(instruction), opened)
+            self._calls.make(worker, [OpenEnvironment(packed.digest, packed.path)], opened)
 
         self._bring(worker, {packed.digest: (packed.path, packed.digest)}, "", staged)
 
-    def bring_rest(self, worker: Worker) -> None:
+    def bring_rest(self, worker: VineWorker) -> None:
         """Bring a worker the modules that its program lacks: something there imports one."""
         path, digest = self._setup.rest, self._setup.rest_digest
         if any(digest in want.missing for want in self._wants.get(worker.name, [])):
@@ -131,7 +140,7 @@ class Stagings:
         self._bring(worker, {digest: (path, digest)}, "", done)
 
     @staticmethod
-    def _name(worker: Worker, context: ContextPayload, digest: str) -> str:
+    def _name(worker: VineWorker, context: ContextPayload, digest: str) -> str:
         """What a file is called in a worker's cache: at level none each context has its own, and each time another,
         so that removing one is never taken for removing the next."""
         if context.level != ev.NONE:
@@ -140,7 +149,7 @@ class Stagings:
 
     def _bring(
         self,
-        worker: Worker,
+        worker: VineWorker,
         files: Mapping[str, tuple[str, str]],
         context: str,
         done: Callable[[ev.Failure | None], None],
@@ -178,7 +187,7 @@ class Stagings:
             else:
                 self._want(worker, file, name)
 
-    def _want(self, worker: Worker, file: _File, name: str) -> None:
+    def _want(self, worker: VineWorker, file: _File, name: str) -> None:
         if name != file.digest:
             self._deliver(worker, file, name)
         else:
@@ -248,26 +257,25 @@ class Stagings:
                 if number is not None:
                     self._calls.cancel(number)
 
-    def _seed(self, worker: Worker, file: _File, generation: int) -> None:
+    def _seed(self, worker: VineWorker, file: _File, generation: int) -> None:
         temp = self._temp(file.digest, generation)
         self._calls.link.send({"do": "undeclare", "key": self._temp(file.digest, generation - 1)})
         self._calls.link.send({"do": "temp", "key": temp})
 
-        def answered(worker: Worker, reports: Reports) -> None:
+        def answered(worker: VineWorker, reports: Reports) -> None:
             failure = _failure(worker, reports)
             if failure is None:
                 self._order(self._tree.seeded(worker.name, file.digest, generation))
             else:
                 self._failed(worker, file, "seed", generation, failure)
 
-        instruction = frame({"do": "seed", "input": _input(file), "output": _output(file)})
         inputs, outputs = {_input(file): f"file {file.digest}"}, {_output(file): temp}
-        self._calls.make(worker, instruction, answered, inputs, outputs)
+        self._calls.make(worker, [SeedFile(_input(file), _output(file))], answered, inputs, outputs)
 
-    def _fetch(self, worker: Worker, file: _File, generation: int) -> None:
+    def _fetch(self, worker: VineWorker, file: _File, generation: int) -> None:
         begun = self._run.clock()
 
-        def answered(worker: Worker, reports: Reports) -> None:
+        def answered(worker: VineWorker, reports: Reports) -> None:
             self._fetching.pop((worker.name, file.digest), None)
             failure = _failure(worker, reports)
             if failure is not None:
@@ -279,43 +287,41 @@ class Stagings:
 
         inputs = {_input(file): self._temp(file.digest, generation)}
         self._fetching[worker.name, file.digest] = self._calls.make(
-            worker, self._fetch_instruction(file, file.digest), answered, inputs
+            worker, [self._fetch_message(file, file.digest)], answered, inputs
         )
 
-    def _deliver(self, worker: Worker, file: _File, name: str) -> None:
+    def _deliver(self, worker: VineWorker, file: _File, name: str) -> None:
         """Have the manager send a file to a worker alone."""
 
-        def answered(worker: Worker, reports: Reports) -> None:
+        def answered(worker: VineWorker, reports: Reports) -> None:
             self._settle(worker.name, name, _failure(worker, reports))
 
         inputs = {_input(file): f"file {file.digest}"}
-        self._calls.make(worker, self._fetch_instruction(file, name), answered, inputs)
+        self._calls.make(worker, [self._fetch_message(file, name)], answered, inputs)
 
     @staticmethod
-    def _fetch_instruction(file: _File, name: str) -> bytes:
-        about = {"digest": name, "content": file.content, "source": file.path, "kind": file.kind}
-        return frame({"do": "fetch", **about, "input": _input(file)})
+    def _fetch_message(file: _File, name: str) -> FetchFile:
+        return FetchFile(name, file.content, file.path, file.kind, _input(file))
 
-    def _link(self, worker: Worker, file: _File, path: str) -> None:
-        def answered(worker: Worker, reports: Reports) -> None:
+    def _link(self, worker: VineWorker, file: _File, path: str) -> None:
+        def answered(worker: VineWorker, reports: Reports) -> None:
             if _failure(worker, reports) is not None:
                 self._order(self._tree.failed(worker.name, file.digest, "link"))
                 return
             self._note("linked", worker, file, **{"from": self._holders.get(path, "")})
             self._arrived(worker, file, reports)
 
-        instruction = frame({"do": "link", "digest": file.digest, "source": file.path, "path": path})
-        self._calls.make(worker, instruction, answered)
+        self._calls.make(worker, [LinkFile(file.digest, file.path, path)], answered)
 
     # --- what came of it
 
-    def _arrived(self, worker: Worker, file: _File, reports: Reports, generation: int | None = None) -> None:
-        path = next(str(head["path"]) for head, _ in reports if head["is"] == "fetched")
+    def _arrived(self, worker: VineWorker, file: _File, reports: Reports, generation: int | None = None) -> None:
+        path = next(report.path for report in reports if isinstance(report, FileCached))
         self._holders[path] = worker.name
         self._order(self._tree.arrived(worker.name, file.digest, path, generation))
         self._settle(worker.name, file.digest, None)
 
-    def _failed(self, worker: Worker, file: _File, how: How, generation: int, failure: ev.Failure) -> None:
+    def _failed(self, worker: VineWorker, file: _File, how: How, generation: int, failure: ev.Failure) -> None:
         self._order(self._tree.failed(worker.name, file.digest, how, generation))
         self._settle(worker.name, file.digest, failure)
 
@@ -327,14 +333,14 @@ class Stagings:
                 self._wants[worker].remove(want)
                 want.done(failure)
 
-    def joined(self, worker: Worker) -> None:
+    def joined(self, worker: VineWorker) -> None:
         """A worker may get files."""
         self._workers[worker.name] = worker
         line = {"is": "worker", "time": self._run.clock(), "worker": worker.name}
         listens = f"{worker.ip}:{worker.transfer_port}" if worker.transfer_port else ""
         self._setup.note({**line, "host": worker.host, "address": worker.address, "listens": listens})
 
-    def lost(self, worker: Worker) -> None:
+    def lost(self, worker: VineWorker) -> None:
         """A worker is gone."""
         if self._workers.pop(worker.name, None) is None:
             return
@@ -346,7 +352,7 @@ class Stagings:
             del self._holders[path]
         self._order(self._tree.lost(worker.name))
 
-    def _note(self, kind: str, worker: Worker, file: _File, **more: object) -> None:
+    def _note(self, kind: str, worker: VineWorker, file: _File, **more: object) -> None:
         line = {"is": kind, "time": self._run.clock(), "worker": worker.name, "digest": file.digest}
         self._setup.note({**line, **more})
 
@@ -373,14 +379,14 @@ def _output(file: _File) -> str:
     return f"ctxflow-out-{file.digest}"
 
 
-def _failure(worker: Worker, reports: Reports) -> ev.Failure | None:
+def _failure(worker: VineWorker, reports: Reports) -> ev.Failure | None:
     """What went wrong in a worker, if it did."""
-    for head, _ in reports:
-        if head["is"] == "failed":
-            return ev.Failure(**head["failure"], worker=worker.name, host=worker.host)
+    for report in reports:
+        if isinstance(report, FileFailed):
+            return failure_of(report.trouble, worker.name, worker.host)
     return None
 
 
-def _unreadable(worker: Worker, error: OSError) -> ev.Failure:
+def _unreadable(worker: VineWorker, error: OSError) -> ev.Failure:
     message = f"a file to stage cannot be read ({error}): see that it is there as long as the run lasts"
     return ev.Failure("exception", type(error).__name__, message, worker=worker.name)

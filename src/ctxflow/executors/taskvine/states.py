@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable
 
 from ctxflow.executors.engine import RunServices
-from ctxflow.executors.taskvine.calls import Calls, Reports
-from ctxflow.executors.taskvine.worker import Worker
-from ctxflow.host.wire import frame
+from ctxflow.executors.taskvine.calls import Reports, VineCalls
+from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.vine_messages import FileFailed, SendState, TakeState
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 
@@ -33,43 +33,39 @@ class StateTransfers:
     :param report: takes events.
     """
 
-    def __init__(self, run: RunServices, calls: Calls, report: Callable[[ev.Event], None]) -> None:
+    def __init__(self, run: RunServices, calls: VineCalls, report: Callable[[ev.Event], None]) -> None:
         self._run, self._calls, self._report = run, calls, report
         self._carrying: dict[int, _Carrying] = {}
 
-    def carry(self, source: Worker | None, target: Worker, command: cmd.Carry) -> None:
+    def carry(self, source: VineWorker | None, target: VineWorker, command: cmd.Carry) -> None:
         """Bring a state from one worker to another."""
         if source is None:
             self._lost(command, f"the worker {command.source} is gone")
             return
         carrying = self._carrying[self._calls.number()] = _Carrying(command)
         if source.place == target.place:
-            self._take(carrying, target, {"cache": source.cache})
+            self._take(carrying, target, TakeState(command.session, command.made, cache=source.cache))
             return
-        about = {"session": command.session, "made": command.made}
         name = f"ctxflow-state-{command.session}-{command.made}"
         carrying.temp = f"state {command.session} {command.made} {self._calls.number()}"
         self._calls.link.send({"do": "temp", "key": carrying.temp})
 
-        def sent(_: Worker, reports: Reports) -> None:
+        def sent(_: VineWorker, reports: Reports) -> None:
             problem = _problem(reports)
             if problem is not None:
                 self._end(carrying, problem)
             else:
-                self._take(carrying, target, {"input": name})
+                self._take(carrying, target, TakeState(command.session, command.made, input=name))
 
-        instruction = frame({"do": "send_state", **about, "output": name})
-        self._calls.make(source, instruction, sent, outputs={name: carrying.temp})
+        message = SendState(command.session, command.made, name)
+        self._calls.make(source, [message], sent, outputs={name: carrying.temp})
 
-    def _take(self, carrying: _Carrying, target: Worker, where: dict[str, str]) -> None:
-        command = carrying.command
-        about = {"session": command.session, "made": command.made}
-
-        def taken(_: Worker, reports: Reports) -> None:
+    def _take(self, carrying: _Carrying, target: VineWorker, message: TakeState) -> None:
+        def taken(_: VineWorker, reports: Reports) -> None:
             self._end(carrying, _problem(reports))
 
-        inputs = {where["input"]: carrying.temp} if "input" in where else None
-        carrying.call = self._calls.make(target, frame({"do": "take_state", **about, **where}), taken, inputs)
+        inputs = {message.input: carrying.temp} if message.input else None
+        carrying.call = self._calls.make(target, [message], taken, inputs)
 
     def _end(self, carrying: _Carrying, problem: str | None) -> None:
         self._forget(carrying)
@@ -99,4 +95,4 @@ class StateTransfers:
 
 
 def _problem(reports: Reports) -> str | None:
-    return next((str(head["failure"]["message"]) for head, _ in reports if head["is"] == "failed"), None)
+    return next((report.trouble.message for report in reports if isinstance(report, FileFailed)), None)

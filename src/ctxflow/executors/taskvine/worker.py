@@ -9,14 +9,15 @@ import dataclasses
 import platform
 from collections.abc import Sequence
 
-from ctxflow.host.wire import Head
+from ctxflow.host.messages import BuildFailed, CallRaised, ContextBuilt, LibraryDied
+from ctxflow.host.vine_messages import FromWorker, WorkerFacts
 from ctxflow.scheduler import events as ev
 from ctxflow.sites.site_model import Site, Tier, region_of
 from ctxflow.version import __version__
 
 
 @dataclasses.dataclass
-class Worker:
+class VineWorker:
     """One worker that is connected.
 
     :ivar name: its feature, which calls are pinned to.
@@ -54,58 +55,62 @@ class Worker:
     coming: list[set[str]] = dataclasses.field(default_factory=list)
     forgotten: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def learn(self, hello: Head, tiers: Sequence[Tier]) -> None:
-        """Take note of what its host told."""
-        self.host = hello["host"]
-        self.job = hello.get("environment_job")
-        names = [tier.name for tier in tiers]
-        given = hello.get("tier")
-        self.tier = given if given in names else names[0]
-        self.cache = hello["transfer"].get("cache", "")
-        self.transfer_port = hello["transfer"].get("port")
-        # Hard links work between workers of one machine whose directories are on one file system.
-        self.place = f"{hello['host']}:{hello['transfer']['device']}"
+    def is_late(self, report: FromWorker) -> bool:
+        """Return whether a report is about an earlier load of its context."""
+        if not isinstance(report, (ContextBuilt, BuildFailed, LibraryDied, CallRaised)):
+            return False
+        return report.key is not None and self.keys.get(report.context) != report.key
 
-    def spec(self, hello: Head, site: Site) -> ev.WorkerSpec:
+    def learn(self, facts: WorkerFacts, tiers: Sequence[Tier]) -> None:
+        """Take note of what its host told."""
+        self.host = facts.host
+        self.job = facts.job
+        names = [tier.name for tier in tiers]
+        self.tier = facts.tier if facts.tier in names else names[0]
+        self.cache = facts.cache
+        self.transfer_port = facts.port
+        # Hard links work between workers of one machine whose directories are on one file system.
+        self.place = f"{facts.host}:{facts.device}"
+
+    def spec(self, facts: WorkerFacts, site: Site) -> ev.WorkerSpec:
         """What the scheduler hears of it."""
         tier = next(each for each in site.tiers if each.name == self.tier)
-        pin = hello.get("pin")
-        memory = hello["memory"] if pin is not None else min(tier.memory, hello["memory"])
+        memory = facts.memory if facts.pin is not None else min(tier.memory, facts.memory)
         return ev.WorkerSpec(
             self.name,
             host=self.host,
             tier=self.tier,
-            region=region_of(site.regions, site.home, self.tier, self.host, hello.get("region")),
+            region=region_of(site.regions, site.home, self.tier, self.host, facts.region),
             slots=site.slots,
-            gpus=max(tier.gpus, hello["gpus"]),
-            gpu_model=hello["gpu_model"],
+            gpus=max(tier.gpus, facts.gpus),
+            gpu_model=facts.gpu_model,
             memory=memory,
-            gpu_memory=hello["gpu_memory"],
+            gpu_memory=facts.gpu_memory,
             acquired=self.job is not None,
-            topology=hello.get("topology"),
-            machine=hello.get("machine") or "",
-            devices=tuple(hello.get("devices") or ()),
-            pin=None if pin is None else int(pin),
+            topology=facts.topology,
+            machine=facts.machine or "",
+            devices=tuple(facts.devices),
+            pin=None if facts.pin is None else int(facts.pin),
         )
 
 
-def refusal(hello: Head, python: str | None) -> str | None:
+def refusal(facts: WorkerFacts, python: str | None) -> str | None:
     """Why a worker cannot be used, in a sentence; None if it can.
 
     :param python: the version that library processes have, where it is not the host's own.
 
-    >>> refusal({"host": "n1", "problem": None, "ctxflow": "0.0.1", "python": "3.11.2"}, None)  # doctest: +ELLIPSIS
+    >>> refusal(WorkerFacts(host="n1", ctxflow="0.0.1", python="3.11.2"), None)  # doctest: +ELLIPSIS
     'the worker on n1 runs ctxflow 0.0.1, and this is ctxflow ...: start it with the line that `ctxflow ...
     """
-    host = hello["host"]
-    if hello.get("problem"):
-        return f"the worker on {host} cannot be used: {hello['problem']}"
-    if hello["ctxflow"] != __version__:
+    host = facts.host
+    if facts.problem:
+        return f"the worker on {host} cannot be used: {facts.problem}"
+    if facts.ctxflow != __version__:
         return (
-            f"the worker on {host} runs ctxflow {hello['ctxflow']}, and this is ctxflow {__version__}: start it with "
+            f"the worker on {host} runs ctxflow {facts.ctxflow}, and this is ctxflow {__version__}: start it with "
             "the line that `ctxflow worker-command` prints"
         )
-    theirs, ours = str(python or hello["python"]), platform.python_version()
+    theirs, ours = str(python or facts.python), platform.python_version()
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         return (
             f"the worker on {host} has Python {theirs}, and this is Python {ours}: they must agree up to the second "

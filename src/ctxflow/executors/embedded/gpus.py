@@ -16,7 +16,7 @@ from ctxflow.topology.machine import read_machine
 Share = list[Device]
 
 
-class Shares:
+class GpuShares:
     """Who may have which GPUs.
 
     :param devices: all there are; neighbours in the machine's topology are dealt out together.

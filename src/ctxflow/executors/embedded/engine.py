@@ -1,13 +1,14 @@
 """The embedded engine: workers on this machine, each a context host process that is spoken to over a socket.
 
-For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers. What does
-not live here: which workers there are (local_workers.py), how they are told what to do (host_messages.py), and what
-they do with that (host/).
+For a laptop, one GPU server, and tests. CUDA devices, or CPU threads, are dealt out to the workers. What does not live
+here: which workers there are (local_workers.py), how they are told what to do (local_hosts.py), and what they do with
+that (host/).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import selectors
@@ -20,19 +21,28 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.answers import answer_events
 from ctxflow.executors.call_files import current_directory
+from ctxflow.executors.embedded.local_hosts import LocalHosts, LocalWatch
+from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
+from ctxflow.executors.embedded.local_workers import LocalWorkers
 from ctxflow.executors.engine import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
-from ctxflow.executors.host_messages import HostMessages
-from ctxflow.executors.lines import Line, Lines
-from ctxflow.executors.local_workers import LocalWorkers
-from ctxflow.executors.vigil import Vigil
-from ctxflow.executors.workers import Worker
+from ctxflow.executors.protocol import events_of
 from ctxflow.host.devices import cuda_devices
+from ctxflow.host.messages import (
+    FROM_HOST,
+    Answer,
+    BuildFailed,
+    CallRaised,
+    ContextBuilt,
+    FromHost,
+    HostStarted,
+    LibraryDied,
+    NoticeGiven,
+    WorkerStuck,
+)
 from ctxflow.host.processes import kill_tree, machine_memory
 from ctxflow.host.scratch import Scratch, sweep
-from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -92,8 +102,8 @@ class EmbeddedEngine:
         self._patience = patience or Patience()
         self._lock = threading.RLock()  # A finalizer may wake the engine on a thread that is inside it.
         self._events: list[ev.Event] = []
-        self._noticed: list[Worker] = []  # Told that they will be taken back.
-        self._kill_at: list[tuple[float, Worker]] = []  # When that will be done by force.
+        self._noticed: list[LocalWorker] = []  # Told that they will be taken back.
+        self._kill_at: list[tuple[float, LocalWorker]] = []  # When that will be done by force.
         self._stopped = False
 
     @classmethod
@@ -123,7 +133,7 @@ class EmbeddedEngine:
             self._scratch = self._folder.path
             # The folder is this user's alone (0700), so only this user's processes can connect.
             address = os.path.join(self._scratch, "driver.sock")
-            self._lines = Lines(self._selector, address, self._line_connected, self._call_answered)
+            self._lines = LibraryLines(self._selector, address, self._line_connected, self._call_answered)
         except OSError as error:
             self._selector.close()
             raise CtxflowError(
@@ -131,14 +141,14 @@ class EmbeddedEngine:
             ) from error
         cache = os.path.join(self._scratch, "cache")
         there = self._local.there
-        self._messages = HostMessages(run, self._selector, self._lines, there, cache, directory, self._event)
-        self._vigil = Vigil(self._patience, there, self._messages)
+        self._hosts = LocalHosts(run, self._selector, self._lines, there, cache, directory, self._event)
+        self._watch = LocalWatch(self._patience, there, self._hosts)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         self._local.open(self._scratch, os.path.join(run.directory, "workers"), run.clock, self._begun)
 
-    def _begun(self, worker: Worker) -> None:
-        self._vigil.begun(worker.name)
+    def _begun(self, worker: LocalWorker) -> None:
+        self._watch.begun(worker.name)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _woken(self) -> None:
@@ -159,12 +169,12 @@ class EmbeddedEngine:
                 worker = self._local.there.get(command.worker)  # type: ignore[attr-defined]
                 if worker is not None:
                     try:
-                        self._messages.tell(worker, command, payloads)
+                        self._hosts.tell(worker, command, payloads)
                     except Exception as error:
                         self._do_without(worker, error)
 
     @staticmethod
-    def _do_without(worker: Worker, error: Exception) -> None:
+    def _do_without(worker: LocalWorker, error: Exception) -> None:
         """Something with a worker failed, and who knows what it was told: go on without it."""
         what = f"{type(error).__name__}: {error}"
         logger.warning("the worker %s cannot be spoken with (%s), and is given up", worker.name, what)
@@ -175,7 +185,7 @@ class EmbeddedEngine:
         """Have workers keep functions no more that no call will need."""
         with self._lock:
             for worker in self._local.there.values() if not self._stopped else ():
-                self._messages.forget(worker, functions)
+                self._hosts.forget(worker, functions)
 
     def _acquire(self, command: cmd.Command) -> None:
         """Have other workers than there are."""
@@ -185,7 +195,7 @@ class EmbeddedEngine:
             self._local.ask(command.pin, command.devices)
         elif isinstance(command, cmd.Forgo):
             for worker in self._local.forgo(command.pin):
-                self._messages.release(worker)
+                self._hosts.release(worker)
         elif isinstance(command, cmd.Survey):
             machine = self._local.machine()
             found = {socket.gethostname(): machine} if machine is not None else {}
@@ -201,7 +211,7 @@ class EmbeddedEngine:
             raise self._local.failure
         if self._events:
             timeout = 0.0
-        timeout = min(timeout, self._vigil.look_at - time.monotonic())
+        timeout = min(timeout, self._watch.look_at - time.monotonic())
         if self._lines.acceptor.paused:
             timeout = min(timeout, self._lines.acceptor.resume())
         if self._local.next_at is not None:
@@ -217,8 +227,8 @@ class EmbeddedEngine:
                 return []
             for key, mask in ready:
                 self._serve(key.data, mask)
-            if (now := time.monotonic()) >= self._vigil.look_at:
-                for worker, reason in self._vigil.look(now):
+            if (now := time.monotonic()) >= self._watch.look_at:
+                for worker, reason in self._watch.look(now):
                     self._gone(worker, reason)
             if self._kill_at:
                 self._kill_overdue()
@@ -228,12 +238,12 @@ class EmbeddedEngine:
 
     def _serve(self, whose: Any, mask: int) -> None:
         """Something may be read or written."""
-        if isinstance(whose, Line):
+        if isinstance(whose, LibraryLine):
             try:
                 self._lines.serve(whose, mask)
             except Exception as error:
                 self._do_without(whose.worker, error)
-        elif isinstance(whose, Worker):
+        elif isinstance(whose, LocalWorker):
             try:
                 if whose.name in self._local.there:
                     self._heard(whose, mask)
@@ -246,7 +256,7 @@ class EmbeddedEngine:
         """Workers with notice leave when they run nothing: the scheduler has had its turn since it heard of it."""
         for worker in self._noticed:
             if not worker.released and not any(line.calls for line in worker.lines.values()):
-                self._messages.release(worker)
+                self._hosts.release(worker)
 
     def _event(self, event: ev.Event) -> None:
         """Report something that was noticed while executing a command."""
@@ -257,87 +267,69 @@ class EmbeddedEngine:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b".")
 
-    def _heard(self, worker: Worker, mask: int) -> None:
+    def _heard(self, worker: LocalWorker, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
-            self._messages.flush(worker)
+            self._hosts.flush(worker)
         for head, body in worker.channel.receive():
-            self._vigil.heard(worker.name)
-            if head["is"] == "stuck":
-                self._gone(worker, head["reason"])
+            self._watch.heard(worker.name)
+            report = FROM_HOST.open(head, body)
+            if isinstance(report, WorkerStuck):
+                self._gone(worker, report.reason)
                 return
-            self._events.extend(self._translate(worker, head, body))
+            self._events.extend(self._translate(worker, report))
         if worker.channel.closed:
             self._gone(worker)
 
-    def _translate(self, worker: Worker, head: Head, body: bytes) -> Iterable[ev.Event]:
-        """The events that a host's report stands for."""
-        now, kind, name = self._run.clock(), head["is"], worker.name
-        if "key" in head and self._line(worker, head) is None:
-            return  # About an earlier load of the context.
-        if kind == "raised":
-            line = worker.lines.get(head["context"])
-            if line is not None:
-                self._lines.serve(line)  # What it answered before still counts.
-                line.ended(head["call"])
-            failure = ev.Failure(**head["failure"], worker=name)
-            yield ev.BatchFailed(now, name, head["call"], failure, exception=body, at=head.get("at"))
-        elif kind == "died":
-            yield from self._died(worker, head["context"], ev.Failure(**head["failure"], worker=name))
-        elif kind == "ready":
-            line = worker.lines[head["context"]]
-            memory, gpu_memory = head["memory"], head["gpu_memory"]
-            line.ready = ev.ContextReady(now, name, head["context"], head["seconds"], memory, gpu_memory)
-            if line.channel is not None:
-                yield from self._now_ready(line)
-        elif kind == "failed":
-            self._lines.drop(worker, head["context"])
-            yield ev.ContextFailed(now, name, head["context"], ev.Failure(**head["failure"], worker=name))
-        elif kind == "staged":
-            yield ev.ContextStaged(now, name, head["context"])
-        elif kind == "unloaded":
-            yield ev.ContextUnloaded(now, name, head["context"])
-        elif kind == "notice":
+    def _translate(self, worker: LocalWorker, report: FromHost) -> Iterable[ev.Event]:
+        """The events that a host's report stands for, and what else follows from it."""
+        if isinstance(report, HostStarted):
+            self._local.joined(worker)
+            return [ev.WorkerJoined(self._run.clock(), self._spec(worker))]
+        if isinstance(report, (ContextBuilt, BuildFailed, LibraryDied)):
+            line = worker.lines.get(report.context)
+            if line is None or line.key != report.key:
+                return ()  # About an earlier load of the context.
+            return self._told_of_library(line, report)
+        if isinstance(report, CallRaised) and (line := worker.lines.get(report.context)) is not None:
+            self._lines.serve(line)  # What it answered before still counts.
+            line.ended(report.call)
+        elif isinstance(report, NoticeGiven):
             worker.evicted = True
             if worker not in self._noticed:
                 self._noticed.append(worker)
-            yield ev.EvictionNotice(now, name)
-        elif kind == "hello":
-            self._local.joined(worker)
-            yield ev.WorkerJoined(now, self._spec(worker))
+        return events_of(self._run.clock(), worker.name, report)
+
+    def _told_of_library(
+        self, line: LibraryLine, report: ContextBuilt | BuildFailed | LibraryDied
+    ) -> Iterable[ev.Event]:
+        """Events about a library process: it counts as built when its line is there too, and as ended once."""
+        worker, now = line.worker, self._run.clock()
+        if isinstance(report, ContextBuilt):
+            [line.ready] = events_of(now, worker.name, report)
+            return self._now_ready(line) if line.channel is not None else ()
+        if isinstance(report, BuildFailed):
+            self._lines.drop(worker, line.context)
+            return events_of(now, worker.name, report)
+        self._lines.serve(line)  # What it answered before still counts; what it ran is lost.
+        died = dataclasses.replace(report, calls=list(line.calls))
+        self._lines.drop(worker, line.context)
+        # If it never was of use, it was built all the same: so much for what comes next to undo.
+        return [*self._now_ready(line), *events_of(now, worker.name, died)]
 
     @staticmethod
-    def _line(worker: Worker, head: Head) -> Line | None:
-        """The line to the library process that a report is about, if it is the one there is now."""
-        line = worker.lines.get(head["context"])
-        return line if line is not None and line.key == head["key"] else None
-
-    @staticmethod
-    def _now_ready(line: Line) -> Iterable[ev.Event]:
+    def _now_ready(line: LibraryLine) -> Iterable[ev.Event]:
         """The host's report that a context is built, once its line is there to take calls."""
         if line.ready is not None:
             yield line.ready
             line.ready = None
 
-    def _line_connected(self, line: Line) -> None:
+    def _line_connected(self, line: LibraryLine) -> None:
         self._events.extend(self._now_ready(line))
 
-    def _call_answered(self, line: Line, head: Head, body: bytes) -> None:
-        self._events += answer_events(self._run.clock(), line.worker.name, head, body)
+    def _call_answered(self, line: LibraryLine, answer: Answer) -> None:
+        self._events += events_of(self._run.clock(), line.worker.name, answer)
 
-    def _died(self, worker: Worker, context: str, failure: ev.Failure) -> Iterable[ev.Event]:
-        """A library process ended: what it answered before still counts, what it ran is lost."""
-        line = worker.lines[context]
-        self._lines.serve(line)
-        calls = list(line.calls)
-        self._lines.drop(worker, context)
-        yield from self._now_ready(line)  # It never was of use: so much for what comes next to undo.
-        now = self._run.clock()
-        for call in calls:
-            yield ev.BatchFailed(now, worker.name, call, failure, lost_context=True)
-        if not calls:
-            yield ev.ContextUnloaded(now, worker.name, context)
-
-    def _spec(self, worker: Worker) -> ev.WorkerSpec:
+    def _spec(self, worker: LocalWorker) -> ev.WorkerSpec:
         first = worker.devices[0] if worker.devices else None
         return ev.WorkerSpec(
             worker.name,
@@ -355,14 +347,14 @@ class EmbeddedEngine:
 
     # --- workers
 
-    def _gone(self, worker: Worker, reason: str = "") -> None:
+    def _gone(self, worker: LocalWorker, reason: str = "") -> None:
         """A worker has ended, or is to end: make sure of it, say so, and see to its successor.
 
         :param reason: why it is ended, if it has not ended by itself.
         """
         if reason:
             logger.warning("the worker %s is lost: %s; what it ran is tried again elsewhere", worker.name, reason)
-        self._vigil.left(worker)
+        self._watch.left(worker)
         for line in list(worker.lines.values()):
             self._lines.serve(line)
         self._end(worker)
@@ -373,7 +365,7 @@ class EmbeddedEngine:
             self._events.append(ev.WorkerLost(self._run.clock(), worker.name, evicted=known, reason=reason))
         self._local.left(worker)
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: LocalWorker) -> None:
         for context in list(worker.lines):
             self._lines.drop(worker, context)
         self._selector.unregister(worker.channel)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxflow.executors.embedded.gpus import GpuShares, Share
+from ctxflow.executors.embedded.local_worker import LocalWorker, share
 from ctxflow.executors.engine import EngineFailed
-from ctxflow.executors.shares import Share, Shares
-from ctxflow.executors.workers import Worker, share
 from ctxflow.host.descriptors import advice, none_left
 from ctxflow.host.devices import Device
 from ctxflow.host.kept_logs import KeptLogs
@@ -44,23 +44,23 @@ class LocalWorkers:
         rejoin_seconds: float,
         slowdowns: Sequence[float],
     ) -> None:
-        self.there: dict[str, Worker] = {}
+        self.there: dict[str, LocalWorker] = {}
         self.wanted = 0
         self.failure: EngineFailed | None = None
         self.rejoin_seconds = rejoin_seconds
-        self.shares = Shares(devices, places, gpus_per_worker)
+        self.shares = GpuShares(devices, places, gpus_per_worker)
         self._places = places
         self._has_gpus = bool(devices)
         self._slowdowns = list(slowdowns)
         self._begun = 0
         self._kept_logs = KeptLogs(_MOST_LOGS)
         self._respawn_at: list[float] = []  # When the next ones are started.
-        self._undead: list[Worker] = []  # With processes that were killed and do not end: they keep their GPUs.
+        self._undead: list[LocalWorker] = []  # With processes that were killed and do not end: they keep their GPUs.
         self._look_at = 0.0
         self._told = False  # That there are no descriptors for another.
         self._stillborn = 0  # Workers that ended before they joined, since the last one that joined.
 
-    def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[Worker], None]) -> None:
+    def open(self, scratch: str, logs: str, clock: Callable[[], float], begun: Callable[[LocalWorker], None]) -> None:
         """Say where workers keep their files and their output, and who is told of each that begins."""
         self._scratch, self._logs, self._clock, self._tell = scratch, logs, clock, begun
 
@@ -75,7 +75,7 @@ class LocalWorkers:
         self.shares.ask(pin, devices)
         self._spawn_pinned()
 
-    def forgo(self, pin: int) -> list[Worker]:
+    def forgo(self, pin: int) -> list[LocalWorker]:
         """That one is not wanted any more; gives those that are there, to be released."""
         self.shares.forgo(pin)
         return [worker for worker in self.there.values() if worker.pin == pin]
@@ -85,12 +85,12 @@ class LocalWorkers:
         held = [(device, worker) for worker in self.there.values() for each in worker.shares for device in each]
         return self.shares.machine({device.id: worker.name for device, worker in held})
 
-    def joined(self, worker: Worker) -> None:
+    def joined(self, worker: LocalWorker) -> None:
         """It is up: workers can be started here."""
         worker.joined = True
         self._stillborn = 0
 
-    def left(self, worker: Worker) -> None:
+    def left(self, worker: LocalWorker) -> None:
         """It has ended, or was ended: see to its successor."""
         del self.there[worker.name]
         if worker.devices and (remains := worker.remains()):
@@ -103,7 +103,7 @@ class LocalWorkers:
             return
         self._give_back(worker)
 
-    def _give_back(self, worker: Worker) -> None:
+    def _give_back(self, worker: LocalWorker) -> None:
         self.shares.give_back(worker.shares)
         self._spawn_pinned()
         if worker.pin is not None or self._places_taken() >= self.wanted:
@@ -156,7 +156,7 @@ class LocalWorkers:
         if number < len(self._slowdowns):
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
-            worker = Worker(name, devices, self._scratch, self._log_of(name), variables)
+            worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables)
         except OSError as error:
             self.shares.give_back(shares)
             if none_left(error) and not self._told:

@@ -1,0 +1,237 @@
+"""What the embedded engine's workers are told, and whether they answer.
+
+Commands go to their hosts as messages, calls on the lines past these. What does not live here: which workers there are
+(local_workers.py), and what they report (engine.py). Not thread-safe: the engine locks.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
+from ctxflow.executors.engine import CallPayload, ContextPayload, Payloads, RunServices
+from ctxflow.executors.heartbeats import Heartbeats, Patience
+from ctxflow.executors.protocol import call_message, plain_message
+from ctxflow.host.messages import (
+    BuildContext,
+    EndLibrary,
+    EndOverdue,
+    ForgetParts,
+    GivePart,
+    LeaveWorker,
+    Ping,
+    StageFiles,
+    ToHost,
+    pack,
+)
+from ctxflow.host.processes import activity
+from ctxflow.host.sessions import state_path
+from ctxflow.host.staging import cached
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+
+
+class LocalHosts:
+    """Tells workers what to do, without waiting for it.
+
+    :param run: has what calls and contexts are made of.
+    :param selector: where the hosts' channels are registered; the data of a channel's key is its worker.
+    :param lines: to library processes.
+    :param there: the workers, by name.
+    :param cache: the folder of the files that all workers share.
+    :param directory: where calls and contexts' builds run.
+    :param happened: called with what is noticed while a command is carried out.
+    """
+
+    def __init__(
+        self,
+        run: RunServices,
+        selector: selectors.BaseSelector,
+        lines: LibraryLines,
+        there: Mapping[str, LocalWorker],
+        cache: str,
+        directory: str,
+        happened: Callable[[ev.Event], None],
+    ) -> None:
+        self._run = run
+        self._selector = selector
+        self._lines = lines
+        self._there = there
+        self._cache = cache
+        self._directory = directory
+        self._happened = happened
+
+    def tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
+        """Have a worker carry out a command that names it."""
+        if isinstance(command, cmd.Run):
+            self._send_call(worker, command, payloads.calls[command.attempt])
+        elif isinstance(command, cmd.Load):
+            self._send_load(worker, payloads.contexts[command.context])
+        elif isinstance(command, cmd.Carry):
+            self._carry(worker, command)
+        elif isinstance(command, cmd.Stage):
+            context = payloads.contexts[command.context]
+            link = context.level != ev.NONE
+            self._send(worker, StageFiles(context.id, context.files, self._cache_of(worker, context), link))
+        elif (message := plain_message(command)) is not None:
+            if isinstance(message, EndLibrary):
+                # The host does not hear of calls that go over the line: it ends the library process either way.
+                self._lines.drop(worker, message.context)
+                if isinstance(command, cmd.Unload) and command.files:
+                    files = self._cache_of(worker, payloads.contexts[command.context])
+                    message = EndLibrary(message.context, files)
+            elif isinstance(message, LeaveWorker):
+                worker.released = True
+            self._send(worker, message)
+
+    def ask(self, worker: LocalWorker) -> None:
+        """Have a worker's host say that it is there."""
+        self._send(worker, Ping())
+
+    def end_overdue(self, line: LibraryLine, call: int, timeout: float) -> None:
+        """Have a host end a library process whose call is overdue: it may never have heard of that call."""
+        self._send(line.worker, EndOverdue(line.context, line.key, call, timeout))
+
+    def release(self, worker: LocalWorker) -> None:
+        """Have a worker end by itself."""
+        worker.released = True
+        self._send(worker, LeaveWorker())
+
+    def forget(self, worker: LocalWorker, functions: Collection[str]) -> None:
+        """Have a worker's library processes keep functions no more."""
+        for line in worker.lines.values():
+            known = [name for name in functions if name in line.functions]
+            if known:
+                line.functions.difference_update(known)
+                self._lines.send(line, ForgetParts(known))
+
+    def flush(self, worker: LocalWorker) -> None:
+        """Go on with a message for which there was no room in the socket."""
+        worker.channel.flush()
+        self._watch(worker)
+
+    def _cache_of(self, worker: LocalWorker, context: ContextPayload) -> str:
+        """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
+        return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
+
+    def _send_call(self, worker: LocalWorker, command: cmd.Run, payload: CallPayload) -> None:
+        line = worker.lines.get(command.context)
+        if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
+            self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
+            return
+        for part in payload.new_parts(line.functions):
+            line.functions.add(part.name)
+            self._lines.send(line, GivePart(part.name, part.body))
+        line.begin(command.attempt, payload.timeout)
+        self._lines.send(line, call_message(command, payload))
+
+    @staticmethod
+    def _states_of(worker: LocalWorker) -> str:
+        """The folder of a worker's cache where frozen states of sessions are."""
+        return os.path.join(worker.scratch, "sessions")
+
+    def _carry(self, worker: LocalWorker, command: cmd.Carry) -> None:
+        """Workers of one machine share its disk: a state goes from one to another by its name alone."""
+        now, source = self._run.clock(), self._there.get(command.source)
+        places = (command.worker, command.session, command.made)
+        try:
+            if source is None:
+                raise OSError(f"the worker {command.source} is gone")
+            paths = [state_path(self._states_of(each), command.session, command.made) for each in (source, worker)]
+            os.makedirs(os.path.dirname(paths[1]), exist_ok=True)
+            os.rename(*paths)
+        except OSError as error:
+            self._happened(
+                ev.StateLost(now, *places, f"the state of a session cannot be brought to its worker: {error}")
+            )
+        else:
+            self._happened(ev.StateArrived(now, *places))
+
+    def _send_load(self, worker: LocalWorker, context: ContextPayload) -> None:
+        line, cache = self._lines.expect(worker, context.id), self._cache_of(worker, context)
+        load = BuildContext(
+            context.id,
+            line.key,
+            context.name,
+            files={name: cached(digest, path, cache) for name, (path, digest) in context.files.items()},
+            environment=context.environment,
+            timeout=context.timeout,
+            memory=context.memory,
+            line=self._lines.address,
+            directory=self._directory,
+            path=[p or self._here() for p in sys.path],
+            states=self._states_of(worker),
+            body=context.recipe,
+        )
+        self._send(worker, load)
+
+    def _here(self) -> str:
+        """The driver's current directory, from which it imports in a notebook; it may have been removed."""
+        try:
+            return os.getcwd()
+        except OSError:
+            return self._directory
+
+    def _send(self, worker: LocalWorker, message: ToHost) -> None:
+        if not worker.channel.send_frame(pack(message)):
+            self._watch(worker)
+
+    def _watch(self, worker: LocalWorker) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.pending else 0)
+        self._selector.modify(worker.channel, wanted, worker)
+
+
+_LONGEST_SECONDS = 120.0  # How long a host may be busy with something else than answering.
+
+
+class LocalWatch:
+    """What is to be seen to once a second.
+
+    :param there: the workers, by name.
+    :param messages: what they are told with.
+    :ivar look_at: when, by the monotonic clock, `look` is to be called.
+    """
+
+    def __init__(self, patience: Patience, there: Mapping[str, LocalWorker], messages: LocalHosts) -> None:
+        self._patience = patience
+        self._there = there
+        self._messages = messages
+        self._beats = Heartbeats(patience, self._ask)
+        self._activity: dict[str, tuple[str, ...]] = {}  # Of the hosts that were asked.
+        self.look_at = 0.0
+        self.begun, self.heard = self._beats.watch, self._beats.heard
+
+    def _ask(self, name: str) -> None:
+        worker = self._there[name]
+        self._activity[name] = activity(worker.process.pid)
+        self._messages.ask(worker)
+
+    def left(self, worker: LocalWorker) -> None:
+        """A worker is gone, or was told to go."""
+        self._beats.forget(worker.name)
+        self._activity.pop(worker.name, None)
+
+    def look(self, now: float) -> list[tuple[LocalWorker, str]]:
+        """See to calls that are overdue; gives the workers that are lost, each with the reason."""
+        self.look_at = now + self._patience.look
+        for worker in self._there.values():
+            for line in worker.lines.values():
+                if (late := line.overdue(now, self._patience.overdue)) is not None:
+                    line.put_off(now)
+                    self._messages.end_overdue(line, *late)
+                    self._beats.urge(worker.name)
+        return list(self._silent(now))
+
+    def _silent(self, now: float) -> Iterator[tuple[LocalWorker, str]]:
+        for name in self._beats.look(now):
+            worker, seconds = self._there[name], self._beats.silent_for(name)
+            seen = activity(worker.process.pid)
+            # One that is swapped out, or waits for a slow disk, gets on all the same.
+            if seen and seen != self._activity[name] and seconds < _LONGEST_SECONDS:
+                self._activity[name] = seen
+                self._beats.spare(name)
+            else:
+                yield worker, f"its host, process {worker.process.pid}, has not answered for {seconds:.0f} s"
