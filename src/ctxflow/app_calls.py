@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from ctxflow.app_options import Options, constants_key
 from ctxflow.app_options import names as names_of
 from ctxflow.digest import digest
-from ctxflow.executors.declarations import App, Declaration
-from ctxflow.executors.engine import Pickled
-from ctxflow.executors.run import Run
+from ctxflow.executors.contract import Pickled
+from ctxflow.executors.run.declarations import Declaration, DeclaredApp
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import CallOptions, Calls, Memoized
 from ctxflow.pickling import dumps
 from ctxflow.recipe import Context
@@ -39,7 +39,7 @@ class AnyApp(Protocol):
     def priority(self) -> int:
         """Higher goes first."""
 
-    def deadline_on(self, run: Run) -> float | None:
+    def deadline_on(self, run: LiveRun) -> float | None:
         """Return the deadline on a run's clock."""
 
 
@@ -62,7 +62,7 @@ class ItemApp(AnyApp, Protocol):
     def constants_hint(self) -> str:
         """Return which constants a call may have, for a message."""
 
-    def declare(self, run: Run, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
+    def declare(self, run: LiveRun, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
         """Declare it with these constants to a run."""
 
 
@@ -148,7 +148,7 @@ class Variants:
     def __len__(self) -> int:
         return len(self._known)
 
-    def declare(self, app: AnyApp, run: Run, constants: Mapping[str, Any], look_inside: bool) -> Declaration:
+    def declare(self, app: AnyApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool) -> Declaration:
         """Declare the app with these constants to a run, as its code and its contexts are now.
 
         A name that means another object than at the last call is noticed.
@@ -168,7 +168,7 @@ class Variants:
             known = self._known[key] = run.declare(self._declaration(app, run, constants, look_inside, known))
         return known
 
-    def _pickled(self, app: AnyApp, run: Run, look_inside: bool) -> _Code:
+    def _pickled(self, app: AnyApp, run: LiveRun, look_inside: bool) -> _Code:
         """Return the app's function, pickled without constants, for as long as it is what it was."""
         code = self._code
         if code is not None and code.run == run.id and not look_inside:
@@ -180,7 +180,7 @@ class Variants:
         return code
 
     def _declaration(
-        self, app: AnyApp, run: Run, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
+        self, app: AnyApp, run: LiveRun, constants: Mapping[str, Any], look_inside: bool, known: Declaration | None
     ) -> Declaration:
         """Return the app with its own context, and then with each alternative.
 
@@ -222,7 +222,7 @@ class Variants:
         given = run.pickled(dumps(constants, f"a constant of the app {app.__name__}")) if constants else None
         labels = names_of(app.context, options.alternatives) if app.context is not None else [""]
         apps = (
-            App(each, "batch", code.function, timeout=options.timeout, label=label, constants=given)
+            DeclaredApp(each, "batch", code.function, timeout=options.timeout, label=label, constants=given)
             for each, label in zip(specs, labels, strict=True)
         )
         return Declaration(tuple(apps), tuple(declared))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ctxflow.context import ContextFunction
 from ctxflow.digest import digest
-from ctxflow.executors.run import Run
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
@@ -159,7 +159,7 @@ class Options:
         """What tells these options from others, but for the alternatives."""
         return dataclasses.astuple(dataclasses.replace(self, alternatives=()))
 
-    def deadline_on(self, run: Run) -> float | None:
+    def deadline_on(self, run: LiveRun) -> float | None:
         """The deadline on the run's clock."""
         if isinstance(self.deadline, datetime.datetime):
             return run.clock() + self.deadline.timestamp() - datetime.datetime.now().timestamp()

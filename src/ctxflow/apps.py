@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, 
 from ctxflow.app_calls import ContextCall, ItemCall, MapCall, Variants
 from ctxflow.app_options import Alternative, Deadline, Level, Options, Result, check_alternatives, check_context
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.declarations import Declaration
-from ctxflow.executors.run import Run
+from ctxflow.executors.run.declarations import Declaration
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import KEY
 from ctxflow.option_values import UNCHANGED, OptionsMethod, Unchanged, check_function, given, refusing
 from ctxflow.recipe import Context, Params
@@ -113,7 +113,7 @@ class _App:
     if not TYPE_CHECKING:
         options = OptionsMethod(options)
 
-    def deadline_on(self, run: Run) -> float | None:
+    def deadline_on(self, run: LiveRun) -> float | None:
         """The deadline on a run's clock, counted from the app's first call there."""
         if self._deadline[0] != run.id:
             self._deadline = (run.id, self.chosen.deadline_on(run))
@@ -436,7 +436,7 @@ class BatchApp(_App, Generic[Params, Result]):
         """Which constants a call may have."""
         return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
-    def declare(self, run: Run, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
+    def declare(self, run: LiveRun, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:
         """Declare this app with these constants to a run, as its code and its contexts are now.
 
         :param look_inside: notice what has changed inside of objects, too: takes a millisecond or more.

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from ctxflow.app_calls import ItemApp
 from ctxflow.app_options import Options
-from ctxflow.executors.futures import Failed
+from ctxflow.executors.run.futures import Failed
 from ctxflow.option_values import refuse
 from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
 from ctxflow.rows.inputs import open_table

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from ctxflow.errors import DependencyFailed
-from ctxflow.executors.futures import Failed
+from ctxflow.executors.run.futures import Failed
 
 
 @dataclasses.dataclass(slots=True)

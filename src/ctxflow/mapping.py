@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError, RunEnded, add_note
-from ctxflow.executors.awaiting import arrival
-from ctxflow.executors.futures import Failed, Stream
+from ctxflow.executors.run.futures import Failed, Stream, arrival
 from ctxflow.map_inputs import Ahead, Here, Inputs
 from ctxflow.map_items import Aside, Spans, may_hold_futures
 from ctxflow.process_identity import foreign_text
@@ -21,8 +20,8 @@ from ctxflow.resume import ResultsFile
 from ctxflow.wording import counted, short
 
 if TYPE_CHECKING:
-    from ctxflow.executors.declarations import Declaration
-    from ctxflow.executors.run import Run
+    from ctxflow.executors.run.declarations import Declaration
+    from ctxflow.executors.run.live_run import LiveRun
 
 _FEED = 1000
 _FEED_SECONDS = 0.05
@@ -45,7 +44,7 @@ class MapWork:
 
     def __init__(
         self,
-        run: Run,
+        run: LiveRun,
         app: Declaration,
         items: Iterator[Any],
         may_wait: bool,

@@ -24,8 +24,8 @@ from typing import Any
 from ctxflow.app_calls import ItemApp
 from ctxflow.append_file import AppendFile
 from ctxflow.digest import digest
-from ctxflow.executors.futures import Failed
-from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.run.futures import Failed
+from ctxflow.executors.run.threads import uninterrupted
 from ctxflow.identity import Identity, changes
 from ctxflow.pickling import dumps
 

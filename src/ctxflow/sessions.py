@@ -22,10 +22,10 @@ from ctxflow.context import ContextFunction
 from ctxflow.digest import digest
 from ctxflow.errors import CtxflowError, RunEnded, TurnOver
 from ctxflow.executors.bare import active_executor
-from ctxflow.executors.declarations import App, Declaration
-from ctxflow.executors.engine import EngineFailed
-from ctxflow.executors.run import Run
-from ctxflow.executors.status import SessionStatus
+from ctxflow.executors.contract import EngineFailed
+from ctxflow.executors.run.declarations import Declaration, DeclaredApp
+from ctxflow.executors.run.figures import SessionStatus
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.on_worker import idle, last
 from ctxflow.option_values import (
     UNCHANGED,
@@ -160,7 +160,7 @@ class SessionApp(Generic[Prompt, Chunk]):
         run = executor.calls.run
         return Session(run, self._declare(run), self.chosen.ahead, prompt)
 
-    def _declare(self, run: Run) -> Declaration:
+    def _declare(self, run: LiveRun) -> Declaration:
         recipe = self.context.id if self.context is not None else None
         changed = self._run != (run.id, recipe) or self._referents is None or self._referents.changed()
         if self._declaration is None or changed:
@@ -180,7 +180,7 @@ class SessionApp(Generic[Prompt, Chunk]):
                 keep_every=options.keep_every,
             )
             function = run.pickled(dumps(self.function, f"the app {self.__name__}"))
-            self._declaration = Declaration((App(spec, "step", function, timeout=options.timeout),), (context,))
+            self._declaration = Declaration((DeclaredApp(spec, "step", function, timeout=options.timeout),), (context,))
             self._run = run.id, recipe
         return self._declaration
 
@@ -224,7 +224,7 @@ class Session(Generic[Prompt, Chunk]):
     :ivar number: what the run knows it by.
     """
 
-    def __init__(self, run: Run, app: Declaration, ahead: int, prompt: Prompt | None = None) -> None:
+    def __init__(self, run: LiveRun, app: Declaration, ahead: int, prompt: Prompt | None = None) -> None:
         self.number = next(_numbers)
         self._run = run
         self._ahead = self._wanted = ahead
@@ -327,7 +327,7 @@ class Session(Generic[Prompt, Chunk]):
         return f"Session({self.number}, {self.status})"
 
 
-def _close(run: Run, number: int) -> None:
+def _close(run: LiveRun, number: int) -> None:
     if run.is_copy:
         return
     with contextlib.suppress(RunEnded, EngineFailed):

@@ -10,7 +10,7 @@ from ctxflow.batch.intake import Prepared, RowError
 from ctxflow.batch.job import Job
 from ctxflow.batch.records import dead_letter, error_line, line, openai_record, plain_record
 from ctxflow.errors import CallCrashed, RemoteTraceback
-from ctxflow.executors.futures import error_of
+from ctxflow.executors.run.futures import error_of
 from ctxflow.scheduler.events import Failure
 
 ANSWER = {"text": "Paris", "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 2, "truncated": False}

@@ -13,7 +13,7 @@ from in_process import ctxflow
 
 from ctxflow.cli import factory_commands as command_module
 from ctxflow.factory import ProviderError, leftovers
-from ctxflow.factory.connection import Connection, LiveRun, write_private
+from ctxflow.factory.connection import Connection, PublishedRun, write_private
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import FoundJob
 from ctxflow.sites import Site, load_site
@@ -67,7 +67,7 @@ def run_of(tmp_path, name, **more):
         write_private(str(directory / file), "")
     program, password = str(directory / "ctxflow.pyz"), str(directory / "password")
     where = (name, socket.gethostname(), os.getpid(), str(directory), "10.0.0.1", 9000, password, program)
-    run = LiveRun(*where, {"a10": ["python3"], "here": ["python3"]}, {"a10": [], "here": []}, acquire="factory")
+    run = PublishedRun(*where, {"a10": ["python3"], "here": ["python3"]}, {"a10": [], "here": []}, acquire="factory")
     return dataclasses.replace(run, **more)
 
 

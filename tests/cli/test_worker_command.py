@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from in_process import ctxflow
 
-from ctxflow.factory.connection import LiveRun, write_private
+from ctxflow.factory.connection import PublishedRun, write_private
 
 
 def command(*arguments, runtime):
@@ -29,7 +29,7 @@ def write(tmp_path):
             "--password",
             f"{directory}/pass word",
         ]
-        run = LiveRun(
+        run = PublishedRun(
             name,
             os.uname().nodename,
             os.getpid(),

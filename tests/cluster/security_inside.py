@@ -26,7 +26,7 @@ import pytest
 
 from ctxflow import ContextError, ContextExecutor, batch_app, context
 from ctxflow.environments.archiving import pack_environment
-from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.taskvine import setup
 from ctxflow.factory.connection import live_runs, runs_directory
 from ctxflow.host.seal import key_of

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.cli.app import app
-from ctxflow.executors.drain_requests import NAME, DrainRequests, ask, drained
-from ctxflow.executors.tier_bounds import TierBounds
-from ctxflow.executors.worker_table import read_workers
+from ctxflow.executors.run.kept_files import read_workers
+from ctxflow.executors.run.worker_bounds import NAME, DrainRequests, TierBounds, ask, drained
 from ctxflow.policies.registry import make
 from ctxflow.safe_files import NotOwnError
 from ctxflow.scheduler import Policies, Scheduler

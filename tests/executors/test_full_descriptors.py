@@ -13,8 +13,8 @@ from executor_helpers import eventually, first_free, runs, started
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.errors import ContextError, CtxflowError
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.engine import EngineFailed
 from ctxflow.executors.taskvine import engine as taskvine_engine
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier

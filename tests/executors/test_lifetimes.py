@@ -20,7 +20,7 @@ from ctxflow.host.wire import frame
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
-from ctxflow.testing.contract import ContractRun
+from ctxflow.testing.contract_hooks import ContractRun
 
 
 def descriptors():

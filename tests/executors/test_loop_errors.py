@@ -8,9 +8,9 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, session_app
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded.local_hosts import LocalHosts
-from ctxflow.executors.engine import EngineFailed
-from ctxflow.executors.waiting import Waiting
+from ctxflow.executors.run.pending import Waiting
 
 
 @batch_app(batch_size=1)

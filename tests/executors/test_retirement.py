@@ -7,7 +7,7 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, context, context_app, idle, session_app
-from ctxflow.executors import retirement
+from ctxflow.executors.run.live_run import declarations
 from ctxflow.scheduler.log import replay
 
 
@@ -37,7 +37,7 @@ def kept_by_worker(_):
 @pytest.fixture
 def executor(tmp_path, monkeypatch):
     """An executor of one worker that remembers little of what is not in use."""
-    monkeypatch.setattr(retirement, "MOST_IDLE", 4)
+    monkeypatch.setattr(declarations, "MOST_IDLE", 4)
     with started(tmp_path, workers=1) as executor:
         yield executor
 
@@ -56,8 +56,8 @@ def test_constants_and_apps_of_maps_that_are_over_are_forgotten_and_may_come_aga
 
 
 def test_large_constants_are_forgotten_sooner(executor, monkeypatch):
-    monkeypatch.setattr(retirement, "MOST_IDLE", 1000)
-    monkeypatch.setattr(retirement, "MOST_BYTES", 5_000_000)
+    monkeypatch.setattr(declarations, "MOST_IDLE", 1000)
+    monkeypatch.setattr(declarations, "MOST_BYTES", 5_000_000)
     for size in range(1_000_000, 1_000_030):
         assert list(shift.map([1], by=bytes(size))) == [1 + size]
     run = executor.calls.run
@@ -98,7 +98,7 @@ def test_contexts_are_forgotten_with_their_apps_once_no_worker_keeps_them(execut
 def forget_all(executor, monkeypatch):
     """All that is not in use now."""
     with monkeypatch.context() as patch:
-        patch.setattr(retirement, "IDLE_SECONDS", 0.0)
+        patch.setattr(declarations, "IDLE_SECONDS", 0.0)
         executor.calls.run._sample(executor.calls.run.clock())
         executor.calls.run._sample(executor.calls.run.clock())
 
@@ -122,7 +122,7 @@ def test_who_goes_on_after_a_rest_finds_everything(executor, monkeypatch):
 
 
 def test_the_run_is_replayed(tmp_path, monkeypatch):
-    monkeypatch.setattr(retirement, "MOST_IDLE", 2)
+    monkeypatch.setattr(declarations, "MOST_IDLE", 2)
     with started(tmp_path, workers=1):
         for size in [*range(6), *range(6)]:
             assert list(shift.map([1], by=bytes(size))) == [1 + size]
@@ -145,7 +145,7 @@ def test_an_hour_of_use_is_a_use(tmp_path):
 
 
 def test_what_is_noted_each_second_covers_the_whole_run_in_bounded_memory(executor, monkeypatch):
-    monkeypatch.setattr("ctxflow.executors.run._MOST_SAMPLES", 10)
+    monkeypatch.setattr("ctxflow.executors.run.live_run._MOST_SAMPLES", 10)
     run = executor.calls.run
     for second in range(1, 101):
         run._sample(float(1000 * second))

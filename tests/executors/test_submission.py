@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.policies.simple.routing import ContextAffinity
 
 

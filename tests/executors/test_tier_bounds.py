@@ -11,9 +11,9 @@ from executor_helpers import awaited
 
 from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.cli import main
+from ctxflow.executors.contract import LimitReached
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.engine import LimitReached
-from ctxflow.executors.tier_bounds import TierBounds
+from ctxflow.executors.run.worker_bounds import TierBounds
 from ctxflow.factory.spending import Spent, standing
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler
@@ -42,7 +42,7 @@ def bounded(monkeypatch):
     """What bounds a run, to be set: each tier's maximum, and what is used of the limit."""
     BOUNDS[0].clear()
     BOUNDS[1][0] = 0.0
-    monkeypatch.setattr("ctxflow.executors.bare.EmbeddedEngine", BoundedEngine)
+    monkeypatch.setattr("ctxflow.executors.embedded.EmbeddedEngine", BoundedEngine)
     return BOUNDS
 
 

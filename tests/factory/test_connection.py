@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ctxflow.factory.connection import Connection, LiveRun, is_over, live_runs
+from ctxflow.factory.connection import Connection, PublishedRun, is_over, live_runs
 from ctxflow.process_identity import birth_of
 
 
@@ -21,7 +21,7 @@ def runtime(tmp_path, monkeypatch):
     return tmp_path / "ctxflow"
 
 
-RUN = LiveRun(
+RUN = PublishedRun(
     "abc", socket.gethostname(), os.getpid(), "/run/abc", "10.0.0.1", 9000, "/run/password", "/run/pyz", {}, {}
 )
 RUN = dataclasses.replace(RUN, born=birth_of(RUN.pid))

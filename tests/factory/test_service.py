@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import forked
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import Connection, LiveRun, live_runs, write_private
+from ctxflow.factory.connection import Connection, PublishedRun, live_runs, write_private
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.run_files import RunFiles, news_file, only_factory, wanted_file
 from ctxflow.factory.served_run import ServedRun
@@ -72,7 +72,7 @@ class Live:
         pid = os.getpid() if pid is None else pid
         where = (name, socket.gethostname(), pid, str(directory), "127.0.0.1", 1, password, program)
         born = birth_of(pid) or ""
-        self.connection = Connection(LiveRun(*where, commands, variables, "sh", False, "factory", born))
+        self.connection = Connection(PublishedRun(*where, commands, variables, "sh", False, "factory", born))
         self.client = FactoryClient(name, site, lambda: None)
         self.client.start()
         self.news = []

@@ -12,7 +12,7 @@ from parsl.data_provider.data_manager import default_staging
 from parsl.data_provider.file_noop import NoOpFileStaging
 
 from ctxflow import ContextExecutor
-from ctxflow.executors.files import SharedDiskStaging
+from ctxflow.executors.executor import SharedDiskStaging
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier
 

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.batch.phrases import duration
-from ctxflow.executors.interrupts import uninterrupted
-from ctxflow.executors.run import Run
-from ctxflow.executors.run_status import NAME, StatusWriter
+from ctxflow.executors.run.kept_files import STATUS, StatusWriter
+from ctxflow.executors.run.live_run import LiveRun
+from ctxflow.executors.run.threads import uninterrupted
 from ctxflow.factory.prometheus import limit_metrics, start_server
 from ctxflow.observe.progress import ENDED, VERSION, Progress, condition, load_status, owner
 
@@ -44,10 +44,10 @@ def find_status(path: Path) -> Path | None:
     :param path: it, its job's output, or a run's directory or the one above it.
     """
     if path.is_dir():
-        inside = [path / NAME, *path.glob(f"*/{NAME}")]
+        inside = [path / STATUS, *path.glob(f"*/{STATUS}")]
         found = sorted((each for each in inside if each.is_file()), key=lambda each: each.stat().st_mtime)
         return found[-1] if found else None
-    if path.name == NAME or path.name.endswith(SUFFIX):
+    if path.name == STATUS or path.name.endswith(SUFFIX):
         return path if path.is_file() else None
     beside = status_path(path)
     return beside if beside.is_file() else None
@@ -100,11 +100,11 @@ class StatusFile:
         """How it stands now; it is written within a second."""
         self.progress, self._state = progress, "running"
 
-    def run_began(self, run: Run) -> None:
+    def run_began(self, run: LiveRun) -> None:
         """A run has begun: its directory gets a copy, in place of the run's own status file, which says less."""
         run.keeps_status = False
         self._facts["run"] = run.directory
-        self._paths.append(Path(run.directory) / NAME)
+        self._paths.append(Path(run.directory) / STATUS)
 
     def __enter__(self) -> StatusFile:
         """Write the first."""
@@ -150,8 +150,8 @@ def found_below(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     A run's copy of a job's status is left out where the job's own is found.
     """
     found = [(path, status) for path in _files(folder) if (status := load_status(path)) is not None]
-    outputs = {path for path, _ in found if path.name != NAME}
-    ours = [each for each in found if each[0].name != NAME or Path(f"{each[1]['output']}{SUFFIX}") not in outputs]
+    outputs = {path for path, _ in found if path.name != STATUS}
+    ours = [each for each in found if each[0].name != STATUS or Path(f"{each[1]['output']}{SUFFIX}") not in outputs]
     ours.sort(key=lambda each: (condition(each[1]) in LIVE, each[1].get("updated") or 0.0), reverse=True)
     return ours
 
@@ -164,7 +164,7 @@ def _files(folder: Path) -> Iterator[Path]:
         here = Path(where)
         deep = len(here.relative_to(base).parts) >= _DEPTH
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-        yield from (here / name for name in names if name == NAME or name.endswith(SUFFIX))
+        yield from (here / name for name in names if name == STATUS or name.endswith(SUFFIX))
 
 
 def exit_status(status: Mapping[str, Any]) -> int:

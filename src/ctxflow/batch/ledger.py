@@ -37,7 +37,7 @@ from ctxflow.batch.journal import (
     packed,
     valid_prefix,
 )
-from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.run.threads import uninterrupted
 
 Pair = tuple[int, int]
 """A row's key and its number."""

@@ -15,9 +15,9 @@ from ctxflow.batch.ledger import Ledger, Pair
 from ctxflow.batch.phrases import one_line
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
-from ctxflow.executors.engine import EngineFailed
-from ctxflow.executors.futures import Failed, Stream
-from ctxflow.executors.interrupts import uninterrupted
+from ctxflow.executors.contract import EngineFailed
+from ctxflow.executors.run.futures import Failed, Stream
+from ctxflow.executors.run.threads import uninterrupted
 from ctxflow.models.errors import InputTooLong
 from ctxflow.observe.causes import Causes
 from ctxflow.wording import counted

@@ -25,8 +25,8 @@ from ctxflow.batch.publish import PUBLISHED
 from ctxflow.batch.pump import Pump, Tolerance
 from ctxflow.batch.records import Held, Record, openai_record, plain_record, tokens_of, truncated
 from ctxflow.executors.bare import BareExecutor
-from ctxflow.executors.futures import Stream
-from ctxflow.executors.status import Status, figures_of
+from ctxflow.executors.run.figures import Status, figures_of
+from ctxflow.executors.run.futures import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress, Rates
 from ctxflow.observe.run_report import BATCH, EVENTS, summary_of

@@ -25,7 +25,7 @@ from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
-    from ctxflow.factory.connection import LiveRun
+    from ctxflow.factory.connection import PublishedRun
     from ctxflow.factory.leftovers import Leftovers
     from ctxflow.factory.service import Service
     from ctxflow.sites import Site
@@ -274,7 +274,7 @@ def worker_command(
     print(shlex.join(found.commands[name]))
 
 
-def _choose(runs: list[LiveRun], wanted: str | None) -> LiveRun:
+def _choose(runs: list[PublishedRun], wanted: str | None) -> PublishedRun:
     """The run that is meant.
 
     :raises CtxflowError: if there is none.
@@ -302,7 +302,7 @@ def _lies_in(directory: str, place: str) -> bool:
     return os.path.commonpath([os.path.realpath(directory), place]) == place
 
 
-def _explanation(run: LiveRun, tier: str) -> str:
+def _explanation(run: PublishedRun, tier: str) -> str:
     """What must be so where the line is run."""
     lines = [
         f"Run this line where a worker of tier {tier} is to be. That machine must",

@@ -17,7 +17,7 @@ from ctxflow.app_options import read_errors
 from ctxflow.models.shape import BYTES
 from ctxflow.sites.explain import advice
 from ctxflow.sites.loader import located, read_toml
-from ctxflow.sites.site_problems import FileError, SiteProblem, shown, suggestion
+from ctxflow.sites.site_problems import FileError, FileProblem, shown, suggestion
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -114,7 +114,7 @@ def load_job(path: Path, tiers: Mapping[str, object]) -> Job:
     return job.model_copy(update={"queries": tuple(_with_errors(job, n, path, text) for n in range(len(job.queries)))})
 
 
-def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[SiteProblem]:
+def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
     errors = error.errors(include_url=False)
     within = {each["loc"][0] for each in errors if len(each["loc"]) > 1}
     for each in errors:
@@ -134,55 +134,55 @@ def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> It
             there = (
                 f"[[{key}]] on a line of its own, and the keys of each under it" if key in _LISTS else f"{key} = ..."
             )
-            yield SiteProblem(path[:-1], f"there is no {key}{whose}: write {there}")
+            yield FileProblem(path[:-1], f"there is no {key}{whose}: write {there}")
         elif field is None:
             keys = ", ".join(model.model_fields)
-            yield SiteProblem(
+            yield FileProblem(
                 path, f"there is no key {key!r}{whose}: {suggestion(key, model.model_fields, 'the keys are ' + keys)}"
             )
         elif each["type"] in ("less_than_equal", "too_short") or (key in _LISTS and not inside):
             what = "a share from 0 to 1" if each["type"] == "less_than_equal" else f"[[{key}]], and its keys under it"
-            yield SiteProblem(path, f"{key}{whose} cannot be {shown(each['input'])}: write {what}")
+            yield FileProblem(path, f"{key}{whose} cannot be {shown(each['input'])}: write {what}")
         else:
-            yield SiteProblem(path, f"{key}{whose} cannot be {shown(each['input'])}: {advice(key, {**each}, field)}")
+            yield FileProblem(path, f"{key}{whose} cannot be {shown(each['input'])}: {advice(key, {**each}, field)}")
 
 
-def _problems(job: Job, tiers: Mapping[str, object]) -> Iterator[SiteProblem]:
+def _problems(job: Job, tiers: Mapping[str, object]) -> Iterator[FileProblem]:
     """What is impossible although each value by itself is fine."""
     models = [model.name for model in job.models]
     for kind in ("queries", "models", "tiers"):
         names = [each.name for each in getattr(job, kind)]
         for number, name in enumerate(names):
             if name in names[:number]:
-                yield SiteProblem((kind, number, "name"), f"two {kind} are called {name!r}: write another name")
+                yield FileProblem((kind, number, "name"), f"two {kind} are called {name!r}: write another name")
     for number, query in enumerate(job.queries):
         yield from _query_problems(query, ("queries", number), models)
     for number, model in enumerate(job.models):
         if (model.path is None) == (model.parameters is None):
             text = "write path = FOLDER (or config.json, or package:NAME), or parameters = BILLIONS, one of the two"
-            yield SiteProblem(("models", number), f"model {model.name} must have a path or parameters: {text}")
+            yield FileProblem(("models", number), f"model {model.name} must have a path or parameters: {text}")
         if model.precision is not None and model.precision not in BYTES:
             text = (
                 f"precision of model {model.name} cannot be {shown(model.precision)}: write one of {', '.join(BYTES)}"
             )
-            yield SiteProblem(("models", number, "precision"), text)
+            yield FileProblem(("models", number, "precision"), text)
     for number, known in enumerate(job.tiers):
         if known.name not in tiers:
             text = f"the site has no tier {known.name!r}: {suggestion(known.name, tiers, 'it has ' + ', '.join(tiers))}"
-            yield SiteProblem(("tiers", number, "name"), text)
+            yield FileProblem(("tiers", number, "name"), text)
 
 
-def _query_problems(query: Query, place: tuple[str | int, ...], models: list[str]) -> Iterator[SiteProblem]:
+def _query_problems(query: Query, place: tuple[str | int, ...], models: list[str]) -> Iterator[FileProblem]:
     if (query.rate is None) == (query.items is None):
         text = "write rate = QUERIES_AN_HOUR, or items = QUERIES_IN_ALL, one of the two"
-        yield SiteProblem(place, f"query {query.name} must have a rate or items: {text}")
+        yield FileProblem(place, f"query {query.name} must have a rate or items: {text}")
     for key in ("models", "errors"):
         for name in getattr(query, key):
             if name not in models:
                 hint = suggestion(name, models, f"there are {', '.join(models)}")
-                yield SiteProblem((*place, key), f"{key} of query {query.name} names no model {name!r}: {hint}")
+                yield FileProblem((*place, key), f"{key} of query {query.name} names no model {name!r}: {hint}")
     if query.errors and query.evaluation is not None:
-        yield SiteProblem((*place, "evaluation"), f"query {query.name} has errors and an evaluation: leave one out")
+        yield FileProblem((*place, "evaluation"), f"query {query.name} has errors and an evaluation: leave one out")
 
 
 def _with_errors(job: Job, number: int, path: Path, text: str) -> Query:
@@ -196,11 +196,11 @@ def _with_errors(job: Job, number: int, path: Path, text: str) -> Query:
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = getattr(error, "strerror", None) or f"it is no evaluation ({type(error).__name__}: {error})"
         wrong = f"evaluation {query.evaluation} of query {query.name} cannot be used: {why}"
-        raise JobError(located([SiteProblem(("queries", number, "evaluation"), wrong)], str(path), text)) from None
+        raise JobError(located([FileProblem(("queries", number, "evaluation"), wrong)], str(path), text)) from None
     errors = {m.name: best[key] for m in job.models for key in (m.path or m.name, m.name) if key in best}
     if not errors:
         wrong = (
             f"evaluation {query.evaluation} of query {query.name} has no model of this job: it has {', '.join(best)}"
         )
-        raise JobError(located([SiteProblem(("queries", number, "evaluation"), wrong)], str(path), text))
+        raise JobError(located([FileProblem(("queries", number, "evaluation"), wrong)], str(path), text))
     return query.model_copy(update={"errors": errors})

@@ -194,7 +194,7 @@ def workers(
     Exit status
       0    done      2    no run is found, or no such worker
     """
-    from ctxflow.executors.worker_table import read_workers
+    from ctxflow.executors.run.kept_files import read_workers
 
     _, status = chosen(which)
     found = read_workers(str(status["run"])) if status.get("run") else []
@@ -295,8 +295,8 @@ def drain(
       0    the run is asked to, and hears of it within seconds      2    there is no such run, host or tier
     """
     from ctxflow.batch.job_status import LIVE
-    from ctxflow.executors.drain_requests import ask, drained
-    from ctxflow.executors.worker_table import read_workers
+    from ctxflow.executors.run.kept_files import read_workers
+    from ctxflow.executors.run.worker_bounds import ask, drained
     from ctxflow.observe.progress import condition
 
     _, status = chosen(which)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 
-from ctxflow.executors.futures import unpickled_error
+from ctxflow.executors.run.futures import unpickled_error
 from ctxflow.scheduler import events as ev
 
 

@@ -1,7 +1,7 @@
 """An executor by itself, as a context manager; what makes it one of Parsl's is in executor.py.
 
 Parsl takes a second and 40 MB to import: commands that have no use for it, such as `ctxflow batch`, run on this. What
-does not live here: the run (run.py), engines, and how a call is pickled (submission.py).
+does not live here: the run (run/), engines, and how a call is pickled (submission.py).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.arguments import check_arguments
 from ctxflow.executors.call_files import current_directory
+from ctxflow.executors.contract import SiteEngine
 from ctxflow.executors.ending import OpenMap, await_answers, cancelled_text, cause_of, tell
-from ctxflow.executors.engine import SiteEngine
 from ctxflow.executors.pool import Pool
-from ctxflow.executors.run import Run
-from ctxflow.executors.status import Status
+from ctxflow.executors.run.figures import Status
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import Calls
+from ctxflow.option_values import flag, number, refuse, text, whole
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.scheduler import Limits, Policies
@@ -85,7 +85,7 @@ class BareExecutor:
         )
         self._policies = Policies.chosen({family: getattr(self.resolved_site, family) for family in FAMILIES})
         self.engine = self._make_engine()
-        self.run: Run | None = None
+        self.run: LiveRun | None = None
         self._calls: Calls | None = None
         self._maps: dict[object, weakref.ref[OpenMap]] = {}
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class BareExecutor:
         directory = self.run_dir
         if directory == current_directory():
             directory = os.path.abspath(os.path.join("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
-        self.run = Run(
+        self.run = LiveRun(
             self.engine,
             self._policies,
             self.engine.tiers(),
@@ -117,7 +117,7 @@ class BareExecutor:
         _active.append(self)
         atexit.register(self._at_exit)
 
-    def _prepare(self, run: Run) -> None:
+    def _prepare(self, run: LiveRun) -> None:
         """Set up a run before it starts."""
 
     def submit(
@@ -180,7 +180,7 @@ class BareExecutor:
             self.shutdown()
         return False
 
-    def _finish(self, run: Run) -> None:
+    def _finish(self, run: LiveRun) -> None:
         here = threading.get_ident()
         for each in self._open_maps():
             if not each.read_elsewhere(here):
@@ -273,3 +273,35 @@ def parsl_kernel() -> Any:
     """Parsl's kernel, if Parsl is imported and one is loaded."""
     module = sys.modules.get("parsl.dataflow.dflow")
     return None if module is None else module.DataFlowKernelLoader._dfk
+
+
+def check_arguments(
+    site: Any,
+    label: Any,
+    workers: Any,
+    slowdowns: Any,
+    limits: Any,
+    log_events: Any,
+) -> None:
+    """See that the arguments of an executor are what they can be.
+
+    :raises TypeError, ValueError: for one that is not, by its name.
+    """
+    if not isinstance(site, (str, os.PathLike, Site)):
+        raise refuse("site", site, '"local", the path of a site file, or a ctxflow.sites.Site', TypeError)
+    text("label", label, 'text: a name for the executor, such as "ctxflow"')
+    if workers is not None:
+        whole("workers", workers, "how many workers, 1 or more")
+    factors = "a list of factors, more than 0, such as [1, 2.5]"
+    for factor in items_of("slowdowns", slowdowns, factors):
+        number("slowdowns", factor, factors, above=True)
+    if limits is not None and not isinstance(limits, Limits):
+        raise refuse("limits", limits, "a ctxflow.scheduler.Limits(...)", TypeError)
+    flag("log_events", log_events)
+
+
+def items_of(name: str, value: Any, wanted: str) -> Iterable[Any]:
+    """Return what an argument has in it; text is refused."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refuse(name, value, wanted, TypeError)
+    return value

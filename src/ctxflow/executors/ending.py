@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
-from ctxflow.executors.status import Status
+from ctxflow.executors.run.figures import Status
 from ctxflow.terminal import timed, visible
 from ctxflow.wording import counted
 

@@ -1,6 +1,7 @@
 """ContextExecutor: the Parsl executor, which is also a context manager of its own for use without Parsl.
 
-What does not live here: all that it does without Parsl (bare.py), and Parsl's staging (files.py).
+With it, how Parsl's staging leaves `File` inputs and outputs to ctxflow, and when Parsl waits for all of its tasks.
+What does not live here: all that it does without Parsl (bare.py), and the files of calls that travel (call_files.py).
 """
 
 from __future__ import annotations
@@ -8,28 +9,28 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from parsl.config import Config
-from parsl.data_provider.data_manager import default_staging
+from parsl.data_provider.data_manager import DataManager, default_staging
 from parsl.data_provider.file_noop import NoOpFileStaging
+from parsl.data_provider.files import File
 from parsl.data_provider.staging import Staging
-from parsl.dataflow.dflow import DataFlowKernelLoader
+from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.dataflow.memoization import id_for_memo
 from parsl.executors.base import ParslExecutor
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.udp import UDPRadio
 from parsl.utils import RepresentationMixin
 
-from ctxflow.executors.arguments import items_of
-from ctxflow.executors.bare import BareExecutor, parsl_kernel
-from ctxflow.executors.call_files import current_directory
-from ctxflow.executors.ending import waiting_text
-from ctxflow.executors.files import SharedDiskStaging, WorkerStaging
-from ctxflow.executors.parsl_wait import ParslWait
-from ctxflow.executors.run import Run
+from ctxflow.executors.bare import BareExecutor, items_of, parsl_kernel
+from ctxflow.executors.call_files import TAKEN, current_directory, locate
+from ctxflow.executors.ending import Teller, waiting_text
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.submission import Memoized
 from ctxflow.option_values import refuse
 from ctxflow.recipe import Context
@@ -53,7 +54,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
     :param limits: how much is borne before an item or a context is given up.
     :param log_events: whether to keep the event log in the run's directory.
     :param storage_access: Parsl's staging providers, if not ctxflow's own; `[SharedDiskStaging()]` of
-        `ctxflow.executors.files` where TaskVine's workers see this machine's disk under the same paths.
+        `ctxflow.executors.executor` where TaskVine's workers see this machine's disk under the same paths.
     :param working_dir: where Parsl's staging brings files from the web, as with Parsl's other executors; calls do not
         run there (docs/where-your-code-runs.md).
     :raises ValueError: for a site or policy that makes no sense, saying what to write.
@@ -126,7 +127,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
         defaults = {"initialize_logging": False, "strategy": "none", "usage_tracking": 0, "exit_mode": "wait"}
         return Config(executors=[cls(site, **own)], **{**defaults, **rest})
 
-    def _prepare(self, run: Run) -> None:
+    def _prepare(self, run: LiveRun) -> None:
         run.each_second = functools.partial(self._while_parsl_waits, run)
         brought = any(isinstance(provider, WorkerStaging) for provider in self.storage_access)
         run.files_travel = brought and self.engine.capabilities.stages
@@ -149,7 +150,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
         """A call shares its library process with others: Parsl cannot tell what is whose."""
         return False
 
-    def _while_parsl_waits(self, run: Run) -> None:
+    def _while_parsl_waits(self, run: LiveRun) -> None:
         """Have Parsl, where it waits for all tasks, not wait for maps that nobody reads, and say for what it waits."""
         wait = self._parsl_wait
         wait.look()
@@ -212,3 +213,95 @@ def _context_id(context: Context, output_ref: bool = False) -> bytes:
 def _submission_id(submission: Memoized, output_ref: bool = False) -> bytes:
     """What it takes for a call of one of ctxflow's apps."""
     return submission.memo_id()
+
+
+class SharedDiskStaging(Staging):  # type: ignore[misc]
+    """Leaves `file:` inputs and outputs where they are, under absolute paths."""
+
+    def can_stage_in(self, file: File) -> bool:
+        """Whether it is a local path."""
+        return bool(file.scheme == "file")
+
+    def can_stage_out(self, file: File) -> bool:
+        """Whether it is a local path."""
+        return bool(file.scheme == "file")
+
+    def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
+        """Make the path absolute."""
+        file.local_path = os.path.abspath(file.path)
+
+    def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
+        """Make the path absolute."""
+        file.local_path = os.path.abspath(file.path)
+
+
+class WorkerStaging(Staging):  # type: ignore[misc]
+    """Has `file:` inputs and outputs travel with the calls, and inputs of the web fetched by the workers.
+
+    It only says where each will be in the call's folder, and where it is here, which is meant relative to the driver's
+    current directory of now: the calls find it in their arguments.
+    """
+
+    def can_stage_in(self, file: File) -> bool:
+        """Whether it is a local path or a web address."""
+        return file.scheme in TAKEN
+
+    def can_stage_out(self, file: File) -> bool:
+        """Whether it is a local path."""
+        return bool(file.scheme == "file")
+
+    def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
+        """Say where it is, here and there."""
+        locate(file)
+
+    def stage_out(self, dm: DataManager, executor: str, file: File, app_fu: Any) -> None:
+        """Say where it is, here and there."""
+        locate(file)
+
+
+class ParslWait:
+    """A wait for all of Parsl's tasks, of which Parsl tells nobody: it is seen from the threads' stacks.
+
+    :ivar thread: who waits, None if nobody does.
+    :ivar leaving: whether that is the end of `with parsl.load()`.
+    """
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.leaving = False
+        self.teller = Teller()
+        self._kernel: DataFlowKernel | None = None
+        self._left = 0
+
+    def look(self) -> None:
+        """See who waits now; called once a second."""
+        before, self.thread = self.thread, None
+        own = threading.get_ident()
+        for ident, frame in sys._current_frames().items():
+            at: FrameType | None = None if ident == own else frame
+            for _ in range(8):
+                if at is not None and at.f_code is _WAITS:
+                    self.thread, self._left = ident, 0
+                    self.leaving = at.f_back is not None and at.f_back.f_code is _LEAVES
+                    self._kernel = at.f_locals["self"]
+                at = at.f_back if at is not None else None
+        if self.thread is not None and before is None:
+            self.teller = Teller()
+
+    def was_interrupted(self) -> DataFlowKernel | None:
+        """Return the kernel whose end was waited for, if Ctrl-C ended that: Parsl leaves it running then.
+
+        It takes two looks to be sure, since a wait that was over is followed by the end of the kernel.
+        """
+        kernel = self._kernel
+        if self.thread is not None or not self.leaving or kernel is None or kernel.cleanup_called:
+            return None
+        self._left += 1
+        if self._left < 3:
+            return None
+        self._kernel = None
+        return kernel
+
+
+_WAITS = DataFlowKernel.wait_for_current_tasks.__code__
+_LEAVES = DataFlowKernel.__exit__.__code__

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxflow.executors.engine import CallPayload
+from ctxflow.executors.contract import CallPayload
 from ctxflow.host.messages import (
     BuildFailed,
     CallFinished,

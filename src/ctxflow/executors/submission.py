@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ctxflow.executors.call_files import absolute_redirects, call_files
-from ctxflow.executors.declarations import App, ApplyCall, Declaration
-from ctxflow.executors.engine import Pickled
-from ctxflow.executors.run import Run
+from ctxflow.executors.contract import Pickled
+from ctxflow.executors.run.declarations import ApplyCall, Declaration, DeclaredApp
+from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.option_values import choice, number, refuse, refuse_async, whole
 from ctxflow.pickling import dumps, without_parsl
 from ctxflow.recipe import Context
@@ -77,7 +77,7 @@ class Calls:
     A function that is called a second time is from then on pickled once and sent to each library process once.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LiveRun) -> None:
         self.run = run
         self._declaring = threading.Lock()  # Parsl submits from several threads.
         self._names = itertools.count(1)  # An address is no name: it is given again.
@@ -160,7 +160,7 @@ class Calls:
                     deadline=options.deadline,
                     retries=options.retries,
                 )
-                made = App(spec, "apply", insert=options.insert, timeout=options.timeout)
+                made = DeclaredApp(spec, "apply", insert=options.insert, timeout=options.timeout)
                 app = self._apps[key] = Declaration((made,), (context,))
             return app
 

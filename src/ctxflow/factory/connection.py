@@ -18,7 +18,7 @@ from ctxflow.safe_files import NotOwnError, make_own_folder, own_folder, read_ow
 
 
 @dataclasses.dataclass(frozen=True)
-class LiveRun:
+class PublishedRun:
     """A live run, as its connection file tells.
 
     :ivar host: the machine that its driver runs on.
@@ -52,7 +52,7 @@ class LiveRun:
     born: str = ""
 
     @classmethod
-    def read(cls, text: bytes) -> LiveRun:
+    def read(cls, text: bytes) -> PublishedRun:
         """Read a connection file; keys of other versions are left out.
 
         :raises ValueError, TypeError: if it says no run.
@@ -68,7 +68,7 @@ class LiveRun:
         return Lead(self.address, self.port, self.program, self.password_file, self.python, self.ssl)
 
 
-_FIELDS = {field.name for field in dataclasses.fields(LiveRun)}
+_FIELDS = {field.name for field in dataclasses.fields(PublishedRun)}
 
 
 def runs_directory() -> str:
@@ -84,12 +84,12 @@ def all_directories() -> list[str]:
     return list(dict.fromkeys([runs_directory(), os.path.join(os.path.expanduser("~"), ".ctxflow", "runs")]))
 
 
-def live_runs() -> list[LiveRun]:
+def live_runs() -> list[PublishedRun]:
     """Return the user's live runs on this machine, the youngest first."""
     return [run for _, run in sorted(_live_runs(), key=lambda found: found[0], reverse=True)]
 
 
-def is_over(run: LiveRun) -> bool:
+def is_over(run: PublishedRun) -> bool:
     """Return whether a run has ended: its file is gone, or its driver. Not so if that cannot be seen."""
     there = [os.path.join(directory, f"{run.id}.json") for directory in all_directories()]
     return not any(map(_may_be_there, there)) or not lives(run.pid, run.born)
@@ -105,7 +105,7 @@ def _may_be_there(path: str) -> bool:
     return True
 
 
-def _live_runs() -> Iterator[tuple[int, LiveRun]]:
+def _live_runs() -> Iterator[tuple[int, PublishedRun]]:
     """Yield each live run, with when its file was written."""
     for directory in all_directories():
         for run, written in runs_in(directory):
@@ -114,7 +114,7 @@ def _live_runs() -> Iterator[tuple[int, LiveRun]]:
                 yield written, run
 
 
-def runs_in(directory: str) -> Iterator[tuple[LiveRun, int]]:
+def runs_in(directory: str) -> Iterator[tuple[PublishedRun, int]]:
     """Yield the runs of a folder's connection files, with when each was written; only this user's own count."""
     if not own_folder(directory):
         return
@@ -123,13 +123,13 @@ def runs_in(directory: str) -> Iterator[tuple[LiveRun, int]]:
             path = os.path.join(directory, name)
             if name.endswith(".json"):
                 with contextlib.suppress(OSError, ValueError, TypeError):
-                    yield LiveRun.read(read_own(path)), os.stat(path).st_mtime_ns
+                    yield PublishedRun.read(read_own(path)), os.stat(path).st_mtime_ns
 
 
 class Connection:
     """The connection file of a run, for as long as it lives; a home that cannot be written has none."""
 
-    def __init__(self, run: LiveRun) -> None:
+    def __init__(self, run: PublishedRun) -> None:
         directory = runs_directory()
         self._path = os.path.join(directory, f"{run.id}.json")
         try:

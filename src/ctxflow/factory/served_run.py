@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.connection import LiveRun
+from ctxflow.factory.connection import PublishedRun
 from ctxflow.factory.provider import JobChange
 from ctxflow.factory.run_files import RunFiles, Wishes
 from ctxflow.factory.sharing import GrantedProvider
@@ -48,7 +48,7 @@ class ServedRun:
 
     def __init__(
         self,
-        run: LiveRun,
+        run: PublishedRun,
         wishes: Wishes,
         files: RunFiles,
         lock: threading.Lock,

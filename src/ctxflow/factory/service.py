@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import LiveRun, is_over, live_runs
+from ctxflow.factory.connection import PublishedRun, is_over, live_runs
 from ctxflow.factory.provider import ProviderError
 from ctxflow.factory.run_files import RunFiles
 from ctxflow.factory.served_run import Say, ServedRun
@@ -222,7 +222,7 @@ class Service:
                 self._meet(run)
         self._strangers &= set(alive)
 
-    def _meet(self, run: LiveRun) -> None:
+    def _meet(self, run: PublishedRun) -> None:
         """Serve a run, if it is one of this site's, as soon as it says what it wants."""
         files = RunFiles(run.id)
         wishes = files.read()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ctxflow.environments.opening import UnusableEnvironment, read_manifest
-from ctxflow.factory.connection import LiveRun
+from ctxflow.factory.connection import PublishedRun
 from ctxflow.factory.provider import PoolSurvey, Provider, ProviderError, WorkerJob
 from ctxflow.factory.run_files import RunFiles
 from ctxflow.factory.service import maximum_of
@@ -284,7 +284,7 @@ class Rehearsed:
     description: str
 
 
-def rehearse(site: Site, runs: Sequence[LiveRun]) -> list[Rehearsed]:
+def rehearse(site: Site, runs: Sequence[PublishedRun]) -> list[Rehearsed]:
     """Return what the factory of a site would submit.
 
     :param runs: live ones, the oldest first; those that are not the factory's are left out. Where none is left, one is

@@ -115,7 +115,7 @@ class RunCall(Message):
     :ivar call: the attempt's number.
     :ivar key: of the load that is meant, None for the latest.
     :ivar function: the name of a part, "" if the function is in the body; `constants`: likewise of its named arguments.
-    :ivar style: "batch", "apply" or "step" (see `ctxflow.executors.engine.CallPayload`).
+    :ivar style: "batch", "apply" or "step" (see `ctxflow.executors.contract.CallPayload`).
     :ivar insert: whether an "apply" function gets the built context as its first argument.
     :ivar timeout: seconds that it may take, None for no limit.
     :ivar every: seconds between two `PartFinished`, None for the library process's own choice.

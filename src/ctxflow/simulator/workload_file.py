@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ctxflow.sites.explain import advice
-from ctxflow.sites.site_problems import FileError, Path, SiteProblem, shown, suggestion
+from ctxflow.sites.site_problems import FileError, FileProblem, Path, shown, suggestion
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
@@ -190,7 +190,7 @@ class WorkloadError(FileError):
     """A workload that cannot be used."""
 
 
-def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[SiteProblem]:
+def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
     """Say what the model found wrong, each once.
 
     >>> try:
@@ -206,7 +206,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
         deeper = any(other[: len(path)] == path != other for other, _ in found)
         if path not in told and not deeper:
             told.add(path)
-            yield SiteProblem(path, _sentence(path, each, values))
+            yield FileProblem(path, _sentence(path, each, values))
 
 
 def _place(loc: Sequence[str | int], values: Any) -> Path:
@@ -278,7 +278,7 @@ def _unknown(key: str, model: type[pydantic.BaseModel], what: str, which: str) -
     return f"{begin}: {suggestion(key, model.model_fields, f'its keys are {keys}')}"
 
 
-def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[SiteProblem]:
+def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[FileProblem]:
     """Say all that is impossible in a workload, on a site.
 
     :param tiers: the site's, with the GPU model of each.
@@ -291,16 +291,16 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[SiteP
         for number, name in enumerate(called):
             if name in called[:number]:
                 text = f'two {kind} are called {name!r}: write another name, such as name = "{name}-{number + 1}"'
-                yield SiteProblem((kind, number, "name"), text)
+                yield FileProblem((kind, number, "name"), text)
     for number, app in enumerate(workload.apps):
         if app.context and app.context not in names:
             there = ", ".join(names) or "none"
             text = f"app {app.name} needs a context {app.context!r} that there is not: there are {there}"
-            yield SiteProblem(("apps", number, "context"), text)
+            yield FileProblem(("apps", number, "context"), text)
         both = [key for key in ("items", "begin", "per_second") if key in app.model_fields_set]
         if app.arrivals is not None and both:
             text = f"app {app.name} has arrivals and {both[0]}: arrivals say when how many come, so leave one out"
-            yield SiteProblem(("apps", number, both[0]), text)
+            yield FileProblem(("apps", number, both[0]), text)
         yield from _covers(app.item_seconds, ("apps", number, "item_seconds"), f"app {app.name}", tiers)
     for number, context in enumerate(workload.contexts):
         place = ("contexts", number, "load_seconds")
@@ -308,16 +308,16 @@ def problems(workload: WorkloadFile, tiers: Mapping[str, str]) -> Iterator[SiteP
     for number, fault in enumerate(workload.faults):
         if fault.tier is not None and fault.tier not in tiers:
             text = f"a fault names a tier {fault.tier!r} that the site has not: there are {', '.join(tiers)}"
-            yield SiteProblem(("faults", number, "tier"), text)
+            yield FileProblem(("faults", number, "tier"), text)
         if fault.hosts is not None and fault.share is not None:
             text = f"fault {number + 1} has hosts and share: both say how many hosts are bad, so leave one out"
-            yield SiteProblem(("faults", number, "share"), text)
+            yield FileProblem(("faults", number, "share"), text)
     yield from _eviction_problems(workload.evictions, tiers)
 
 
 def _covers(
     given: float | dict[str, float], place: Path, whose: str, tiers: Mapping[str, str]
-) -> Iterator[SiteProblem]:
+) -> Iterator[FileProblem]:
     """Say which tiers a table by GPU model or tier has no figure for."""
     if not isinstance(given, dict):
         return
@@ -325,16 +325,16 @@ def _covers(
         if tier not in given and model not in given:
             called = tier if model == tier else f"{tier} ({model})"
             text = f"{place[-1]} of {whose} has no figure for tier {called}: add {tier} = SECONDS"
-            yield SiteProblem(place, text)
+            yield FileProblem(place, text)
 
 
-def _eviction_problems(evictions: EvictionTable, tiers: Mapping[str, str]) -> Iterator[SiteProblem]:
+def _eviction_problems(evictions: EvictionTable, tiers: Mapping[str, str]) -> Iterator[FileProblem]:
     for key in ("per_hour", "trace"):
         value = getattr(evictions, key)
         for name in value if isinstance(value, dict) else ():
             if name not in tiers:
                 text = f"{key} of evictions names a tier {name!r} that the site has not: there are {', '.join(tiers)}"
-                yield SiteProblem(("evictions", key, name), text)
+                yield FileProblem(("evictions", key, name), text)
     if evictions.trace is not None and evictions.per_hour:
         text = "evictions have a trace and per_hour: a trace says when workers are taken, so leave one out"
-        yield SiteProblem(("evictions", "per_hour"), text)
+        yield FileProblem(("evictions", "per_hour"), text)

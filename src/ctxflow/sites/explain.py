@@ -16,7 +16,7 @@ from ctxflow.policies.registry import FAMILIES
 from ctxflow.sites.engine_kinds import MOVED, OWN, engine_kind
 from ctxflow.sites.provider_keys import SUBMIT_EXAMPLES, takes
 from ctxflow.sites.site_model import Region, Site, Tier
-from ctxflow.sites.site_problems import Path, SiteProblem, shown, suggestion
+from ctxflow.sites.site_problems import FileProblem, Path, shown, suggestion
 
 _MEANT = {
     "cpu": "cores", "cpus": "cores", "ncpus": "cores", "request_cpus": "cores", "cores_per_node": "cores",
@@ -38,7 +38,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[SiteProblem]:
+def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
     """The problems that a model found, each once.
 
     :param values: what the model was given.
@@ -54,7 +54,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
         path = _place(each["loc"], values)
         if path not in told and not (each["type"] == "extra_forbidden" and path == (values.get("engine"),)):
             told.add(path)
-            yield SiteProblem(path, _sentence(path, dict(each), values))
+            yield FileProblem(path, _sentence(path, dict(each), values))
 
 
 def _place(loc: Sequence[str | int], values: Mapping[str, Any]) -> Path:

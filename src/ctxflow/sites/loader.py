@@ -18,7 +18,7 @@ import pydantic
 from ctxflow.sites.engine_kinds import given_keys, relocated
 from ctxflow.sites.explain import explain
 from ctxflow.sites.site_model import Site, site_class
-from ctxflow.sites.site_problems import FileError, SiteError, SiteProblem
+from ctxflow.sites.site_problems import FileError, FileProblem, SiteError
 from ctxflow.sites.site_problems import Path as KeyPath
 from ctxflow.sites.site_rules import problems
 
@@ -63,7 +63,7 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
         found = list(explain(error, values))
     if found:
         above = {(table, key) for table, keys in (*moved.items(), *flat.items()) for key in keys}
-        found = [SiteProblem(each.path[1:], each.text) if each.path[:2] in above else each for each in found]
+        found = [FileProblem(each.path[1:], each.text) if each.path[:2] in above else each for each in found]
         raise SiteError(located(found, str(site) if text else "", text, {(key,) for key in given}))
     return made
 
@@ -107,7 +107,7 @@ def read_toml(
         raise error([f"{path}, line {trouble.line}: it is not TOML: {trouble}"]) from None
 
 
-def located(found: Iterable[SiteProblem], name: str, text: str, changed: Collection[KeyPath] = ()) -> list[str]:
+def located(found: Iterable[FileProblem], name: str, text: str, changed: Collection[KeyPath] = ()) -> list[str]:
     """Problems with the file and the line where they stand, in the order of the lines.
 
     :param name: of the file; "" if there is none.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from ctxflow.sites.site_model import Tier
-from ctxflow.sites.site_problems import SiteProblem, shown, suggestion
+from ctxflow.sites.site_problems import FileProblem, shown, suggestion
 
 # What would break the provider if a site set it too; compared in lower case.
 OWN_SUBMIT_KEYS = frozenset({
@@ -72,7 +72,7 @@ def takes(provider: str) -> list[str] | None:
     return [*inspect.signature(maker).parameters, *_MORE.get(provider, ())]
 
 
-def option_problems(tier: Tier) -> Iterator[SiteProblem]:
+def option_problems(tier: Tier) -> Iterator[FileProblem]:
     """What is wrong with a tier's options.
 
     >>> [problem.text for problem in option_problems(Tier(provider="slurm", options={"partion": "gpu"}))]
@@ -86,26 +86,26 @@ def option_problems(tier: Tier) -> Iterator[SiteProblem]:
     for key, value in tier.options.items():
         path = ("options", key)
         if key in _OURS:
-            yield SiteProblem(path, f"options of tier {tier.name} set {key!r}, which ctxflow does itself: {_OURS[key]}")
+            yield FileProblem(path, f"options of tier {tier.name} set {key!r}, which ctxflow does itself: {_OURS[key]}")
         elif key not in known:
             offered = [each for each in known if each not in _OURS]
             hint = suggestion(key, offered, f"it takes {', '.join(offered)}")
-            yield SiteProblem(path, f"options of tier {tier.name} have no {key!r} for {tier.provider}: {hint}")
+            yield FileProblem(path, f"options of tier {tier.name} have no {key!r} for {tier.provider}: {hint}")
         elif key == "walltime" and not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", str(value)):
-            yield SiteProblem(
+            yield FileProblem(
                 path,
                 f"walltime in options of tier {tier.name} cannot be {shown(value)}: write hours, minutes and seconds, "
                 'such as walltime = "04:00:00"',
             )
 
 
-def _kubernetes_problems(tier: Tier) -> Iterator[SiteProblem]:
+def _kubernetes_problems(tier: Tier) -> Iterator[FileProblem]:
     if not (tier.image or tier.options.get("image")):
-        yield SiteProblem(("provider",), f'tier {tier.name} needs a container image: write image = "HOST/NAME:TAG"')
+        yield FileProblem(("provider",), f'tier {tier.name} needs a container image: write image = "HOST/NAME:TAG"')
     volumes = tier.options.get("persistent_volumes")
     pairs = isinstance(volumes, (list, tuple)) and all(isinstance(v, (list, tuple)) and len(v) == 2 for v in volumes)
     if not (volumes and pairs):
-        yield SiteProblem(
+        yield FileProblem(
             ("options", "persistent_volumes") if volumes else ("provider",),
             f"tier {tier.name} needs a volume that pods and this machine both mount, and the run's directory on it: "
             f"write options = {{{_VOLUMES}}}",

@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class SiteProblem:
+class FileProblem:
     """Something that a file's author should change.
 
     :param path: where: keys, and numbers of tiers from 0; () for the site as a whole.

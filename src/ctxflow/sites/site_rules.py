@@ -17,7 +17,7 @@ from ctxflow.policies.registry import FAMILIES, known, make, names
 from ctxflow.sites.engine_kinds import TaskVineOptions
 from ctxflow.sites.provider_keys import OWN_SUBMIT_KEYS, TIER_KEYS, mistake, option_problems
 from ctxflow.sites.site_model import Region, Site, Tier
-from ctxflow.sites.site_problems import SiteProblem, shown, suggestion
+from ctxflow.sites.site_problems import FileProblem, shown, suggestion
 
 PROVIDERS = ("condor", "slurm", "pbs", "grid-engine", "kubernetes", "local")
 ARCHIVES = (".tar.gz", ".tgz")
@@ -37,7 +37,7 @@ _CONDOR_ONLY = {
 }
 
 
-def problems(site: Site) -> Iterator[SiteProblem]:
+def problems(site: Site) -> Iterator[FileProblem]:
     """All that is impossible in a site.
 
     >>> [problem.text for problem in problems(Site(taskvine={"keepalive_interval": 30}))]
@@ -47,7 +47,7 @@ def problems(site: Site) -> Iterator[SiteProblem]:
     yield from _network(site.taskvine)
     if not math.isfinite(site.join_timeout):
         text = "join_timeout cannot be infinite: write seconds, such as join_timeout = 300"
-        yield SiteProblem(("join_timeout",), text)
+        yield FileProblem(("join_timeout",), text)
     yield from _environment(site.environment)
     for family in FAMILIES:
         yield from _policy(family, getattr(site, family))
@@ -59,40 +59,40 @@ def problems(site: Site) -> Iterator[SiteProblem]:
         if first != number:
             other = next(f"{tier.name}-{n}" for n in range(2, len(site.tiers) + 2) if f"{tier.name}-{n}" not in seen)
             key = ("tiers", number, "name")
-            yield SiteProblem(key, f'two tiers have the name "{tier.name}": write another, such as name = "{other}"')
+            yield FileProblem(key, f'two tiers have the name "{tier.name}": write another, such as name = "{other}"')
         for problem in (*tier_problems(tier), *_places(tier, site.acquire)):
-            yield SiteProblem(("tiers", number, *problem.path), problem.text)
+            yield FileProblem(("tiers", number, *problem.path), problem.text)
     yield from region_problems(site)
 
 
-def _engine(site: Site) -> Iterator[SiteProblem]:
+def _engine(site: Site) -> Iterator[FileProblem]:
     if site.tiers and not site.capabilities.acquires:
-        yield SiteProblem(
+        yield FileProblem(
             ("engine",) if "engine" in site.model_fields_set else ("tiers",),
             f'the {site.engine} engine has no tiers: write engine = "taskvine" (above the first [[tiers]]) for a '
             "cluster, or leave the tiers out for this machine",
         )
     if site.capabilities.acquires and not site.tiers:
-        yield SiteProblem(
+        yield FileProblem(
             ("engine",),
             f'engine = "{site.engine}" needs at least one tier: write [[tiers]] and under it provider = "condor" (or '
             'another), as in site-configs/; for this machine alone write engine = "embedded"',
         )
 
 
-def _machines(site: Site) -> Iterator[SiteProblem]:
+def _machines(site: Site) -> Iterator[FileProblem]:
     """Tiers that share machines with no other."""
     count = Counter(tier.machines for tier in site.tiers)
     for number, tier in enumerate(site.tiers):
         if tier.machines is not None and count[tier.machines] < 2:
-            yield SiteProblem(
+            yield FileProblem(
                 ("tiers", number, "machines"),
                 f"machines of tier {tier.name} are {shown(tier.machines)}, and no other tier's are: write the same for "
                 "the tiers that are the same machines, or leave it out",
             )
 
 
-def _limits(site: Site) -> Iterator[SiteProblem]:
+def _limits(site: Site) -> Iterator[FileProblem]:
     """Limits that nobody would count."""
     priced = any(tier.price is not None for tier in site.tiers)
     for scope in ("run", "factory", "user"):
@@ -101,22 +101,22 @@ def _limits(site: Site) -> Iterator[SiteProblem]:
             if getattr(site, key) is None:
                 continue
             if not site.capabilities.acquires:
-                yield SiteProblem(
+                yield FileProblem(
                     (key,), f"{key} is for workers that are acquired, which the {site.engine} engine's are not"
                 )
             elif scope != "run" and site.acquire != "factory":
-                yield SiteProblem(
+                yield FileProblem(
                     (key,), f'{key} is counted by a factory: write acquire = "factory", or {measure}_per_run'
                 )
             elif measure == "cost" and not priced:
-                yield SiteProblem(
+                yield FileProblem(
                     (key,), f"{key} cannot be counted: write the price of a worker's hour below [[tiers]]"
                 )
 
 
-def _network(options: TaskVineOptions) -> Iterator[SiteProblem]:
-    def problem(key: str, text: str) -> SiteProblem:
-        return SiteProblem(("taskvine", key), text)
+def _network(options: TaskVineOptions) -> Iterator[FileProblem]:
+    def problem(key: str, text: str) -> FileProblem:
+        return FileProblem(("taskvine", key), text)
 
     interval, timeout = options.keepalive_interval, options.keepalive_timeout
     if timeout <= interval:
@@ -138,10 +138,10 @@ def _network(options: TaskVineOptions) -> Iterator[SiteProblem]:
         yield problem("address", f'address is a host alone, and port a key of its own: write address = "{host}"')
 
 
-def _environment(environment: str | None) -> Iterator[SiteProblem]:
+def _environment(environment: str | None) -> Iterator[FileProblem]:
     wrong = environment_mistake(environment) if environment is not None else None
     if wrong:
-        yield SiteProblem(("environment",), wrong)
+        yield FileProblem(("environment",), wrong)
 
 
 def environment_mistake(environment: str) -> str | None:
@@ -170,21 +170,21 @@ def environment_mistake(environment: str) -> str | None:
     return None
 
 
-def _policy(family: str, choice: Any) -> Iterator[SiteProblem]:
+def _policy(family: str, choice: Any) -> Iterator[FileProblem]:
     name = choice.get("policy") if isinstance(choice, Mapping) else choice
     if isinstance(choice, Mapping) and name is None:
-        yield SiteProblem(
+        yield FileProblem(
             (family,),
             f'the {family} policy has no name: write {{policy = "...", ...}}, such as policy = "{names(family)[0]}"',
         )
     elif isinstance(name, str) and not known(family, name):
         close = suggestion(name, names(family), "")
         choose = f"choose one of {', '.join(names(family))}"
-        yield SiteProblem(
+        yield FileProblem(
             (family,), f"there is no {family} policy {name!r}: {choose}" + (f"; {close}" if close else "")
         )
     elif isinstance(name, (int, float, list)):
-        yield SiteProblem(
+        yield FileProblem(
             (family,), f"the {family} policy cannot be {shown(name)}: write a name ({', '.join(names(family))})"
         )
     elif isinstance(choice, Mapping):
@@ -192,10 +192,10 @@ def _policy(family: str, choice: Any) -> Iterator[SiteProblem]:
             make(family, dict(choice))
         except (ValueError, TypeError) as error:
             named = [key for key in choice if key != "policy" and key in str(error)]
-            yield SiteProblem((family, *named[:1]), f"the {family} policy {name!r} cannot be made so: {error}")
+            yield FileProblem((family, *named[:1]), f"the {family} policy {name!r} cannot be made so: {error}")
 
 
-def tier_problems(tier: Tier) -> Iterator[SiteProblem]:
+def tier_problems(tier: Tier) -> Iterator[FileProblem]:
     """All that is impossible in a tier; the paths begin with its keys.
 
     >>> [problem.text for problem in tier_problems(Tier(workers=2, minimum=5))]
@@ -203,17 +203,17 @@ def tier_problems(tier: Tier) -> Iterator[SiteProblem]:
     """
     whose = f"of tier {tier.name}"
     if tier.minimum > tier.workers:
-        yield SiteProblem(
+        yield FileProblem(
             ("minimum",),
             f"minimum = {tier.minimum} {whose} is more than workers = {tier.workers}: write at most {tier.workers}, or "
             "more workers",
         )
     for key in ("memory_gb", "disk_gb", "gpu_memory_gb", "price", "boot_seconds"):
         if math.isinf(getattr(tier, key) or 0):
-            yield SiteProblem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
+            yield FileProblem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
     for name in tier.variables:
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or name == "CTXFLOW_JOB":
-            yield SiteProblem(("variables",), f"variables {whose} cannot set {name!r}: write another name")
+            yield FileProblem(("variables",), f"variables {whose} cannot set {name!r}: write another name")
     if tier.provider not in PROVIDERS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", tier.provider):
         yield _unknown_provider(tier)
         return
@@ -225,18 +225,18 @@ def tier_problems(tier: Tier) -> Iterator[SiteProblem]:
         yield from option_problems(tier)
 
 
-def _unknown_provider(tier: Tier) -> SiteProblem:
+def _unknown_provider(tier: Tier) -> FileProblem:
     meant = _ALIASES.get(tier.provider.lower())
     hint = f"did you mean {meant!r}?" if meant else suggestion(tier.provider, PROVIDERS, "")
     choice = ", ".join(PROVIDERS)
-    return SiteProblem(
+    return FileProblem(
         ("provider",),
         f"provider of tier {tier.name} cannot be {shown(tier.provider)}: write one of {choice}, or MODULE:NAME"
         + (f"; {hint}" if hint else ""),
     )
 
 
-def _foreign_keys(tier: Tier) -> Iterator[SiteProblem]:
+def _foreign_keys(tier: Tier) -> Iterator[FileProblem]:
     """Keys that the tier's provider does not understand."""
     given = [key for key in (*_CONDOR_ONLY, "image", "options") if getattr(tier, key) not in (None, {})]
     for key in given:
@@ -251,61 +251,61 @@ def _foreign_keys(tier: Tier) -> Iterator[SiteProblem]:
             only = "for condor and kubernetes"
         instead = "" if tier.provider == "local" else instead
         what = f"write it in {instead}" if instead else "leave it out"
-        yield SiteProblem((key,), f'{key} of tier {tier.name} is {only}, and its provider is "{tier.provider}": {what}')
+        yield FileProblem((key,), f'{key} of tier {tier.name} is {only}, and its provider is "{tier.provider}": {what}')
 
 
-def _places(tier: Tier, acquire: str) -> Iterator[SiteProblem]:
+def _places(tier: Tier, acquire: str) -> Iterator[FileProblem]:
     if not tier.machine_gpus:
         return
     key = ("machine_gpus",)
     what = f"machine_gpus of tier {tier.name}"
     if tier.provider != "condor":
-        yield SiteProblem(key, f'{what} is HTCondor\'s, and its provider is "{tier.provider}": leave it out')
+        yield FileProblem(key, f'{what} is HTCondor\'s, and its provider is "{tier.provider}": leave it out')
     elif acquire == "factory":
-        yield SiteProblem(key, f'{what} needs runs that acquire their workers themselves: write acquire = "run"')
+        yield FileProblem(key, f'{what} needs runs that acquire their workers themselves: write acquire = "run"')
     elif tier.machine_gpus < tier.gpus:
-        yield SiteProblem(key, f"{what} is less than a worker has: write machine_gpus = {tier.gpus} or more")
+        yield FileProblem(key, f"{what} is less than a worker has: write machine_gpus = {tier.gpus} or more")
 
 
-def _expressions(tier: Tier) -> Iterator[SiteProblem]:
+def _expressions(tier: Tier) -> Iterator[FileProblem]:
     if tier.gpus == 0 and tier.require_gpus is not None:
-        yield SiteProblem(
+        yield FileProblem(
             ("require_gpus",),
             f"require_gpus of tier {tier.name} asks for GPUs, and gpus = 0: write gpus = 1, or leave require_gpus out",
         )
     for key in ("requirements", "require_gpus"):
         expression = getattr(tier, key)
         if expression is not None and (wrong := mistake(expression)):
-            yield SiteProblem((key,), f"{key} of tier {tier.name} is no ClassAd expression: {wrong}")
+            yield FileProblem((key,), f"{key} of tier {tier.name} is no ClassAd expression: {wrong}")
     if tier.require_gpus and re.search(r"\b(CUDA|GPUs_)\w+", tier.require_gpus):
         found = re.findall(r"\b(?:CUDA|GPUs_)(\w+)", tier.require_gpus)[0]
-        yield SiteProblem(
+        yield FileProblem(
             ("require_gpus",),
             f"require_gpus of tier {tier.name} looks at one GPU, whose attributes have no prefix: write {found}",
         )
 
 
-def _submit(tier: Tier) -> Iterator[SiteProblem]:
+def _submit(tier: Tier) -> Iterator[FileProblem]:
     for key in tier.submit:
         lower = key.lower()
         if lower in OWN_SUBMIT_KEYS or lower.replace("my.", "+") in OWN_SUBMIT_KEYS:
-            yield SiteProblem(
+            yield FileProblem(
                 ("submit", key),
                 f"submit of tier {tier.name} sets {key!r}, which ctxflow needs for itself: leave it out",
             )
         elif lower in TIER_KEYS:
-            yield SiteProblem(
+            yield FileProblem(
                 ("submit", key),
                 f"submit of tier {tier.name} sets {key!r}, for which a tier has a key: write {TIER_KEYS[lower]} = ...",
             )
         elif not re.fullmatch(r"\+?[A-Za-z][\w.]*", key):
-            yield SiteProblem(
+            yield FileProblem(
                 ("submit", key),
                 f"submit of tier {tier.name} has a key {key!r} that HTCondor cannot have: write letters, digits and _",
             )
 
 
-def region_problems(site: Site) -> Iterator[SiteProblem]:
+def region_problems(site: Site) -> Iterator[FileProblem]:
     """All that is impossible in a site's regions.
 
     >>> site = Site(engine="taskvine", regions=[Region(name="north", tiers=["a10"])])
@@ -313,7 +313,7 @@ def region_problems(site: Site) -> Iterator[SiteProblem]:
     ["region north has the tier 'a10', and no tier is called so: add one with that name, or leave it out"]
     """
     if site.regions and not site.capabilities.remote:
-        yield SiteProblem(
+        yield FileProblem(
             ("regions",),
             f"the {site.engine} engine's workers are all on this machine, so it has no regions: leave them out, or "
             'write engine = "taskvine" for a cluster',
@@ -322,31 +322,31 @@ def region_problems(site: Site) -> Iterator[SiteProblem]:
     names = [region.name for region in site.regions]
     if site.region is not None and site.region not in names:
         known = f"write one of {', '.join(names)}" if names else "write [[regions]] and under it its name"
-        yield SiteProblem(("region",), f"region = {site.region!r} is no region of the site: {known}")
+        yield FileProblem(("region",), f"region = {site.region!r} is no region of the site: {known}")
     owners: dict[str, str] = {}
     for number, region in enumerate(site.regions):
         if region.name in names[:number]:
-            yield SiteProblem(
+            yield FileProblem(
                 ("regions", number, "name"), f'two regions have the name "{region.name}": give one of them another'
             )
         for tier in region.tiers:
             if tier in owners:
-                yield SiteProblem(
+                yield FileProblem(
                     ("regions", number, "tiers"),
                     f"tier {tier} is in two regions, {owners[tier]} and {region.name}: leave it out of one, or tell "
                     "its machines apart with hosts",
                 )
             owners.setdefault(tier, region.name)
         for problem in _of_region(site, region, names):
-            yield SiteProblem(("regions", number, *problem.path), problem.text)
+            yield FileProblem(("regions", number, *problem.path), problem.text)
 
 
-def _of_region(site: Site, region: Region, names: list[str]) -> Iterator[SiteProblem]:
+def _of_region(site: Site, region: Region, names: list[str]) -> Iterator[FileProblem]:
     tiers = [tier.name for tier in site.tiers]
     for tier in region.tiers:
         if tier not in tiers:
             otherwise = "add one with that name, or leave it out"
-            yield SiteProblem(
+            yield FileProblem(
                 ("tiers",),
                 f"region {region.name} has the tier {tier!r}, and no tier is called so: "
                 + suggestion(tier, tiers, otherwise),
@@ -354,18 +354,18 @@ def _of_region(site: Site, region: Region, names: list[str]) -> Iterator[SitePro
     for key in ("latency_ms", "bandwidth_mbit"):
         for other, value in getattr(region, key).items():
             if other not in names:
-                yield SiteProblem(
+                yield FileProblem(
                     (key,),
                     f"{key} of region {region.name} names {other!r}, which is no region: "
                     + suggestion(other, names, f"the site has {', '.join(names)}"),
                 )
             if not math.isfinite(value) or value < 0 or (value == 0 and key == "bandwidth_mbit"):
-                yield SiteProblem(
+                yield FileProblem(
                     (key,),
                     f"{key} of region {region.name} cannot be {value:g}: write a number, such as {{{other} = 40}}",
                 )
     if region.power_price is not None and not math.isfinite(region.power_price):
-        yield SiteProblem(
+        yield FileProblem(
             ("power_price",),
             f"power_price of region {region.name} cannot be {region.power_price:g}: write dollars a kWh, such as 0.12",
         )

@@ -15,7 +15,7 @@ from ctxflow.contents import digest_path
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import contract_work as work
-from ctxflow.testing.contract import Contract, ContractRun
+from ctxflow.testing.contract_hooks import Contract, ContractRun
 
 
 class ContextsContract(Contract):

@@ -23,8 +23,8 @@ import pytest
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.testing import contract_work as work
-from ctxflow.testing.contract import PATIENCE, ContractRun
 from ctxflow.testing.contract_contexts import ContextsContract
+from ctxflow.testing.contract_hooks import PATIENCE, ContractRun
 
 
 class EngineContract(ContextsContract):

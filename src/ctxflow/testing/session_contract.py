@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ctxflow.executors.engine import CallPayload
+from ctxflow.executors.contract import CallPayload
 from ctxflow.host.sessions import StepEntry, digest_of
 from ctxflow.on_worker import idle, last
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.testing.contract import Contract, ContractRun
+from ctxflow.testing.contract_hooks import Contract, ContractRun
 
 
 class SessionRun(ContractRun):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from vine_player import Player
 
 from ctxflow import ContextExecutor
-from ctxflow.executors.files import WorkerStaging
+from ctxflow.executors.executor import WorkerStaging
 from ctxflow.executors.protocol import events_of
 from ctxflow.executors.taskvine.attachments import Rests
 from ctxflow.executors.taskvine.calls import VineCalls

@@ -16,7 +16,7 @@ from parsl.config import Config
 from played_engine import PlayedExecutor
 
 from ctxflow import CallCrashed, ContextError, batch_app, context, context_app
-from ctxflow.executors.files import SharedDiskStaging
+from ctxflow.executors.executor import SharedDiskStaging
 
 
 @pytest.fixture(scope="module")

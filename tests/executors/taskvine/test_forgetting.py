@@ -3,7 +3,7 @@
 from played_engine import PlayedExecutor
 
 from ctxflow import batch_app
-from ctxflow.executors import retirement
+from ctxflow.executors.run.live_run import declarations
 
 
 @batch_app
@@ -20,7 +20,7 @@ def kept(numbers):
 
 
 def test_a_worker_keeps_the_constants_of_the_last_maps(tmp_path, monkeypatch):
-    monkeypatch.setattr(retirement, "MOST_IDLE", 4)
+    monkeypatch.setattr(declarations, "MOST_IDLE", 4)
     executor = PlayedExecutor(tmp_path / "worker")
     executor.run_dir = str(tmp_path)
     with executor:

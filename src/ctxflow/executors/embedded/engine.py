@@ -22,10 +22,10 @@ from typing import Any
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.call_files import current_directory
+from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.embedded.local_hosts import LocalHosts, LocalWatch
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
 from ctxflow.executors.embedded.local_workers import LocalWorkers
-from ctxflow.executors.engine import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.protocol import events_of
 from ctxflow.host.devices import cuda_devices

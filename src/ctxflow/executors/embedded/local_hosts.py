@@ -11,8 +11,8 @@ import selectors
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads, RunServices
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
-from ctxflow.executors.engine import CallPayload, ContextPayload, Payloads, RunServices
 from ctxflow.executors.heartbeats import Heartbeats, Patience
 from ctxflow.executors.protocol import call_message, plain_message
 from ctxflow.host.messages import (

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded.gpus import GpuShares, Share
 from ctxflow.executors.embedded.local_worker import LocalWorker, share
-from ctxflow.executors.engine import EngineFailed
 from ctxflow.host.descriptors import advice, none_left
 from ctxflow.host.devices import Device
 from ctxflow.host.kept_logs import KeptLogs

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.executors.engine import NO_PAYLOADS, Payloads, RunServices
+from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
 from ctxflow.executors.simulated.faults import POISON, Fault, Faults
 from ctxflow.executors.simulated.machines import Machine
 from ctxflow.executors.simulated.market import Market, Place

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ctxflow.executors.engine import NO_PAYLOADS, EngineFailed, Payloads, RunServices
+from ctxflow.executors.contract import NO_PAYLOADS, EngineFailed, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.protocol import events_of
 from ctxflow.executors.taskvine.attachments import Rests

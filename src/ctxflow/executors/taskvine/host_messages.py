@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ctxflow.executors.engine import CallPayload, ContextPayload, Payloads, Pickled, RunServices
+from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads, Pickled, RunServices
 from ctxflow.executors.protocol import call_message, plain_message
 from ctxflow.executors.taskvine.attachments import Attached, Attachments
 from ctxflow.executors.taskvine.calls import Reports, Then, VineCalls

@@ -14,7 +14,7 @@ import sys
 import time
 
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.engine import EngineFailed
+from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.taskvine.bell import BYTES, Bell
 from ctxflow.factory.provider import tail
 from ctxflow.host.descriptors import scarcity

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from ctxflow.contents import digest_path
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
-from ctxflow.executors.engine import RunServices
+from ctxflow.executors.contract import RunServices
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_machines import unpinned
-from ctxflow.factory.connection import Connection, LiveRun
+from ctxflow.factory.connection import Connection, PublishedRun
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.site_check import own_address
 from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_command, worker_job
@@ -115,7 +115,7 @@ class Setup:
         """Let others find the run."""
         lead, tiers = self.lead(port), self.site.tiers
         return Connection(
-            LiveRun(
+            PublishedRun(
                 self.run.id,
                 socket.gethostname(),
                 os.getpid(),

@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Mapping
 
 from ctxflow.contents import digest_now
-from ctxflow.executors.engine import ContextPayload, RunServices
+from ctxflow.executors.contract import ContextPayload, RunServices
 from ctxflow.executors.protocol import failure_of
 from ctxflow.executors.taskvine.calls import Reports, VineCalls
 from ctxflow.executors.taskvine.setup import Packed, Setup

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ctxflow.executors.engine import RunServices
+from ctxflow.executors.contract import RunServices
 from ctxflow.executors.taskvine.calls import Reports, VineCalls
 from ctxflow.executors.taskvine.worker import VineWorker
 from ctxflow.host.vine_messages import FileFailed, SendState, TakeState

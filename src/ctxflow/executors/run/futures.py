@@ -6,6 +6,7 @@ What does not live here: when something is answered (scheduler/), or by whom (en
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import pickle
@@ -16,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ctxflow import errors
-from ctxflow.executors.callbacks import Callback, Callbacks
+from ctxflow.executors.run.threads import Callback, Callbacks
 from ctxflow.process_identity import Process, foreign_text
 from ctxflow.scheduler.events import Failure
 
@@ -298,3 +299,20 @@ def own_copy(error: BaseException) -> BaseException:
         return error
     copied.__cause__ = error.__cause__
     return copied
+
+
+async def arrival(stream: Stream) -> None:
+    """Wait until an answer has arrived."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(tell)
+
+    if stream.listen(wake):
+        await arrived

@@ -1,26 +1,36 @@
-"""The threads of a run: one leads its loop and runs the callbacks of futures; where one blocks, another takes the lead.
+"""The threads of a run: one leads its loop and runs callbacks, one writes to the disk, and Ctrl-C waits for changes.
 
-A thread of their own for callbacks would cost each call two more switches between threads, a tenth of its time. What
-does not live here: futures (futures.py), what the loop does, and when futures are answered (run.py).
+The leading thread runs the callbacks of futures between turns of the loop; where one blocks, another takes the lead. A
+thread of their own for callbacks would cost each call two more switches between threads, a tenth of its time. Files are
+written on another thread, so that a disk that stalls stops no submission and no answer. And Ctrl-C must not fall in the
+middle of a change, since a person in a notebook interrupts a cell and goes on. What does not live here: what the loop
+does, and when futures are answered (live_run.py).
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # `signal.signal` takes five times as long: it makes enumerations.
 import collections
+import functools
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from signal import SIGINT
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from ctxflow.process_identity import belongs_here
+from ctxflow.process_identity import Process, belongs_here
 
 logger = logging.getLogger("ctxflow")
-_PATIENCE = 0.05  # How long a callback may take before another thread goes on with the loop.
-_END_SECONDS = 5.0
+_CALLBACK_SECONDS = 0.05  # How long a callback may take before another thread goes on with the loop.
+_LEFT_SECONDS = 5.0  # How long callbacks have at the end of a run.
+_DISK_SECONDS = 30.0  # How long the disk has then.
+_INTERRUPT_SECONDS = 2.0  # How long after the first an interrupt is raised at once.
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Callback: TypeAlias = Callable[["Future[Any]"], object]
 
 
@@ -131,9 +141,9 @@ class Callbacks:
             if self._begun == math.inf:
                 self._armed.wait()
                 self._armed.clear()
-            self._ended.wait(_PATIENCE)
+            self._ended.wait(_CALLBACK_SECONDS)
             with self._lead:
-                if time.monotonic() - self._begun >= _PATIENCE and not self._ended.is_set():
+                if time.monotonic() - self._begun >= _CALLBACK_SECONDS and not self._ended.is_set():
                     self._leader, self._begun = None, math.inf
                     if self._followers:
                         self._lead.notify()
@@ -151,8 +161,8 @@ class Callbacks:
 
     def stop(self) -> None:
         """Wait for the callbacks, a few seconds at most, and end the threads. The loop is over."""
-        deadline = time.monotonic() + _END_SECONDS
-        self.flush(_END_SECONDS)
+        deadline = time.monotonic() + _LEFT_SECONDS
+        self.flush(_LEFT_SECONDS)
         with self._lead:
             self._ended.set()
             self._lead.notify_all()
@@ -176,3 +186,93 @@ def _run(callback: Callback, future: Future[Any]) -> None:
         callback(future)
     except (Exception, SystemExit):
         logger.exception("a callback of a future raised")
+
+
+class DiskThread:
+    """Does what it is given in order; begins with the first of it, and ends with `close`.
+
+    What is given waits in memory as long as the disk stalls.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+        self._there = threading.Semaphore(0)
+        self._beginning = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        belongs_here(self)
+
+    def forked(self) -> None:
+        """Do nothing in a child: what waits is its parent's to do."""
+        self._waiting.clear()
+        self._thread, self._closed, self._beginning = None, True, threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._waiting)
+
+    def give(self, action: Callable[[], None]) -> None:
+        """Have something done soon; what it raises is logged."""
+        if self._closed:
+            return
+        if self._thread is None:
+            with self._beginning:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="ctxflow-disk", daemon=True)
+                    self._thread.start()
+        self._waiting.append(action)
+        self._there.release()
+
+    def _work(self) -> None:
+        while True:
+            self._there.acquire()
+            if not self._waiting:
+                return
+            try:
+                self._waiting[0]()
+            except Exception:
+                logger.exception("a run's file cannot be written")
+            self._waiting.popleft()
+
+    def close(self, seconds: float = _DISK_SECONDS) -> bool:
+        """Wait until all is done, but not for ever; says whether it is. What is given from now on is not done."""
+        if self._thread is None:
+            self._closed = True
+            return True
+        if not self._closed:  # Else somebody has waited for long enough.
+            self._closed = True
+            self._there.release()
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a short function finish before an interrupt is raised.
+
+    Should it not be short, an interrupt that comes seconds after the first is raised at once.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        if threading.get_ident() != Process.main_thread:
+            return function(*args, **kwargs)  # Interrupts come to the main thread.
+        caught: list[float] = []
+
+        def note(number: int, frame: Any) -> None:
+            caught.append(time.monotonic())
+            if caught[-1] - caught[0] > _INTERRUPT_SECONDS and callable(handler):
+                handler(number, frame)
+
+        handler = _signal.signal(SIGINT, note)
+        if not callable(handler):
+            _signal.signal(SIGINT, handler if handler is not None else _signal.SIG_DFL)
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _signal.signal(SIGINT, handler)
+            if caught:
+                handler(SIGINT, None)
+
+    return guarded

@@ -1,15 +1,17 @@
-"""What a person asks of a live run from another terminal: hosts and tiers that it is to leave (`ctxflow drain`).
+"""How many workers of each tier a live run may have: what its site says, or less.
 
-They stand in a file of the run's directory, which counts only if this user alone can have written it. What does not
-live here: what follows from them (scheduler/quarantine.py, tier_bounds.py).
+Less where a person has it leave a tier or a host from another terminal (`ctxflow drain`, by a file of the run's
+directory, which counts only if this user alone can have written it), its factory has fewer now, or a limit is reached.
+What does not live here: what follows for workers that are there (scheduler/).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ctxflow.safe_files import NotOwnError, read_own, tell_once, write_private
@@ -85,4 +87,29 @@ class DrainRequests:
         for name in sorted(self.tiers - set(tiers)):
             logger.warning("tier %s is used again", name)
         self.tiers = set(tiers) & set(state.tiers)
+        return told
+
+
+class TierBounds:
+    """Remembers what the site offers, and tells what has changed."""
+
+    def __init__(self) -> None:
+        self._offered: dict[str, ev.TierSpec] = {}
+
+    def events(
+        self, state: RunState, now: float, left: Collection[str], maxima: Mapping[str, int], none: bool = False
+    ) -> list[ev.Event]:
+        """What the scheduler has to hear.
+
+        :param left: the tiers that are to have no workers.
+        :param maxima: tier -> how many workers there may be, where that is bounded besides.
+        :param none: whether no tier may have any.
+        """
+        told: list[ev.Event] = []
+        for name, tier in state.tiers.items():
+            own = self._offered.setdefault(name, tier.spec)
+            most = 0 if none or name in left else min(own.maximum, maxima.get(name, own.maximum))
+            spec = dataclasses.replace(own, minimum=min(own.minimum, most), maximum=most)
+            if spec != tier.spec:
+                told.append(ev.TierOffered(now, spec))
         return told

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxflow.executors.engine import ContextPayload
+from ctxflow.executors.contract import ContextPayload
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.tiers import first_needed
 from ctxflow.scheduler.worker_state import Session, Worker

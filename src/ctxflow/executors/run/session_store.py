@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ctxflow.executors.engine import CallPayload, Pickled
+from ctxflow.executors.contract import CallPayload, Pickled
 from ctxflow.host.sessions import StepEntry, digest_of
 from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd

@@ -1,7 +1,9 @@
-"""What a run is told of apps and contexts before they are used, and what the scheduler and the engine hear of it.
+"""What a run is told of apps and contexts before they are used, and when it forgets them.
 
-What does not live here: the recipes (context.py), what fits which worker (scheduler/refusal.py), and when it is
-forgotten (retirement.py).
+An app without items and sessions for a minute is retired, sooner if many others were used since; a context a minute
+after the last of its apps, once no worker keeps it. What is used again is declared anew by its `Declaration`. Of the
+user's modules, those that workers elsewhere lack travel with what is pickled. What does not live here: the recipes
+(recipe.py), and what fits which worker and whether something is in use (scheduler/context_moves.py).
 """
 
 from __future__ import annotations
@@ -9,14 +11,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
+import site
+import sys
+import sysconfig
 import weakref
 from collections.abc import Collection, Iterable
+from types import ModuleType
+
+import cloudpickle
 
 from ctxflow.executors.call_files import CallFiles
-from ctxflow.executors.engine import ContextPayload, Pickled
+from ctxflow.executors.contract import ContextPayload, Pickled
 from ctxflow.recipe import Context
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.context_moves import refused
+from ctxflow.scheduler.context_moves import app_is_used, context_is_used, refused
+from ctxflow.scheduler.run_state import RunState
 from ctxflow.wording import counted
 
 
@@ -43,7 +53,7 @@ class PickledParts:
 
 
 @dataclasses.dataclass(frozen=True)
-class App:
+class DeclaredApp:
     """How an app's calls are made; its place in the queue is its `AppSpec`.
 
     :ivar function: of a batch app, or one of sessions; an "apply" app's functions come with its calls.
@@ -72,7 +82,7 @@ class DeclaredContext:
 class Declaration:
     """An app with its alternatives and their contexts: all that it takes to declare it again, if it was forgotten."""
 
-    apps: tuple[App, ...]
+    apps: tuple[DeclaredApp, ...]
     contexts: tuple[DeclaredContext, ...]
 
     @functools.cached_property
@@ -109,11 +119,11 @@ class Declared:
 
     def __init__(self) -> None:
         self.contexts: dict[str, ContextPayload] = {}
-        self.apps: dict[str, App] = {}
+        self.apps: dict[str, DeclaredApp] = {}
         self.parts = PickledParts()
         self._divided: set[str] = set()  # Apps that name alternatives, and these.
 
-    def add_app(self, app: App) -> bool:
+    def add_app(self, app: DeclaredApp) -> bool:
         """Make it known; False if it is already."""
         spec = app.spec
         if spec.id in self.apps:
@@ -201,3 +211,138 @@ def spec_of(context: Context | None, level: str) -> ev.ContextSpec:
     files, memory = bool(context.files), context.memory
     name = context_id(context, level)
     return ev.ContextSpec(name, context.name, files, context.gpus, memory, context.gpu_memory, level, context.affinity)
+
+
+IDLE_SECONDS = 60.0
+MOST_IDLE = 500
+"""How many apps, and contexts, are remembered that nobody uses."""
+MOST_BYTES = 64 << 20
+"""How many bytes of constants are remembered that nobody uses."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Use:
+    """When an app or a context was used last, and the app's declaration."""
+
+    at: float
+    declaration: Declaration | None = None
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.declaration is None else self.declaration.bytes
+
+
+class Retirement:
+    """Notes what is used; its owner locks.
+
+    Looking through all of them is put off until there are many more than after the last look, so that a declaration
+    costs the same however many there are.
+    """
+
+    def __init__(self) -> None:
+        self._apps: dict[str, _Use] = {}
+        self._contexts: dict[str, _Use] = {}
+        self._look_at = MOST_IDLE
+        self._new_bytes = 0
+
+    def app(self, declaration: Declaration, now: float) -> None:
+        """An app is declared."""
+        self._apps[declaration.id] = _Use(now, declaration)
+        self._new_bytes += declaration.bytes
+
+    def context(self, context: str, now: float) -> None:
+        """A context is declared."""
+        self._contexts[context] = _Use(now)
+
+    def used(self, app: str, now: float) -> bool:
+        """An app is used; False if it is not known."""
+        use = self._apps.get(app)
+        if use is None:
+            return False
+        use.at = now
+        return True
+
+    def held(self, app: str) -> Declaration:
+        """An app as it was declared, which who may use it again need not hold."""
+        declaration = self._apps[app].declaration
+        assert declaration is not None
+        return declaration
+
+    @property
+    def due(self) -> bool:
+        """Whether there are so many that some should go now."""
+        return len(self._apps) + len(self._contexts) > self._look_at or self._new_bytes > MOST_BYTES
+
+    def retired(self, state: RunState, now: float) -> ev.Retired | None:
+        """What is to be forgotten; `forget` follows once the scheduler has."""
+        idle = [name for name in self._apps if not app_is_used(state, state.apps[name])]
+        apps = _overdue(self._apps, idle, now)
+        gone = set(apps)
+        for name in gone:  # Its context is used as long as it is.
+            context = self._contexts.get(state.apps[name].context)
+            if context is not None:
+                context.at = max(context.at, self._apps[name].at)
+        free = [name for name in self._contexts if not context_is_used(state, name, gone)]
+        contexts = _overdue(self._contexts, free, now)
+        left = len(self._apps) + len(self._contexts) - len(apps) - len(contexts)
+        self._look_at = left + max(MOST_IDLE, left // 4)
+        self._new_bytes = 0
+        return ev.Retired(now, apps, contexts) if apps or contexts else None
+
+    def forget(self, state: RunState) -> None:
+        """What the scheduler does not know any more is forgotten here too."""
+        self._apps = {name: use for name, use in self._apps.items() if name in state.apps}
+        self._contexts = {name: use for name, use in self._contexts.items() if name in state.contexts}
+
+
+def _overdue(known: dict[str, _Use], idle: list[str], now: float) -> list[str]:
+    """Of those that are idle, the ones that are so for long, and of the others all but the last used."""
+    idle.sort(key=lambda name: -known[name].at)
+    kept = size = 0
+    for name in idle:
+        size += known[name].bytes
+        if known[name].at + IDLE_SECONDS <= now or kept >= MOST_IDLE or (kept and size > MOST_BYTES):
+            break
+        kept += 1
+    return idle[kept:]
+
+
+_seen = 0
+
+
+def carry_user_modules() -> None:
+    """Have cloudpickle send what a function uses of the user's modules along with it.
+
+    The user's modules are those imported from files that are neither Python's own, nor installed packages, nor
+    ctxflow. Cheap where nothing was imported since the last time.
+    """
+    global _seen  # noqa: PLW0603 - cloudpickle's own register is global too
+    if len(sys.modules) == _seen:
+        return
+    _seen = len(sys.modules)
+    for name, module in list(sys.modules.items()):
+        if name not in ("__main__", "__mp_main__") and is_users_own(module):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def is_users_own(module: ModuleType) -> bool:
+    """Whether a module is the user's.
+
+    >>> is_users_own(os), is_users_own(cloudpickle)
+    (False, False)
+    """
+    path = getattr(module, "__file__", None)
+    if not isinstance(path, str) or not path.endswith(".py") or not isinstance(module, ModuleType):
+        return False
+    return not os.path.realpath(path).startswith(_NOT_THE_USERS)
+
+
+def _prefixes() -> tuple[str, ...]:
+    paths = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    paths |= {sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)} - {"/usr", "/", "/usr/local"}
+    paths.add("/usr/lib/python3")  # Debian's packages.
+    paths.add(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # ctxflow, which every worker has.
+    return tuple(os.path.realpath(path) + os.sep for path in paths)
+
+
+_NOT_THE_USERS = _prefixes()

@@ -23,21 +23,7 @@ from typing import Any
 from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.answers import opened
 from ctxflow.executors.call_files import CallFiles, inputs_of, placed
-from ctxflow.executors.callbacks import Callbacks
-from ctxflow.executors.declarations import (
-    App,
-    ApplyCall,
-    Declaration,
-    Declared,
-    DeclaredContext,
-    check,
-    context_id,
-    payload_of,
-    spec_of,
-)
-from ctxflow.executors.disk import DiskThread
-from ctxflow.executors.drain_requests import DrainRequests
-from ctxflow.executors.engine import (
+from ctxflow.executors.contract import (
     Bounded,
     CallPayload,
     ContextPayload,
@@ -47,18 +33,26 @@ from ctxflow.executors.engine import (
     LimitReached,
     Pickled,
 )
-from ctxflow.executors.event_log import EventLog
-from ctxflow.executors.futures import CallFuture, Delivery, Sink
-from ctxflow.executors.interrupts import uninterrupted
-from ctxflow.executors.outbox import Making, Outbox
-from ctxflow.executors.retirement import Retirement
-from ctxflow.executors.run_status import AwaitingReminder, RunStatusFile
-from ctxflow.executors.sessions import News, SessionStore
-from ctxflow.executors.status import SessionStatus, Status, status_of
-from ctxflow.executors.tier_bounds import TierBounds
-from ctxflow.executors.user_modules import carry_user_modules
-from ctxflow.executors.waiting import Telling, Waiting
-from ctxflow.executors.worker_table import NOTED, WorkerTable
+from ctxflow.executors.run.declarations import (
+    ApplyCall,
+    Declaration,
+    Declared,
+    DeclaredApp,
+    DeclaredContext,
+    Retirement,
+    carry_user_modules,
+    check,
+    context_id,
+    payload_of,
+    spec_of,
+)
+from ctxflow.executors.run.figures import SessionStatus, Status, status_of
+from ctxflow.executors.run.futures import CallFuture, Delivery, Sink
+from ctxflow.executors.run.kept_files import NOTED, AwaitingReminder, EventLog, RunStatusFile, WorkerTable
+from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
+from ctxflow.executors.run.session_store import News, SessionStore
+from ctxflow.executors.run.threads import Callbacks, DiskThread, uninterrupted
+from ctxflow.executors.run.worker_bounds import DrainRequests, TierBounds
 from ctxflow.factory.spending import reached
 from ctxflow.host.descriptors import advice, none_left
 from ctxflow.pickling import dumps
@@ -78,7 +72,7 @@ _TICK_SECONDS = 1.0
 _MOST_SAMPLES = 3600
 
 
-class Run:
+class LiveRun:
     """Everything between a person's calls and an engine.
 
     :param engine: carries out what is decided.
@@ -676,7 +670,7 @@ class Run:
             return status_of(self._scheduler.state, self._declared.contexts, self.clock(), reasons, limits)
 
 
-def _batch_payload(app: App, inputs: Sequence[Any], searched: bool) -> CallPayload:
+def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
     """The inputs of a batch as lists side by side, pickled together.
 
     :param searched: whether there may be files among them.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ctxflow.executors.engine import CallPayload, ContextPayload, Engine, Payloads, Pickled
+from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Payloads, Pickled
 from ctxflow.pickling import dumps
 from ctxflow.recipe import Context
 from ctxflow.scheduler import commands as cmd

@@ -1,0 +1,330 @@
+"""The files that a run keeps in its directory as it goes: its event log, its status, and its workers.
+
+The event log takes every event at once, and writes many lines at a time; `status.json` says how the run as a whole
+stands, `workers.json` what each worker did and where its log is (`ctxflow workers`). All are written on a thread of
+their own, where a disk may stall. What does not live here: what a line of the log is, and its replay
+(scheduler/log.py), and a batch's own status, which says more (batch/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxflow.executors.contract import Engine, KnowsJobs
+from ctxflow.executors.run.figures import Status, awaiting_text, figures_of
+from ctxflow.executors.run.threads import DiskThread
+from ctxflow.host.descriptors import advice
+from ctxflow.observe.progress import VERSION, Progress, Rates, owner, write_status
+from ctxflow.process_identity import belongs_here, lead_nowhere
+from ctxflow.safe_files import written_whole
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.commands import Command
+from ctxflow.scheduler.eligibility import goes
+from ctxflow.scheduler.log import line
+from ctxflow.scheduler.run_state import RunState
+from ctxflow.scheduler.worker_state import Worker
+
+logger = logging.getLogger("ctxflow")
+_LINES = 200
+_BUFFER = 1 << 18
+_MOST_BEHIND = 1 << 28  # Characters that wait for a disk which stalls.
+
+
+class EventLog:
+    """A run's events with the commands they led to, in a file.
+
+    Lines are made 200 at a time, or when `flush` is called: one by one, between a call and the next, they cost
+    twice as much. A disk that is full, or stalls for long, ends the log with a warning, and not the run. Its owner
+    locks.
+
+    :param path: the file, which is begun anew.
+    :param first: its first line, which says how the run decides.
+    :param disk: who writes; one of its own by default.
+    :raises OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: str, first: str, disk: DiskThread | None = None) -> None:
+        self._path = path
+        self._disk = disk or DiskThread()
+        self._behind = 0
+        self._flushing = False
+        self._file = open(path, "w", _BUFFER)  # noqa: SIM115 - closed in `close`
+        self._file.write(first + "\n")
+        self._unwritten: list[tuple[ev.Event, Sequence[Command]]] = []
+        belongs_here(self)
+
+    def forked(self) -> None:
+        """Leave the file to the process that opened it: what is buffered is that one's to write."""
+        if not self._file.closed:
+            lead_nowhere(self._file.fileno())
+
+    def add(self, event: ev.Event, commands: Sequence[Command]) -> None:
+        """Note an event."""
+        if type(event) is ev.BatchFinished:  # Its results must not live on here.
+            tokens = tokens_of(event.results)
+            event = ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, tokens=tokens)
+        elif type(event) is ev.ItemsFinished:
+            tokens = tokens_of(event.results)
+            event = ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, tokens=tokens)
+        self._unwritten.append((event, commands))
+        if len(self._unwritten) >= _LINES:
+            self._write()
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        if self._file.closed or self._behind > _MOST_BEHIND:
+            return
+        text = "".join([line(event, commands) + "\n" for event, commands in unwritten])
+        self._behind += len(text)
+        if self._behind > _MOST_BEHIND:
+            self._disk.give(functools.partial(self._end, "its disk is too slow"))
+        else:
+            self._disk.give(functools.partial(self._put, text))
+
+    def _put(self, text: str) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._end(error)
+        self._behind -= len(text)
+
+    def flush(self) -> None:
+        """Have everything in the file soon."""
+        if self._unwritten:
+            self._write()
+        if not self._flushing:
+            self._flushing = True
+            self._disk.give(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError | str) -> None:
+        logger.warning("the event log ends here (%s): make room in %s", error, self._path)
+        self._close_file()
+
+    def _close_file(self) -> None:
+        with contextlib.suppress(OSError):  # A full disk must not keep the run from ending.
+            self._file.close()
+
+    def close(self) -> None:
+        """Write what is left, and close the file; what is added from now on is dropped."""
+        self._write()
+        self._disk.give(self._flush)  # Which tells of a full disk.
+        self._disk.give(self._close_file)
+        if not self._disk.close():
+            logger.warning("the end of the event log could not be written: the disk of %s does not answer", self._path)
+
+
+def tokens_of(results: Any) -> int | None:
+    """The tokens that a model read and wrote for a batch, if its results tell, as those of `ctxflow batch` do.
+
+    >>> tokens_of([{"prompt_tokens": 7, "completion_tokens": 2}, {"prompt_tokens": 5}])
+    14
+    """
+    if type(results) is not list or not results or type(results[0]) is not dict or "prompt_tokens" not in results[0]:
+        return None
+    total = 0
+    for result in results:
+        if type(result) is dict:
+            counts = result.get("prompt_tokens", 0), result.get("completion_tokens", 0)
+            total += sum(count for count in counts if type(count) is int)
+    return total or None  # An encoder that was not asked to count says 0.
+
+
+STATUS = "status.json"
+"""The run's status file, for `ctxflow top` and `ctxflow status` beside any program."""
+_AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
+
+
+class StatusWriter:
+    """Rewrites status files. A disk that is full, or no descriptor left for one, ends nothing, and is told once."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def write(self, path: Path, status: Mapping[str, Any]) -> None:
+        """Write one at once or not at all."""
+        try:
+            write_status(path, status)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                text = "%s cannot be rewritten, so that it says how things stood before (%s)%s"
+                logger.warning(text, path, error, advice(error) or ": make room there")
+
+
+class RunStatusFile:
+    """Rewrites a run's status file; calls come one at a time.
+
+    :param directory: the run's.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory) / STATUS
+        self._facts = {"version": VERSION, "output": "", "run": directory, **owner()}
+        self._writer = StatusWriter()
+        self._rates, self._chunk_rates = Rates(), Rates()
+
+    def write(self, status: Status, state: str = "running", reason: str = "") -> None:
+        """Say how the run stands.
+
+        :param state: "running", "done" or "failed", for the `reason`.
+        """
+        done, answered = status.items_done, status.items_done + status.items_dead
+        self._rates.note(status.time, answered, None)
+        self._chunk_rates.note(status.time, status.chunks, None)
+        progress = Progress(
+            unit="items",
+            done=done,
+            dead=status.items_dead,
+            done_now=done,
+            dead_now=status.items_dead,
+            running=status.items_queued + status.items_running,
+            read=status.items_submitted,
+            seconds=status.time,
+            chunks_per_s=self._chunk_rates.pace(status.time, status.chunks, None, None).rate,
+            **vars(self._rates.pace(status.time, answered, None, None)),
+            **figures_of(status),
+        )
+        facts = {**self._facts, "state": state, "reason": reason, "updated": round(time.time(), 3)}
+        self._writer.write(self._path, {**facts, **dataclasses.asdict(progress)})
+
+
+class AwaitingReminder:
+    """Now and then, who waits for calls learns that they wait for workers: so many may never come."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None
+
+    def say(self, state: RunState, now: float) -> None:
+        """Say it, if calls have waited for long enough since it was said last; asked while they wait."""
+        if self._due is None:
+            self._due = now + _AWAITING_SECONDS
+        elif now >= self._due:
+            self._due = now + _AWAITING_SECONDS
+            logger.warning("%s", awaiting_text(state))
+
+
+WORKERS = "workers.json"
+NOTED = frozenset((ev.BatchFailed, ev.ContextFailed, ev.WorkerLost))
+"""The events that it takes note of."""
+_SECONDS, _SECONDS_EACH = 2.0, 0.01  # How often it is written: the more seldom, the more workers there are.
+_MOST_GONE = 50
+_LENGTH = 300  # Of the last error.
+
+
+@dataclasses.dataclass(slots=True)
+class _Account:
+    """What went wrong on a worker."""
+
+    failed: int = 0
+    error: str = ""
+
+
+class WorkerTable:
+    """Takes note of what workers do, and writes it now and then; calls come one at a time.
+
+    :param directory: the run's.
+    :param soon: has something done on the thread that writes.
+    """
+
+    def __init__(self, directory: str, soon: Callable[[Callable[[], None]], None]) -> None:
+        self._path = Path(directory) / WORKERS
+        self._soon = soon
+        self._waits = False  # To be written.
+        self._accounts: dict[str, _Account] = {}
+        self._gone: dict[str, dict[str, Any]] = {}  # Those that were lost last.
+        self._due = 0.0
+
+    def note(self, event: ev.Event, state: RunState, engine: Engine) -> None:
+        """Something happened; to be called before the scheduler hears of it."""
+        if isinstance(event, (ev.BatchFailed, ev.ContextFailed)):
+            if event.failure.kind != "cancelled":
+                account = self._accounts.setdefault(event.worker, _Account())
+                account.failed += 1
+                account.error = f"{event.failure.error}: {event.failure.message}"[:_LENGTH]
+        elif isinstance(event, ev.WorkerLost):
+            worker = state.workers.get(event.worker)
+            if worker is not None:
+                became = "given back" if worker.released else "evicted" if event.evicted else "lost"
+                self._gone[worker.id] = self._line(worker, state.now, became, engine)
+            if len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+            self._accounts.pop(event.worker, None)
+
+    def write(self, state: RunState, now: float, engine: Engine, end: bool = False) -> None:
+        """Write it, if it is time; a disk that is full ends no run."""
+        if (now < self._due or self._waits) and not end:
+            return
+        self._due = now + max(_SECONDS, _SECONDS_EACH * len(state.workers))
+        workers = state.workers.values()
+        lines = [self._line(each, now, "ended" if end else _does(each), engine) for each in workers]
+        told = {"version": 1, "updated": round(time.time(), 3), "workers": lines + list(self._gone.values())}
+        self._waits = True
+
+        def put() -> None:
+            self._waits = False
+            with contextlib.suppress(OSError), written_whole(self._path, sync=False, mode=0o600) as file:
+                file.write(json.dumps(told).encode())
+
+        self._soon(put)
+
+    def _line(self, worker: Worker, now: float, does: str, engine: Engine) -> dict[str, Any]:
+        account = self._accounts.get(worker.id, _Account())
+        job, log = engine.job_of(worker.id) if isinstance(engine, KnowsJobs) else (None, "")
+        return {
+            "worker": worker.id,
+            "host": worker.host,
+            "gpus": worker.gpus,
+            "gpu_model": worker.gpu_model,
+            "tier": worker.tier,
+            "job": job,
+            "state": does,
+            "joined": round(time.time() - (now - worker.joined), 1),
+            "ended": None if does in _STATES else round(time.time(), 1),
+            "done": worker.done,
+            "failed": account.failed,
+            "error": account.error,
+            "log": log,
+        }
+
+
+_STATES = ("in quarantine", "leaving", "working", "loading", "idle")
+
+
+def _does(worker: Worker) -> str:
+    """What a worker does, in one of these words."""
+    if worker.held:
+        return "in quarantine"
+    if goes(worker):
+        return "leaving"
+    return "working" if worker.running else "loading" if worker.loading else "idle"
+
+
+def read_workers(directory: str) -> list[Mapping[str, Any]]:
+    """The workers of a run, as it said last; none where it has not said.
+
+    :param directory: the run's.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((Path(directory) / WORKERS).read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("version") == 1:
+            return list(found["workers"])
+    return []
