@@ -27,22 +27,19 @@ import common
 from ctxflow import ContextExecutor, context_app
 from ctxflow.policies.agh import solve
 from ctxflow.policies.agh.demand import ContextOption, Wanted
-from ctxflow.policies.agh.machines import Bounds
-from ctxflow.policies.agh.making import Made, Moment
-from ctxflow.policies.agh.rolling import Switching
-from ctxflow.policies.agh.workers import Offer
+from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
+from ctxflow.policies.agh.staffing import Offer
 from ctxflow_papers.gh_agh.instances import draw
 
 CONTEXTS, TIERS = (2, 5, 10, 20), (3, 6, 10)
-SWITCHING = Switching(load_seconds_per_gb=1.0, hold_hours=1 / 6, least_gain=0.05)
+HOLD_HOURS, LEAST_GAIN = 1 / 6, 0.05
 
 
 def moment(contexts: int, tiers: int, load: float, seed: int) -> Moment:
     """A run as it may be, that wants so many times the workers that there are."""
     drawn = random.Random(seed)
     offers = [
-        Offer(f"tier{k}", drawn.choice([4, 8, 20, 50, 120, 300]), round(drawn.uniform(0.3, 4), 2), 1e9)
-        for k in range(tiers)
+        Offer(f"tier{k}", drawn.choice([4, 8, 20, 50, 120, 300]), round(drawn.uniform(0.3, 4), 2)) for k in range(tiers)
     ]
     workers, wanted = sum(offer.workers for offer in offers), []
     for number in range(contexts):
@@ -51,7 +48,7 @@ def moment(contexts: int, tiers: int, load: float, seed: int) -> Moment:
         rate = load * workers * 3600 / contexts / seconds * drawn.uniform(0.3, 1.5)
         wanted.append(Wanted(f"app{number}", rate, (ContextOption(f"context{number}", by_tier, drawn.uniform(5, 90)),)))
     bounds = {offer.name: Bounds(0, offer.workers, 1, "") for offer in offers}
-    return Moment(wanted, offers, bounds, {}, [], Made(), SWITCHING)
+    return Moment(wanted, offers, bounds, {}, [], Made(), HOLD_HOURS, LEAST_GAIN)
 
 
 def plan_seconds(contexts: int, tiers: int, load: float) -> list[float]:

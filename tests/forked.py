@@ -230,7 +230,7 @@ PRELOADED = (
     "ctxflow.decorators",
     "ctxflow.executors.executor",
     "ctxflow.map_results",
-    "ctxflow.policies.agh.live",
+    "ctxflow.policies.agh.placement",
     "ctxflow.policies.flextopo.preemption",
     "ctxflow.policies.turboserve.scaling",
     "ctxflow.policies.turboserve.session_placement",

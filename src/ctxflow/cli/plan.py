@@ -1,7 +1,4 @@
-"""`ctxflow plan`: which models on which tiers, for a problem given as data or made of a site and a job.
-
-What does not live here: the job's file (plan_job.py), and the problem made of it (plan_site.py).
-"""
+"""`ctxflow plan`: which models on which tiers, for a problem given as data or made of a site and a job (`planning`)."""
 
 from __future__ import annotations
 
@@ -15,14 +12,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ctxflow.cli.plan_job import load_job
-from ctxflow.cli.plan_site import SiteProblem, make_problem, survey_site
 from ctxflow.cli.screen import native_output_aside
 from ctxflow.consoles import VisibleConsole
 from ctxflow.factory.site_check import ask_tiers
+from ctxflow.planning.job_file import load_job
+from ctxflow.planning.job_problem import JobProblem, make_problem, survey_site
 from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
 from ctxflow.policies.agh.solution import METHODS, Solution, solve
-from ctxflow.policies.agh.workers import Staffing, staffing
 from ctxflow.simulator.scenario import read_recorded, tiers_of_site
 from ctxflow.sites import load_site
 
@@ -103,7 +99,7 @@ def plan(
     def waiting(text: str) -> contextlib.AbstractContextManager[object]:
         return console.status(text) if console.is_terminal else contextlib.nullcontext()
 
-    made: SiteProblem | None = None
+    made: JobProblem | None = None
     if problem is not None:
         if site is not None or live or measured is not None or save is not None:
             raise typer.BadParameter("give SITE and JOB, or --problem FILE alone")
@@ -122,7 +118,7 @@ def plan(
         except ModuleNotFoundError as error:
             raise ValueError(str(error)) from None
     if as_json:
-        print(json.dumps(found.as_data() if made is None else {**found.as_data(), **_site_data(made, found)}))
+        print(json.dumps(found.as_data() if made is None else {**found.as_data(), **made.as_data(found)}))
     elif made is None:
         show(found)
     else:
@@ -131,7 +127,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _made(site: str, job: Path, live: bool, measured: Path | None) -> SiteProblem:
+def _made(site: str, job: Path, live: bool, measured: Path | None) -> JobProblem:
     """The problem of a site and a job."""
     loaded = load_site(site)
     wanted = load_job(job, {tier.spec.name: None for tier in tiers_of_site(loaded)})
@@ -144,37 +140,17 @@ def _made(site: str, job: Path, live: bool, measured: Path | None) -> SiteProble
     return dataclasses.replace(found, notes=(*silent, *found.notes))
 
 
-def _staffing(made: SiteProblem, found: Solution) -> list[Staffing]:
-    return [] if found.allocation is None else staffing(made.problem, made.offers, made.speeds, found.allocation)
-
-
-def _site_data(made: SiteProblem, found: Solution) -> dict[str, object]:
-    """What a plan for a site has besides, for JSON."""
-    queries, models = made.problem.query_types, made.problem.models
-    return {
-        "workers": [
-            {
-                "model": models[each.model].name, "tier": made.offers[each.offer].name, "workers": each.workers,
-                "shares": {queries[query].name: share for query, share in each.shares},
-            }
-            for each in _staffing(made, found)
-        ],
-        "notes": list(made.notes),
-        "left_out": list(made.left_out),
-    }  # fmt: skip
-
-
-def _show_site(made: SiteProblem, found: Solution) -> None:
+def _show_site(made: JobProblem, found: Solution) -> None:
     """Print the plan of a site for people: workers, not the problem's blocks of them."""
     console, problem = VisibleConsole(), made.problem
-    staff = _staffing(made, found)
+    staff = made.staffing(found)
     table = Table(title=f"{problem.name}: what runs")
     for name in ("model", "tier", "workers", "cost/h", "serves"):
         table.add_column(name, justify="right" if name in ("workers", "cost/h") else "left")
     for each in staff:
         offer = made.offers[each.offer]
         serves = [
-            f"{share:.0%} of {problem.query_types[query].name}, in {_delay(made, query, each):.3g} s"
+            f"{share:.0%} of {problem.query_types[query].name}, in {made.delay(query, each):.3g} s"
             for query, share in each.shares
         ]
         count, cost = f"{each.workers} of {offer.workers}", f"{each.workers * offer.price:.2f}"
@@ -197,11 +173,6 @@ def _show_site(made: SiteProblem, found: Solution) -> None:
     for text in made.notes:
         console.print(f"note: {text}", style="dim", markup=False)
     console.print(f"{found.method}, {found.seconds:.3f} s", style="dim")
-
-
-def _delay(made: SiteProblem, query: int, each: Staffing) -> float:
-    speed = made.speeds[query][each.model][each.offer]
-    return speed.delay if speed is not None else float("inf")
 
 
 def show(found: Solution) -> None:

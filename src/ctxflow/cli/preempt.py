@@ -17,7 +17,7 @@ from ctxflow.policies.flextopo.preemption import Decision, decide
 from ctxflow.wording import counted
 
 
-class Method(str, enum.Enum):
+class SelectionMethod(str, enum.Enum):
     """How victims are selected."""
 
     standard = "standard"
@@ -38,7 +38,7 @@ def preempt(
         Path,
         typer.Option(help="The nodes, what runs on them, and the preemptor, as JSON.", exists=True, dir_okay=False),
     ],
-    policy: Annotated[Method, typer.Option(help="How victims are selected.")] = Method.exact,
+    policy: Annotated[SelectionMethod, typer.Option(help="How victims are selected.")] = SelectionMethod.exact,
     alpha: Annotated[float, typer.Option(help="What counts: 0 topology, 1 priorities.", min=0.0, max=1.0)] = 0.0,
     basis: Annotated[Basis, typer.Option(help="What topology is judged on.")] = Basis.allocation,
     as_json: Annotated[bool, typer.Option("--json", help="Print the decision as JSON.")] = False,
@@ -65,7 +65,7 @@ def preempt(
         raise typer.Exit(1)
 
 
-def _as_json(decision: Decision | None, policy: Method, seconds: float) -> dict[str, Any]:
+def _as_json(decision: Decision | None, policy: SelectionMethod, seconds: float) -> dict[str, Any]:
     found = {"node": None} if decision is None else decision.to_json()
     return {"policy": policy.value, **found, "seconds": round(seconds, 6)}
 

@@ -1,18 +1,26 @@
 """How large a model is, by its folder: parameters, weights, KV cache of a token. Loads nothing.
 
-What does not live here: where a model's folder is (locate.py), and how fast it is (the placement's roofline).
+What does not live here: where a model's folder is (locate.py), and how fast it is (planning.roofline).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from ctxflow.policies.agh.roofline import Shape
-
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a parameter by precision."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What of a model its speed depends on: parameters, the weights' size, and a token's KV cache."""
+
+    parameters: float
+    weights_gb: float
+    kv_bytes_per_token: float
 
 
 def shape_of(config: Path, precision: str | None = None) -> Shape:

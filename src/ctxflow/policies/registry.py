@@ -30,7 +30,7 @@ _OWN = {
         "opportunistic": "ctxflow.policies.opportunistic:Opportunistic",
     },
     "placement": {
-        "agh": "ctxflow.policies.agh.live:AdaptivePlacement",
+        "agh": "ctxflow.policies.agh.placement:AdaptivePlacement",
         "everywhere": "ctxflow.policies.simple.placement:Everywhere",
     },
     "preemption": {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.executors.simulated import Machine, SimulatedEngine
-from ctxflow.policies.agh.live import AdaptivePlacement
+from ctxflow.policies.agh.placement import AdaptivePlacement
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler, log
 from ctxflow.scheduler import commands as cmd

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxflow.executors.simulated import Machine, SimulatedEngine
-from ctxflow.policies.agh.asked import ROOM_GB
 from ctxflow.policies.agh.demand import ContextOption, Wanted
-from ctxflow.policies.agh.machines import cut_best, cuts, groups, limited
-from ctxflow.policies.agh.workers import Offer
+from ctxflow.policies.agh.live_plan import cut_best, cuts, groups, limited
+from ctxflow.policies.agh.staffing import Offer
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -20,7 +19,7 @@ from ctxflow.simulator.times import MixedTimes
 
 GPUS = {"one": 1, "two": 2, "four": 4}
 TIERS = {name: Tier(ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100")) for name, gpus in GPUS.items()}
-OFFERS = [Offer(name, tier.maximum, float(tier.gpus), ROOM_GB) for name, tier in TIERS.items()]
+OFFERS = [Offer(name, tier.maximum, float(tier.gpus)) for name, tier in TIERS.items()]
 # The large model fits four GPUs alone, and the middle one is more than twice as fast on two.
 SECONDS = {
     "small": {"one": 1.0, "two": 0.8, "four": 0.7},

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxflow.planning.worker_blocks import SiteOffer, Speed, blocks, problem_of, staffing
 from ctxflow.policies.agh.problem import Model, QueryType
 from ctxflow.policies.agh.solution import solve
-from ctxflow.policies.agh.workers import Offer, Speed, blocks, problem_of, staffing
 
 
 @given(st.integers(0, 5000))
@@ -27,7 +27,7 @@ def test_the_workers_of_a_plan_are_there_and_do_what_is_routed_to_them(rates, co
         for n, rate in enumerate(rates)
     ]  # fmt: skip
     models = [Model(name="small", weights_gb=3), Model(name="large", weights_gb=16)]
-    offers = [Offer(f"t{n}", count, 1.0 + n, 12.0 if n == 0 else 24.0) for n, count in enumerate(counts)]
+    offers = [SiteOffer(f"t{n}", count, 1.0 + n, 12.0 if n == 0 else 24.0) for n, count in enumerate(counts)]
     speeds = [[[Speed(1.0, 0.5 * (1 + j)) if i == j else None for _ in offers] for j in range(2)] for i in range(2)]
     problem = problem_of("p", queries, models, offers, speeds, hours=1)
     found = solve(problem, "agh")

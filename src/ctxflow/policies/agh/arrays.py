@@ -16,8 +16,10 @@ Bools = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrays:
-    """The constants of a problem with I query types, J models, K tiers and C configurations.
+class Constants:
+    """What the heuristics compute on: the constants of I query types, J models, K tiers and C configurations.
+
+    Made of a placement problem (`Arrays`), or of a live run, whose contexts take no storage (`staffing`).
 
     Configurations are all (TP, PP) of any tier, fewest GPUs first; of equally many GPUs the higher TP first, which has
     the smaller delay for every query type, so that the first that fits is the one that M1 wants.
@@ -27,19 +29,20 @@ class Arrays:
     :ivar fits: (J, K, C) whether the tier allows it and the weights alone leave no GPU overfull.
     :ivar spare_gb: (J, K, C) what a pair's GPUs have left for KV caches together, in GB.
     :ivar kv_gb: (I, J, K) what the whole type takes of that.
+    :ivar rates: (I,) queries an hour.
     :ivar delay: (I, J, K, C) seconds, D.
     :ivar error: (I, J, K).
     :ivar max_delay, max_error, unserved_dollars, max_unserved: (I,).
-    :ivar work: (I, J, K) TFLOP an hour of the whole type, and `capacity`: (K,) of one GPU.
-    :ivar weights_gb: (J,), and `memory_gb`: (K,) of one GPU.
+    :ivar work: (I, J, K) of the whole type in an hour, in the unit of `capacity`: (K,) of one GPU.
+    :ivar weights_gb: (J,).
     :ivar rent: (K,) dollars of one GPU over the horizon.
     :ivar model_dollars: (J,) of storing the weights over the horizon, for each type that is sent there.
     :ivar data_gb, data_dollars: (I,) of storing the whole type's data.
     :ivar delay_dollars: (I,) for a second.
     :ivar stock: (K,) GPUs to be had, inf without a limit.
+    :ivar hours: of the horizon. :ivar budget: dollars. :ivar storage: GB, at `storage_price` dollars an hour each.
     """
 
-    problem: Problem
     tensor: Ints
     pipeline: Ints
     gpus: Ints
@@ -47,6 +50,7 @@ class Arrays:
     fits: Bools
     spare_gb: Floats
     kv_gb: Floats
+    rates: Floats
     delay: Floats
     error: Floats
     max_delay: Floats
@@ -56,19 +60,51 @@ class Arrays:
     work: Floats
     capacity: Floats
     weights_gb: Floats
-    memory_gb: Floats
     rent: Floats
     model_dollars: Floats
     data_gb: Floats
     data_dollars: Floats
     delay_dollars: Floats
     stock: Floats
+    hours: float
+    budget: float
+    storage: float
+    storage_price: float
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(I, J, K, C)."""
         i, j, k, c = self.delay.shape
         return i, j, k, c
+
+    def options(self) -> Bools:
+        """The configurations that an optimum may need: (J, K, C).
+
+        Left out, without loss: what does not fit into memory, budget or stock by itself; and a configuration beside
+        another one of the pair that has no more GPUs, delays no query type more, and could carry all of them at once.
+        """
+        allowed = self.fits & (self.rent[:, None] * self.gpus <= self.budget)
+        allowed &= self.gpus <= self.stock[:, None]
+        enough = self.capacity[None, :, None] * self.gpus >= self.work.sum(axis=0)[..., None]
+        enough &= self.spare_gb >= self.kv_gb.sum(axis=0)[..., None]
+        for slow in range(len(self.gpus)):
+            for fast in range(slow):  # Sorted by GPUs: those before it have no more.
+                better = (self.delay[..., fast] <= self.delay[..., slow]).all(axis=0) & allowed[..., fast]
+                same_size = self.gpus[fast] == self.gpus[slow]
+                allowed[..., slow] &= ~(better & (same_size | enough[..., fast]))
+        return allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays(Constants):
+    """The constants of a placement problem, with what only the exact method and the reasons need.
+
+    :ivar problem: with limits that can be computed with.
+    :ivar memory_gb: (K,) of one GPU.
+    """
+
+    problem: Problem
+    memory_gb: Floats
 
     @classmethod
     def of(cls, problem: Problem) -> Arrays:
@@ -103,6 +139,7 @@ class Arrays:
             fits=allowed[None] & (spare >= 0),
             spare_gb=spare,
             kv_gb=kv * np.array(problem.resident_queries),
+            rates=rate,
             delay=delay,
             error=np.array(problem.error),
             max_delay=_column(types, "max_delay_seconds"),
@@ -119,6 +156,10 @@ class Arrays:
             data_dollars=stored * data,
             delay_dollars=1e3 * _column(types, "delay_dollars_per_ms"),
             stock=np.array([np.inf if tier.gpus is None else tier.gpus for tier in tiers]),
+            hours=problem.horizon_hours,
+            budget=problem.budget_dollars,
+            storage=problem.storage_gb,
+            storage_price=problem.storage_dollars_per_gb_hour,
         )
 
 

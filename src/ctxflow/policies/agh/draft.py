@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from ctxflow.policies.agh.allocation import Allocation, Deployment, Route
-from ctxflow.policies.agh.arrays import Arrays, Bools, Floats, Ints
+from ctxflow.policies.agh.arrays import Bools, Constants, Floats, Ints
 
 NOTHING = 1e-9  # A share under this is none.
 _LEAST = 1e-12
@@ -40,10 +40,10 @@ class Choices:
     :ivar rent, delay, spare: (I, J, K) of that configuration: dollars, seconds, GB.
     """
 
-    def __init__(self, arrays: Arrays, mechanisms: Mechanisms) -> None:
+    def __init__(self, arrays: Constants, mechanisms: Mechanisms) -> None:
         self.arrays, self.mechanisms = arrays, mechanisms
         _, models, tiers, _ = arrays.shape
-        affordable = arrays.rent[:, None] * arrays.gpus <= arrays.problem.budget_dollars
+        affordable = arrays.rent[:, None] * arrays.gpus <= arrays.budget
         affordable &= arrays.gpus <= arrays.stock[:, None]
         if mechanisms.select:
             self.possible: Bools = arrays.fits & affordable
@@ -118,7 +118,7 @@ class Draft:
     @property
     def storage_dollars(self) -> float:
         """For models and data together."""
-        return self.stored * self.arrays.problem.horizon_hours * self.arrays.problem.storage_dollars_per_gb_hour
+        return self.stored * self.arrays.hours * self.arrays.storage_price
 
     @property
     def total(self) -> float:
@@ -175,7 +175,7 @@ class Draft:
         :param wanted: the share that has to go somewhere.
         """
         choices, arrays = self.choices, self.arrays
-        problem, free = arrays.problem, choices.mechanisms
+        free = choices.mechanisms
         config, delay = choices.config[i].copy(), choices.delay[i].copy()
         rent, spare, gpus = choices.rent[i].copy(), choices.spare[i], choices.gpus[i]
         room = np.maximum(0.0, arrays.max_delay[i] - self.delay[i]) / np.maximum(delay, _LEAST)
@@ -199,9 +199,9 @@ class Draft:
             weights = weights.copy()
             for pair in self.routes[i]:
                 weights[pair] = 0.0
-        np.minimum(share, (problem.storage_gb - self.stored - weights) / choices.data[i], out=share)
-        stored = problem.horizon_hours * problem.storage_dollars_per_gb_hour
-        left = problem.budget_dollars - self.rent - self.storage_dollars - rent - stored * weights
+        np.minimum(share, (arrays.storage - self.stored - weights) / choices.data[i], out=share)
+        stored = arrays.hours * arrays.storage_price
+        left = arrays.budget - self.rent - self.storage_dollars - rent - stored * weights
         np.minimum(share, left / max(stored * choices.data[i], _LEAST), out=share)
         np.minimum(share, (arrays.capacity * gpus - self.work) / choices.work[i], out=share)
         if free.select:
@@ -237,12 +237,12 @@ class Draft:
 
     def within_limits(self) -> bool:
         """Whether budget, storage, stock, throughput, memory, delays and errors hold: (5c), (5f) to (5j)."""
-        arrays, problem = self.arrays, self.arrays.problem
+        arrays = self.arrays
         j, k = np.nonzero(self.config >= 0)
         config, slack = self.config[j, k], 1 + NOTHING
         return bool(
-            self.rent + self.storage_dollars <= problem.budget_dollars * slack
-            and self.stored <= problem.storage_gb * slack
+            self.rent + self.storage_dollars <= arrays.budget * slack
+            and self.stored <= arrays.storage * slack
             and (self.used <= arrays.stock).all()
             and (self.work[j, k] <= arrays.capacity[k] * arrays.gpus[config] * slack).all()
             and (self.kv[j, k] <= arrays.spare_gb[j, k, config] + NOTHING).all()

@@ -15,7 +15,7 @@ from ctxflow.policies.agh.arrays import Arrays, Bools, Floats
 from ctxflow.policies.agh.draft import Choices, Mechanisms
 from ctxflow.policies.agh.heuristics import adaptive, enough, greedy
 from ctxflow.policies.agh.local_search import Exchange
-from ctxflow.policies.agh.milp import Program, all_options, build
+from ctxflow.policies.agh.milp import Program, build
 from ctxflow.policies.agh.problem import Problem
 
 INFEASIBLE = 2  # SciPy's status.
@@ -61,7 +61,7 @@ def exact(
     True
     """
     _scipy()
-    program = build(arrays, all_options(arrays) if options is None else options, tightened)
+    program = build(arrays, arrays.options() if options is None else options, tightened)
     feasible = greedy(arrays)
     most = feasible.total if options is None and not check(arrays.problem, feasible.allocation()) else np.inf
     begun = time.monotonic()

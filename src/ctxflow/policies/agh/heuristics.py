@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.arrays import Arrays, Bools, Floats
+from ctxflow.policies.agh.arrays import Bools, Constants, Floats
 from ctxflow.policies.agh.draft import IDLE, NOTHING, Choices, Destinations, Draft, Mechanisms
 from ctxflow.policies.agh.local_search import Exchange
 
@@ -20,7 +20,7 @@ COVERAGE_BUDGET = 0.8
 """beta: the share of the budget up to which Phase 1 deploys."""
 
 
-def greedy(arrays: Arrays, mechanisms: Mechanisms | None = None) -> Draft:
+def greedy(arrays: Constants, mechanisms: Mechanisms | None = None) -> Draft:
     """GH: coverage first, then each query type where serving it costs least, the most frequent type first.
 
     As printed, Step 4 takes a place or leaves it; here the share is what all limits leave room for, so that a type is
@@ -28,6 +28,7 @@ def greedy(arrays: Arrays, mechanisms: Mechanisms | None = None) -> Draft:
 
     :param mechanisms: M1 to M3, all on by default.
 
+    >>> from ctxflow.policies.agh.arrays import Arrays
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> draft = greedy(Arrays.of(paper_instance()))
     >>> float(draft.unserved.max())
@@ -35,16 +36,15 @@ def greedy(arrays: Arrays, mechanisms: Mechanisms | None = None) -> Draft:
     """
     free = mechanisms or Mechanisms()
 
-    def search(priced: Arrays) -> Draft:
+    def search(priced: Constants) -> Draft:
         return construct(covered(Choices(priced, free)), order_by_rate(priced))
 
     return keeping_required(arrays, free, search)
 
 
-def order_by_rate(arrays: Arrays) -> list[int]:
+def order_by_rate(arrays: Constants) -> list[int]:
     """The query types, the most frequent first."""
-    rates = [kind.queries_per_hour for kind in arrays.problem.query_types]
-    return sorted(range(len(rates)), key=lambda i: -rates[i])
+    return sorted(range(len(arrays.rates)), key=lambda i: -arrays.rates[i])
 
 
 def covered(choices: Choices) -> Draft:
@@ -54,7 +54,7 @@ def covered(choices: Choices) -> Draft:
     """
     arrays, draft = choices.arrays, Draft(choices)
     reach = (choices.config != IDLE) & (arrays.error <= arrays.max_error[:, None, None])
-    cap = COVERAGE_BUDGET * arrays.problem.budget_dollars
+    cap = COVERAGE_BUDGET * arrays.budget
     uncovered = np.ones(arrays.shape[0], dtype=bool)
     while uncovered.any():
         covers = reach & uncovered[:, None, None]
@@ -114,9 +114,9 @@ def ranks(draft: Draft, i: int, wanted: float, places: Destinations) -> Floats:
 
 
 def keeping_required(
-    arrays: Arrays,
+    arrays: Constants,
     mechanisms: Mechanisms,
-    search: Callable[[Arrays], Draft],
+    search: Callable[[Constants], Draft],
     simpler: Callable[[], Draft] | None = None,
 ) -> Draft:
     """What a heuristic finds; if it leaves more unserved than is allowed, the cheapest that does not, as far as found.
@@ -139,10 +139,10 @@ def enough(draft: Draft) -> bool:
     return bool((draft.unserved <= draft.arrays.max_unserved + NOTHING).all())
 
 
-def _dear(arrays: Arrays) -> Floats:
+def _dear(arrays: Constants) -> Floats:
     """Prices of leaving unserved (I,): above all else that could be paid, for types of which some has to be served."""
     types = arrays.shape[0]
-    rent = min(arrays.problem.budget_dollars, types * float(arrays.rent.max()) * float(arrays.gpus.max()))
+    rent = min(arrays.budget, types * float(arrays.rent.max()) * float(arrays.gpus.max()))
     stored = float(arrays.data_dollars.sum()) + types * float(arrays.model_dollars.max())
     most = rent + stored + float(arrays.delay_dollars @ arrays.max_delay) + float(arrays.unserved_dollars.sum())
     return np.where(arrays.max_unserved < 1, arrays.unserved_dollars + most, arrays.unserved_dollars)
@@ -155,7 +155,7 @@ PATIENCE = 5
 BETTER = 1e-9
 
 
-def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
+def adaptive(arrays: Constants, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
     """AGH: GH from eight orderings and some random ones, each improved by moves; the cheapest. Never above GH.
 
     As printed, it moves single routes and closes deployments, and ends 20 % and more above the optimum where storage
@@ -165,6 +165,7 @@ def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0
     :param seed: of the random orderings.
     :param printed: only the printed moves.
 
+    >>> from ctxflow.policies.agh.arrays import Arrays
     >>> from ctxflow.policies.agh.problem import paper_instance
     >>> arrays = Arrays.of(paper_instance())
     >>> adaptive(arrays).total <= greedy(arrays).total
@@ -176,7 +177,7 @@ def adaptive(arrays: Arrays, mechanisms: Mechanisms | None = None, seed: int = 0
     )
 
 
-def _adaptive(arrays: Arrays, mechanisms: Mechanisms, seed: int, printed: bool) -> Draft:
+def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: bool) -> Draft:
     choices = Choices(arrays, mechanisms)
     exchange = None if printed or mechanisms != Mechanisms() else Exchange(arrays, choices)
     start = covered(choices)
@@ -197,24 +198,23 @@ def _adaptive(arrays: Arrays, mechanisms: Mechanisms, seed: int, printed: bool) 
     return best
 
 
-def orderings(arrays: Arrays, seed: int) -> Iterator[list[int]]:
+def orderings(arrays: Constants, seed: int) -> Iterator[list[int]]:
     """The query types by rate, penalty, storage and error limit, down and up each; then at random.
 
     GH's own is the first. How many are random falls with the problem's size, as the paper's remark 1 has it.
     """
-    types = arrays.problem.query_types
-    rates = np.array([kind.queries_per_hour for kind in types])
-    for key in (rates, arrays.unserved_dollars, arrays.data_gb, arrays.max_error):
-        yield sorted(range(len(types)), key=lambda i: -key[i])
-        yield sorted(range(len(types)), key=lambda i: key[i])
+    types = range(len(arrays.rates))
+    for key in (arrays.rates, arrays.unserved_dollars, arrays.data_gb, arrays.max_error):
+        yield sorted(types, key=lambda i: -key[i])
+        yield sorted(types, key=lambda i: key[i])
     generator = random.Random(seed)
     for _ in range(random_starts(arrays)):
-        order = list(range(len(types)))
+        order = list(types)
         generator.shuffle(order)
         yield order
 
 
-def random_starts(arrays: Arrays) -> int:
+def random_starts(arrays: Constants) -> int:
     """R, from N = I J K."""
     types, models, tiers, _ = arrays.shape
     size = types * models * tiers

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ctxflow.policies.agh.arrays import Arrays, Bools, Floats, Ints
+from ctxflow.policies.agh.arrays import Bools, Constants, Floats, Ints
 from ctxflow.policies.agh.draft import NOTHING, Choices, Draft
-from ctxflow.policies.agh.milp import all_options
 from ctxflow.policies.agh.ways import Routing, Split, Ways, packed
 
 TRIALS = 10
@@ -42,9 +41,9 @@ class Exchange:
     :param choices: what drafts are made with.
     """
 
-    def __init__(self, arrays: Arrays, choices: Choices) -> None:
+    def __init__(self, arrays: Constants, choices: Choices) -> None:
         self.arrays, self.choices = arrays, choices
-        self.options: Ints = np.argwhere(all_options(arrays))
+        self.options: Ints = np.argwhere(arrays.options())
         j, k, c = self.options.T
         self.pair = j * arrays.shape[2] + k
         self.number = {(int(a), int(b), int(d)): n for n, (a, b, d) in enumerate(self.options)}
@@ -194,10 +193,10 @@ class Exchange:
 
     def _room(self, rent: Floats | float) -> Floats:
         """GB of storage that there are, and that the budget pays beside a rent."""
-        problem = self.arrays.problem
-        dollars = problem.horizon_hours * problem.storage_dollars_per_gb_hour
-        paid = (problem.budget_dollars - rent) / max(dollars, _LEAST)
-        return np.clip(paid, 0.0, problem.storage_gb) * (1 - 1e-12)
+        arrays = self.arrays
+        dollars = arrays.hours * arrays.storage_price
+        paid = (arrays.budget - rent) / max(dollars, _LEAST)
+        return np.clip(paid, 0.0, arrays.storage) * (1 - 1e-12)
 
     def _settled(self, ways: Ways, room: float, price: float) -> tuple[Ints, Floats, bool]:
         """The best way for each type with each GB at its price, what of it is served, and whether storage limits it."""
@@ -323,7 +322,7 @@ class Exchange:
 
         Storage is priced instead of limited: a lower bound of what splits in two can reach.
         """
-        arrays, problem = self.arrays, self.arrays.problem
+        arrays = self.arrays
         kept = self._way_costs(self._ways(base), price).min(axis=1)
         cost = np.minimum(self._single(price), kept[:, None])
         for n in base:
@@ -335,7 +334,7 @@ class Exchange:
         paid = self.rent[base].sum()
         rent = paid + self.rent
         found = cost.sum(axis=0) + rent - price * self._room(rent)
-        found[(rent > problem.budget_dollars) | np.isin(self.pair, self.pair[base])] = _NEVER
+        found[(rent > arrays.budget) | np.isin(self.pair, self.pair[base])] = _NEVER
         return float(kept.sum() + paid - price * self._room(paid)), found
 
 

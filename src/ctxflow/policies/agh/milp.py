@@ -47,24 +47,6 @@ class Program:
         return w, v.reshape(types, count), x.reshape(types, pairs), z.reshape(types, pairs), u
 
 
-def all_options(arrays: Arrays) -> Bools:
-    """(J, K, C) the configurations that an optimum may need.
-
-    Left out, without loss: what does not fit into memory, budget or stock by itself; and a configuration beside
-    another one of the pair that has no more GPUs, delays no query type more, and could carry all of them at once.
-    """
-    allowed = arrays.fits & (arrays.rent[:, None] * arrays.gpus <= arrays.problem.budget_dollars)
-    allowed &= arrays.gpus <= arrays.stock[:, None]
-    enough = arrays.capacity[None, :, None] * arrays.gpus >= arrays.work.sum(axis=0)[..., None]
-    enough &= arrays.spare_gb >= arrays.kv_gb.sum(axis=0)[..., None]
-    for slow in range(len(arrays.gpus)):
-        for fast in range(slow):  # Sorted by GPUs: those before it have no more.
-            better = (arrays.delay[..., fast] <= arrays.delay[..., slow]).all(axis=0) & allowed[..., fast]
-            same_size = arrays.gpus[fast] == arrays.gpus[slow]
-            allowed[..., slow] &= ~(better & (same_size | enough[..., fast]))
-    return allowed
-
-
 def build(arrays: Arrays, options: Bools, tightened: bool = True) -> Program:
     """The MILP over some configurations.
 

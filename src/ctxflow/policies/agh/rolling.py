@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from ctxflow.policies.agh.allocation import Allocation, Deployment, Route, check
-from ctxflow.policies.agh.arrays import Arrays
+from ctxflow.policies.agh.arrays import Arrays, Constants
 from ctxflow.policies.agh.draft import NOTHING, Choices, Draft, Mechanisms
 from ctxflow.policies.agh.heuristics import orderings
 from ctxflow.policies.agh.problem import Problem
@@ -173,7 +174,7 @@ def carried(allocation: Allocation, before: Problem, problem: Problem) -> Alloca
     return Allocation(tuple(deployments), tuple(routes), tuple(float(max(0.0, share)) for share in unserved))
 
 
-def over_deployments(arrays: Arrays, allocation: Allocation) -> Draft:
+def over_deployments(arrays: Constants, allocation: Allocation) -> Draft:
     """The allocation's deployments as they are, with the cheapest routes found over them.
 
     Routes start as they were, each as far as the limits still allow, and from nothing in several orders.
@@ -182,13 +183,20 @@ def over_deployments(arrays: Arrays, allocation: Allocation) -> Draft:
     for each in allocation.deployments:
         same = (arrays.tensor == each.tensor_parallel) & (arrays.pipeline == each.pipeline_parallel)
         empty.activate(each.model, each.tier, int(np.flatnonzero(same)[0]))
-    as_before = empty.copy()
-    worth = arrays.unserved_dollars
-    for route in sorted(allocation.routes, key=lambda route: -worth[route.query_type]):
-        _place(as_before, route.query_type, route.model, route.tier, route.share)
+    return rerouted(empty, [(each.query_type, each.model, each.tier, each.share) for each in allocation.routes])
+
+
+def rerouted(empty: Draft, routes: Sequence[tuple[int, int, int, float]]) -> Draft:
+    """The cheapest routes found over what a draft without routes deploys.
+
+    :param routes: those of before: query type, model, tier and share.
+    """
+    as_before, worth = empty.copy(), empty.arrays.unserved_dollars
+    for route in sorted(routes, key=lambda route: -worth[route[0]]):
+        _place(as_before, *route)
     drafts = [_fill(as_before, sorted(range(len(worth)), key=lambda i: -worth[i]))]
-    if as_before.unserved.max() > NOTHING or not allocation.routes:
-        drafts += [_fill(empty.copy(), order) for order in itertools.islice(orderings(arrays, 0), ORDERS)]
+    if as_before.unserved.max() > NOTHING or not routes:
+        drafts += [_fill(empty.copy(), order) for order in itertools.islice(orderings(empty.arrays, 0), ORDERS)]
     return min(drafts, key=lambda draft: draft.total)
 
 
@@ -223,12 +231,12 @@ def _room(draft: Draft, i: int, j: int, k: int) -> float:
 
     Unlike M3's, it may be one whose delay or error is over the limit: averages count, and another route may be under.
     """
-    arrays, problem, config = draft.arrays, draft.arrays.problem, int(draft.config[j, k])
-    stored = problem.horizon_hours * problem.storage_dollars_per_gb_hour
+    arrays, config = draft.arrays, int(draft.config[j, k])
+    stored = arrays.hours * arrays.storage_price
     weights = 0.0 if (j, k) in draft.routes[i] else float(arrays.weights_gb[j])
     storage = min(
-        problem.storage_gb - draft.stored,
-        (problem.budget_dollars - draft.rent - draft.storage_dollars) / stored if stored else np.inf,
+        arrays.storage - draft.stored,
+        (arrays.budget - draft.rent - draft.storage_dollars) / stored if stored else np.inf,
     )
     limits = (
         (arrays.max_delay[i] - draft.delay[i], arrays.delay[i, j, k, config]),

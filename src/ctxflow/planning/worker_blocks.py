@@ -1,12 +1,9 @@
 """Whole workers as the GPUs of a placement problem.
 
 The problem has one deployment of a model on a tier, of so many GPUs that serve each query together; ctxflow has as
-many workers as it likes, each of which serves by itself. So each tier of a site is divided here into blocks of 1, 2, 4,
-... workers, each of which is a tier of the problem with one "GPU": one model has it, or none. That keeps memory
-exact (a worker holds the whole model), and any number of workers of a tier is a sum of a few blocks.
-
-What lives here: blocks, the problem made from seconds by query type, model and tier, and workers counted in an answer.
-What does not live here: where the seconds come from (`roofline`, a run), and what is done with an answer.
+many workers as it likes, each of which serves by itself. So each tier of a site is divided into blocks of 1, 2, 4, ...
+workers, each of which is a tier of the problem with one "GPU": one model has it, or none. That keeps memory exact (a
+worker holds the whole model), and any number of workers of a tier is a sum of a few blocks.
 """
 
 from __future__ import annotations
@@ -17,13 +14,14 @@ from collections.abc import Sequence
 
 from ctxflow.policies.agh.allocation import Allocation
 from ctxflow.policies.agh.problem import GpuTier, Model, Problem, QueryType, Table
+from ctxflow.policies.agh.staffing import blocks
 
 NEVER = 1e4
 """How many times its limit the delay of a query type is on a model that is none of its candidates."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class SiteOffer:
     """A tier of a site.
 
     :ivar workers: how many there are to be had.
@@ -53,20 +51,7 @@ Speeds = Sequence[Sequence[Sequence[Speed | None]]]
 """By query type, model and tier; None for a model that the query type cannot have there."""
 
 
-def blocks(workers: int) -> list[int]:
-    """Sizes that sum up to the workers, and to any smaller number.
-
-    >>> blocks(8), blocks(5), blocks(0)
-    ([1, 1, 2, 4], [1, 2, 2], [])
-    """
-    sizes: list[int] = []
-    while workers > 0:
-        sizes.append(min(2 ** len(sizes), workers))
-        workers -= sizes[-1]
-    return sorted(sizes)
-
-
-def block_owners(offers: Sequence[Offer]) -> list[tuple[int, int]]:
+def block_owners(offers: Sequence[SiteOffer]) -> list[tuple[int, int]]:
     """The tiers of the problem: (number of the offer, workers) of each block."""
     return [(number, size) for number, offer in enumerate(offers) for size in blocks(offer.workers)]
 
@@ -75,7 +60,7 @@ def problem_of(
     name: str,
     queries: Sequence[QueryType],
     models: Sequence[Model],
-    offers: Sequence[Offer],
+    offers: Sequence[SiteOffer],
     speeds: Speeds,
     *,
     hours: float,
@@ -138,7 +123,7 @@ def _figure(query: QueryType, speed: Speed | None, figure: str) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Staffing:
+class StaffedModel:
     """Workers of a tier that hold a model, in an answer.
 
     :ivar model, offer: their numbers.
@@ -152,7 +137,9 @@ class Staffing:
     shares: tuple[tuple[int, float], ...]
 
 
-def staffing(problem: Problem, offers: Sequence[Offer], speeds: Speeds, allocation: Allocation) -> list[Staffing]:
+def staffing(
+    problem: Problem, offers: Sequence[SiteOffer], speeds: Speeds, allocation: Allocation
+) -> list[StaffedModel]:
     """The workers that an answer takes, without those of a block that are not needed."""
     owners = block_owners(offers)
     held: dict[tuple[int, int], int] = {}
@@ -172,5 +159,5 @@ def staffing(problem: Problem, offers: Sequence[Offer], speeds: Speeds, allocati
         needed = math.ceil(busy / problem.utilization - 1e-9)
         if needed > 0 or shares.get((model, number)):
             own = tuple(sorted(shares.get((model, number), {}).items()))
-            found.append(Staffing(model, number, min(most, max(1, needed)), own))
+            found.append(StaffedModel(model, number, min(most, max(1, needed)), own))
     return found

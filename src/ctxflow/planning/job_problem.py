@@ -1,8 +1,4 @@
-"""The placement problem of a site and a job, made from what is known, with a note on where each figure comes from.
-
-What does not live here: the job's file (plan_job.py), solving and printing (plan.py), and the estimate of speeds where
-none was measured (the placement's roofline).
-"""
+"""The placement problem of a site and a job, made from what is known, with a note on where each figure comes from."""
 
 from __future__ import annotations
 
@@ -10,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctxflow.cli.plan_job import Candidate, Job, Known, Query
 from ctxflow.factory.provider import PoolSurvey
 from ctxflow.models.locate import locate_model
-from ctxflow.models.shape import BYTES, shape_of
+from ctxflow.models.shape import BYTES, Shape, shape_of
+from ctxflow.planning.job_file import CandidateModel, Known, PlanJob, Query
+from ctxflow.planning.roofline import USABLE, DataSheet, estimate, gpu_of
+from ctxflow.planning.worker_blocks import SiteOffer, Speed, StaffedModel, problem_of, staffing
 from ctxflow.policies.agh.problem import Model, Problem, QueryType
-from ctxflow.policies.agh.roofline import USABLE, Gpu, Shape, estimate, gpu_of
-from ctxflow.policies.agh.workers import Offer, Speed, problem_of
+from ctxflow.policies.agh.solution import Solution
 from ctxflow.simulator.recorded_run import Recorded
 from ctxflow.simulator.scenario import ScenarioTier, tiers_of_site
 from ctxflow.sites import Site
@@ -27,7 +24,7 @@ UNSERVED = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class SiteProblem:
+class JobProblem:
     """A problem made from a site and a job.
 
     :ivar offers, speeds: what it was made of.
@@ -35,25 +32,49 @@ class SiteProblem:
     """
 
     problem: Problem
-    offers: tuple[Offer, ...]
+    offers: tuple[SiteOffer, ...]
     speeds: tuple[tuple[tuple[Speed | None, ...], ...], ...]
     notes: tuple[str, ...]
     left_out: tuple[str, ...]
+
+    def staffing(self, found: Solution) -> list[StaffedModel]:
+        """Return the workers that an answer takes."""
+        return [] if found.allocation is None else staffing(self.problem, self.offers, self.speeds, found.allocation)
+
+    def delay(self, query: int, each: StaffedModel) -> float:
+        """Return the seconds until an answer to a query type on these workers."""
+        speed = self.speeds[query][each.model][each.offer]
+        return speed.delay if speed is not None else float("inf")
+
+    def as_data(self, found: Solution) -> dict[str, object]:
+        """Return what a plan for a site has besides the solution's own, for JSON."""
+        queries, models = self.problem.query_types, self.problem.models
+        return {
+            "workers": [
+                {
+                    "model": models[each.model].name, "tier": self.offers[each.offer].name, "workers": each.workers,
+                    "shares": {queries[query].name: share for query, share in each.shares},
+                }
+                for each in self.staffing(found)
+            ],
+            "notes": list(self.notes),
+            "left_out": list(self.left_out),
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class _Offered:
     """A tier with the GPU of its workers, where it is known."""
 
-    offer: Offer
+    offer: SiteOffer
     gpus: int
     gpu_model: str
-    gpu: Gpu | None
+    gpu: DataSheet | None
 
 
 def make_problem(
-    site: Site, job: Job, surveys: Mapping[str, PoolSurvey] | None = None, recorded: Recorded | None = None
-) -> SiteProblem:
+    site: Site, job: PlanJob, surveys: Mapping[str, PoolSurvey] | None = None, recorded: Recorded | None = None
+) -> JobProblem:
     """The problem.
 
     :param surveys: by tier, what the batch systems have now.
@@ -89,13 +110,13 @@ def make_problem(
         job.name, queries, models, offers, speeds, hours=job.hours, budget=job.budget, errors=errors,
         source="; ".join(notes),
     )  # fmt: skip
-    return SiteProblem(problem, offers, speeds, tuple(notes), tuple(left_out))
+    return JobProblem(problem, offers, speeds, tuple(notes), tuple(left_out))
 
 
 # --- tiers
 
 
-def _offered(site: Site, tier: ScenarioTier, job: Job, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
+def _offered(site: Site, tier: ScenarioTier, job: PlanJob, survey: PoolSurvey | None, notes: list[str]) -> _Offered:
     name, gpus = tier.spec.name, tier.spec.gpus
     known = next((each for each in job.tiers if each.name == name), Known(name=name))
     model = known.gpu or (tier.gpu_model if tier.gpu_model != name else None)
@@ -108,7 +129,7 @@ def _offered(site: Site, tier: ScenarioTier, job: Job, survey: PoolSurvey | None
     fields = {"memory_gb": stated, "tflops": known.tflops, "bandwidth_gb_s": known.bandwidth_gb_s}
     given = {key: value for key, value in fields.items() if value is not None}
     if given and (gpu is not None or len(given) == len(fields)):
-        gpu = Gpu(**given) if gpu is None else dataclasses.replace(gpu, **given)
+        gpu = DataSheet(**given) if gpu is None else dataclasses.replace(gpu, **given)
     workers = tier.spec.maximum
     if survey is not None:
         there = survey.workers if survey.workers is not None else survey.machines
@@ -119,17 +140,17 @@ def _offered(site: Site, tier: ScenarioTier, job: Job, survey: PoolSurvey | None
     memory = stated or (gpu.memory_gb if gpu is not None else None)
     own = next((each.memory_gb for each in site.tiers if each.name == name), 1e6)
     room = USABLE * gpus * memory if gpus and memory is not None else own if not gpus else 1e6
-    return _Offered(Offer(name, workers, price, room), gpus, model or "", gpu if gpus else None)
+    return _Offered(SiteOffer(name, workers, price, room), gpus, model or "", gpu if gpus else None)
 
 
-def _rank(gpu: Gpu | None) -> float:
+def _rank(gpu: DataSheet | None) -> float:
     return gpu.bandwidth_gb_s if gpu is not None else 0.0
 
 
 # --- models and queries
 
 
-def _shape(model: Candidate) -> Shape:
+def _shape(model: CandidateModel) -> Shape:
     if model.path is None:
         parameters = 1e9 * (model.parameters or 0.0)
         weights = parameters / 1e9 * BYTES[model.precision or "bfloat16"]
@@ -144,7 +165,7 @@ def _shape(model: Candidate) -> Shape:
     return shape
 
 
-def _query_type(query: Query, job: Job, rent: float) -> QueryType:
+def _query_type(query: Query, job: PlanJob, rent: float) -> QueryType:
     rate = query.rate if query.rate is not None else (query.items or 0.0) / job.hours
     return QueryType(
         name=query.name, queries_per_hour=rate, input_tokens=query.prompt_tokens, output_tokens=query.output_tokens,
@@ -166,7 +187,7 @@ class _Measured:
         if recorded is not None:
             notes += [f"the measured run: {doubt}" for doubt in recorded.doubts]
 
-    def speed(self, query: Query, model: Candidate, tier: _Offered) -> Speed | None:
+    def speed(self, query: Query, model: CandidateModel, tier: _Offered) -> Speed | None:
         """As measured, None if the run says nothing of it."""
         if self._recorded is None:
             return None
@@ -195,7 +216,7 @@ class _Measured:
 
 
 def _speed(
-    query: Query, model: Candidate, shape: Shape, tier: _Offered, seen: _Measured, left_out: dict[str, None]
+    query: Query, model: CandidateModel, shape: Shape, tier: _Offered, seen: _Measured, left_out: dict[str, None]
 ) -> Speed | None:
     """What a query takes there; None, with the reason noted, if it cannot be served there."""
     if query.models and model.name not in query.models:

@@ -1,7 +1,6 @@
 """The job file of `ctxflow plan SITE JOB`: what is asked, which models could answer, and what is known of the GPUs.
 
-What lives here: the file's keys, and what can be wrong with it, each with its line. What does not live here: the
-problem made from it (plan_site.py).
+Its keys, and what can be wrong with them, each with its line.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-class JobError(FileError):
+class PlanJobError(FileError):
     """A job that cannot be used."""
 
 
@@ -57,7 +56,7 @@ class Query(_Entry):
     app: str | None = None
 
 
-class Candidate(_Entry):
+class CandidateModel(_Entry):
     """One model: `[[models]]`.
 
     :ivar path: its folder, its config.json, or package:NAME; or else `parameters` in billions.
@@ -83,34 +82,34 @@ class Known(_Entry):
     price: NotNegative | None = None
 
 
-class Job(_Entry):
+class PlanJob(_Entry):
     """All that a job file says."""
 
     name: Name = "job"
     hours: Positive = 24.0
     budget: NotNegative | None = None
     queries: Annotated[tuple[Query, ...], Field(min_length=1)]
-    models: Annotated[tuple[Candidate, ...], Field(min_length=1)]
+    models: Annotated[tuple[CandidateModel, ...], Field(min_length=1)]
     tiers: tuple[Known, ...] = ()
 
 
-_LISTS: dict[str, type[pydantic.BaseModel]] = {"queries": Query, "models": Candidate, "tiers": Known}
+_LISTS: dict[str, type[pydantic.BaseModel]] = {"queries": Query, "models": CandidateModel, "tiers": Known}
 
 
-def load_job(path: Path, tiers: Mapping[str, object]) -> Job:
+def load_job(path: Path, tiers: Mapping[str, object]) -> PlanJob:
     """Read a job's file.
 
     :param tiers: the site's, by name.
     :raises JobError: with a line for each thing that is wrong: the file, its line, the key, and what to write.
     """
-    text, values = read_toml(path, "job", "the path of a job file", JobError)
+    text, values = read_toml(path, "job", "the path of a job file", PlanJobError)
     try:
-        job = Job(**values)
+        job = PlanJob(**values)
         found = list(_problems(job, tiers))
     except pydantic.ValidationError as error:
         found = list(_explained(error, values))
     if found:
-        raise JobError(located(found, str(path), text))
+        raise PlanJobError(located(found, str(path), text))
     return job.model_copy(update={"queries": tuple(_with_errors(job, n, path, text) for n in range(len(job.queries)))})
 
 
@@ -122,7 +121,7 @@ def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> It
         if len(path) == 1 and path[0] in within:  # A list of which an entry is wrong is too short to pydantic.
             continue
         inside = path[0] in _LISTS and len(path) > 2
-        model = _LISTS[str(path[0])] if inside else Job
+        model = _LISTS[str(path[0])] if inside else PlanJob
         key = str(path[2] if inside else path[0])
         if inside:
             which = values[str(path[0])][path[1]].get("name", int(path[1]) + 1)
@@ -147,7 +146,7 @@ def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> It
             yield FileProblem(path, f"{key}{whose} cannot be {shown(each['input'])}: {advice(key, {**each}, field)}")
 
 
-def _problems(job: Job, tiers: Mapping[str, object]) -> Iterator[FileProblem]:
+def _problems(job: PlanJob, tiers: Mapping[str, object]) -> Iterator[FileProblem]:
     """What is impossible although each value by itself is fine."""
     models = [model.name for model in job.models]
     for kind in ("queries", "models", "tiers"):
@@ -185,7 +184,7 @@ def _query_problems(query: Query, place: tuple[str | int, ...], models: list[str
         yield FileProblem((*place, "evaluation"), f"query {query.name} has errors and an evaluation: leave one out")
 
 
-def _with_errors(job: Job, number: int, path: Path, text: str) -> Query:
+def _with_errors(job: PlanJob, number: int, path: Path, text: str) -> Query:
     """A query with its models' errors, from its evaluation file if it has one."""
     query = job.queries[number]
     if query.evaluation is None:
@@ -196,11 +195,11 @@ def _with_errors(job: Job, number: int, path: Path, text: str) -> Query:
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = getattr(error, "strerror", None) or f"it is no evaluation ({type(error).__name__}: {error})"
         wrong = f"evaluation {query.evaluation} of query {query.name} cannot be used: {why}"
-        raise JobError(located([FileProblem(("queries", number, "evaluation"), wrong)], str(path), text)) from None
+        raise PlanJobError(located([FileProblem(("queries", number, "evaluation"), wrong)], str(path), text)) from None
     errors = {m.name: best[key] for m in job.models for key in (m.path or m.name, m.name) if key in best}
     if not errors:
         wrong = (
             f"evaluation {query.evaluation} of query {query.name} has no model of this job: it has {', '.join(best)}"
         )
-        raise JobError(located([FileProblem(("queries", number, "evaluation"), wrong)], str(path), text))
+        raise PlanJobError(located([FileProblem(("queries", number, "evaluation"), wrong)], str(path), text))
     return query.model_copy(update={"errors": errors})

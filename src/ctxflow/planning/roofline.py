@@ -3,15 +3,14 @@
 A pass over the prompt is bound by arithmetic, a step that writes a token by reading the weights and the KV cache of all
 that are written together. Both are taken to reach `EFFICIENCY` of what the data sheet says. It is an estimate, for
 where nothing was measured: a factor of two off is no surprise.
-
-What lives here: the data sheets of GPUs, and the estimate. What does not live here: what a model is (its config.json).
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from ctxflow.policies.agh.workers import Speed
+from ctxflow.models.shape import Shape
+from ctxflow.planning.worker_blocks import Speed
 
 EFFICIENCY = 0.5
 USABLE = 0.9
@@ -21,7 +20,7 @@ MOST_TOGETHER = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpu:
+class DataSheet:
     """A GPU's data sheet: memory in GB, dense half-precision TFLOPS, memory bandwidth in GB/s."""
 
     memory_gb: float
@@ -30,19 +29,18 @@ class Gpu:
 
 
 # Half precision without sparsity; of Pascal, whose half precision is slow, single precision.
-GPUS = {
-    "GTX 1080 Ti": Gpu(11, 11.3, 484), "TITAN X (Pascal)": Gpu(12, 11, 480), "TITAN RTX": Gpu(24, 130, 672),
-    "RTX 2080 Ti": Gpu(11, 54, 616), "RTX 3090": Gpu(24, 71, 936), "RTX 4090": Gpu(24, 165, 1008),
-    "Quadro RTX 6000": Gpu(24, 130, 672), "RTX A5000": Gpu(24, 111, 768), "RTX A6000": Gpu(48, 155, 768),
-    "Tesla P100": Gpu(16, 18.7, 732), "Tesla V100": Gpu(16, 112, 900), "Tesla T4": Gpu(16, 65, 320),
-    "A10": Gpu(24, 125, 600), "A30": Gpu(24, 165, 933), "A40": Gpu(48, 150, 696), "L4": Gpu(24, 121, 300),
-    "L40": Gpu(48, 181, 864), "L40S": Gpu(48, 362, 864), "A100 40GB": Gpu(40, 312, 1555),
-    "A100 80GB": Gpu(80, 312, 1935), "H100 PCIe": Gpu(80, 756, 2000), "H100 80GB HBM3": Gpu(80, 989, 3350),
-    "H200": Gpu(141, 989, 4800),
-}  # fmt: skip
+GPUS = {name: DataSheet(*figures) for name, figures in {
+    "GTX 1080 Ti": (11, 11.3, 484), "TITAN X (Pascal)": (12, 11, 480), "TITAN RTX": (24, 130, 672),
+    "RTX 2080 Ti": (11, 54, 616), "RTX 3090": (24, 71, 936), "RTX 4090": (24, 165, 1008),
+    "Quadro RTX 6000": (24, 130, 672), "RTX A5000": (24, 111, 768), "RTX A6000": (48, 155, 768),
+    "Tesla P100": (16, 18.7, 732), "Tesla V100": (16, 112, 900), "Tesla T4": (16, 65, 320), "A10": (24, 125, 600),
+    "A30": (24, 165, 933), "A40": (48, 150, 696), "L4": (24, 121, 300), "L40": (48, 181, 864), "L40S": (48, 362, 864),
+    "A100 40GB": (40, 312, 1555), "A100 80GB": (80, 312, 1935), "H100 PCIe": (80, 756, 2000),
+    "H100 80GB HBM3": (80, 989, 3350), "H200": (141, 989, 4800),
+}.items()}  # fmt: skip
 
 
-def gpu_of(name: str) -> Gpu | None:
+def gpu_of(name: str) -> DataSheet | None:
     """The data sheet of a GPU by the name that its driver gives it; None if it is not in the table.
 
     >>> gpu_of("NVIDIA A10").memory_gb, gpu_of("NVIDIA L40S").tflops, gpu_of("NVIDIA A100-SXM4-80GB").bandwidth_gb_s
@@ -55,17 +53,8 @@ def gpu_of(name: str) -> Gpu | None:
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What of a model its speed depends on: parameters, the weights' size, and a token's KV cache."""
-
-    parameters: float
-    weights_gb: float
-    kv_bytes_per_token: float
-
-
 def estimate(
-    model: Shape, gpu: Gpu, gpus: int, input_tokens: float, output_tokens: float, max_delay: float
+    model: Shape, gpu: DataSheet, gpus: int, input_tokens: float, output_tokens: float, max_delay: float
 ) -> Speed | None:
     """What a query takes on a worker, with as many served together as memory and the delay limit allow.
 
@@ -76,7 +65,7 @@ def estimate(
     >>> speed = estimate(small, GPUS["A10"], 1, 500, 100, 60.0)
     >>> round(speed.delay, 1), round(speed.seconds, 3)
     (9.6, 0.075)
-    >>> estimate(small, Gpu(3, 10, 300), 1, 500, 100, 60.0) is None
+    >>> estimate(small, DataSheet(3, 10, 300), 1, 500, 100, 60.0) is None
     True
     """
     tokens = input_tokens + output_tokens

@@ -1,11 +1,7 @@
 """The placement policy `agh`: which contexts on which tiers, with how many workers, planned while a run goes on.
 
-Each context with work is a query type that only its own model serves; tiers are divided into blocks of workers
-(`workers`). AGH plans every few minutes, from what was measured, and what runs is kept unless a new plan is worth its
-change (`rolling`). It is deterministic: a run's replay plans the same.
-
-What lives here: when to plan, and from what. What does not live here: what is wanted and how fast workers are
-(`demand`), the plan that is made of it, beside the run (`making`), and following it (the scheduler).
+AGH plans every few minutes, from what was measured (`demand`), and what runs is kept unless a new plan is worth its
+change (`live_plan`). It is deterministic: a run's replay plans the same.
 """
 
 from __future__ import annotations
@@ -15,12 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from ctxflow.policies.agh.asked import ROOM_GB
 from ctxflow.policies.agh.demand import Demand
-from ctxflow.policies.agh.machines import Bounds
-from ctxflow.policies.agh.making import Made, Moment
-from ctxflow.policies.agh.rolling import Switching
-from ctxflow.policies.agh.workers import Offer
+from ctxflow.policies.agh.live_plan import Bounds, Made, Moment
+from ctxflow.policies.agh.staffing import Offer
 from ctxflow.policies.helpers import active
 from ctxflow.policies.protocols import Plan, View
 from ctxflow.policies.views import TierView
@@ -49,8 +42,7 @@ class AdaptivePlacement:
         if not (_is_number(least_gain) and least_gain >= 0):
             raise ValueError(f"least_gain is a share of the cost: give 0 or more, not {least_gain!r}")
         self._period = period
-        hold = 2 * period / 3600
-        self._switching = Switching(load_seconds_per_gb=1.0, hold_hours=hold, least_gain=least_gain)
+        self._hold_hours, self._least_gain = 2 * period / 3600, least_gain
         self._demand = Demand(clear, period)
         self._made = Made()
         self._planned: _Occasion | None = None
@@ -80,7 +72,8 @@ class AdaptivePlacement:
         if not any(offer.workers for offer in offers):
             return None
         tiers = {name: Bounds.of(tier) for name, tier in view.tiers.items()}
-        return Moment(wanted, offers, tiers, self._probes(view), self._demand.unable, self._made, self._switching)
+        probes, unable = self._probes(view), self._demand.unable
+        return Moment(wanted, offers, tiers, probes, unable, self._made, self._hold_hours, self._least_gain)
 
     def planned(self, made: Made) -> None:
         """The plan from now on."""
@@ -96,7 +89,7 @@ class AdaptivePlacement:
         elif tier.name in self._gives and there and there >= asked:
             self._gives[tier.name] = max(self._gives[tier.name], 2 * there)
         most = min(tier.maximum, self._gives.get(tier.name, tier.maximum))
-        return Offer(tier.name, most, 1.0 if tier.price is None else tier.price, ROOM_GB)
+        return Offer(tier.name, most, 1.0 if tier.price is None else tier.price)
 
     def _probes(self, view: View) -> dict[str, str]:
         """A context for each tier that gave no workers: one is asked for and used, to see whether it gives again."""

@@ -1,0 +1,307 @@
+"""Live AGH in its own units: contexts with work, and the workers of each tier that are to hold them.
+
+A worker holds a context whole and serves by itself, so a tier is divided into blocks of 1, 2, 4, ... workers, each of
+which one context has, or none: any number of workers of a tier is a sum of a few blocks. Work is in seconds of a worker
+in an hour, a price is a worker's for an hour, and what a change of plan costs are the seconds of loading. GH and AGH
+(`heuristics`) choose the blocks; nothing here is stored, so that storage limits nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ctxflow.policies.agh.arrays import Constants
+from ctxflow.policies.agh.demand import Wanted
+from ctxflow.policies.agh.draft import Choices, Draft, Mechanisms
+from ctxflow.policies.agh.heuristics import adaptive, greedy
+from ctxflow.policies.agh.problem import MOST
+from ctxflow.policies.agh.rolling import rerouted
+
+UTILIZATION = 0.9
+"""The share of a worker's time that can be used."""
+SERVED = 1e-3
+"""The share of the demand that may be unserved: there is more room than that in the utilization."""
+NEVER = 1e12
+"""How many times its limit the delay is on workers that cannot serve: no share of the work keeps it."""
+_LESS = 0.9  # By how much demand is scaled down at a time until the site can serve it.
+_ANY_DELAY = 1e6
+_LEAST_LOAD = 1e-3
+_DEAR = 1e3  # What it costs to leave all unserved, in rents of the whole site: more than serving a bit of it ever does.
+
+Mixes = Mapping[str, Mapping[str, float]]
+"""App -> context -> the share of the app's items that it answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """A tier of the site: how many workers there are to be had, and the price of one, an hour."""
+
+    name: str
+    workers: int
+    price: float
+
+
+class Block(NamedTuple):
+    """Some workers of a tier, which hold one context or none.
+
+    :ivar place: its place among all blocks of a problem; `offer`: its tier's among the offers.
+    """
+
+    tier: str
+    place: int
+    workers: int
+    offer: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What it is known by from one problem to the next."""
+        return self.tier, self.place, self.workers
+
+
+def blocks(workers: int) -> list[int]:
+    """Sizes that sum up to the workers, and to any smaller number.
+
+    >>> blocks(8), blocks(5), blocks(0)
+    ([1, 1, 2, 4], [1, 2, 2], [])
+    """
+    sizes: list[int] = []
+    while workers > 0:
+        sizes.append(min(2 ** len(sizes), workers))
+        workers -= sizes[-1]
+    return sorted(sizes)
+
+
+@dataclasses.dataclass
+class ContextWork:
+    """What a context has to do.
+
+    :ivar per_hour: items in an hour, of all apps.
+    :ivar work: by tier, the seconds of a worker that an hour's items take.
+    :ivar urgent: how many items in an hour of apps with a limit on the delay; `urgent_work` likewise.
+    """
+
+    context: str
+    load_seconds: float
+    per_hour: float = 0.0
+    max_delay: float | None = None
+    work: Counter[str] = dataclasses.field(default_factory=Counter)
+    urgent: float = 0.0
+    urgent_work: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def workers(self) -> float:
+        """How many it would keep busy where it is fastest."""
+        return min(self.work.values()) / 3600
+
+    @property
+    def limit(self) -> float:
+        """Seconds that an item may take."""
+        return _ANY_DELAY if self.max_delay is None else self.max_delay
+
+    def item_seconds(self, tier: str) -> float:
+        """Seconds of a mean item on a worker of a tier that can run it."""
+        return self.work[tier] / self.per_hour
+
+    def delay(self, tier: str) -> float:
+        """Seconds until a mean urgent item is answered; 0 where none is."""
+        return self.urgent_work[tier] / self.urgent if self.urgent else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Crew:
+    """A block of workers that holds a context, and the share of the context's items that it answers."""
+
+    context: str
+    block: Block
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Staffing:
+    """Which blocks hold which contexts.
+
+    :ivar unserved: the share of each context's items that nobody answers.
+    """
+
+    crews: tuple[Crew, ...]
+    unserved: tuple[float, ...]
+
+    @property
+    def short(self) -> bool:
+        """Whether more is unserved than may be."""
+        return max(self.unserved) > SERVED
+
+
+@dataclasses.dataclass(frozen=True)
+class StaffingProblem:
+    """The contexts with something to do, and the tiers whose workers may do it."""
+
+    tasks: Sequence[ContextWork]
+    offers: Sequence[Offer]
+
+    @classmethod
+    def of(cls, wanted: Sequence[Wanted], mixes: Mixes, offers: Sequence[Offer]) -> StaffingProblem:
+        """What the apps want, divided so.
+
+        :raises ValueError: if there is no worker to be had.
+        """
+        tasks: dict[str, ContextWork] = {}
+        for each in wanted:
+            for option in each.candidates:
+                rate = mixes[each.app].get(option.context, 0.0) * each.per_hour
+                if rate <= 0:
+                    continue
+                task = tasks.setdefault(option.context, ContextWork(option.context, option.load_seconds))
+                task.per_hour += rate
+                work = {tier: rate * seconds for tier, seconds in option.seconds.items()}
+                task.work.update(work)
+                if each.max_delay is not None:
+                    task.max_delay = min((d for d in (task.max_delay, each.max_delay) if d is not None), default=None)
+                    task.urgent += rate
+                    task.urgent_work.update(work)
+        if not any(offer.workers for offer in offers):
+            raise ValueError("there is no worker to be had on any tier")
+        return cls(list(tasks.values()), offers)
+
+    @functools.cached_property
+    def blocks(self) -> list[Block]:
+        """All blocks of all tiers."""
+        sizes = [(number, size) for number, offer in enumerate(self.offers) for size in blocks(offer.workers)]
+        return [Block(self.offers[number].name, place, size, number) for place, (number, size) in enumerate(sizes, 1)]
+
+    def possible(self) -> float:
+        """A share of the demand beyond which no plan can go."""
+        needed = sum(task.workers for task in self.tasks)
+        return min(1.0, UTILIZATION * sum(offer.workers for offer in self.offers) / needed) if needed else 1.0
+
+    def constants(self, share: float) -> Constants:
+        """What GH and AGH compute on, with so much of the demand.
+
+        A context is a query type and its only model, a block is a tier of which one context may have all.
+        """
+        tasks, all_blocks = self.tasks, self.blocks
+        count, width = len(tasks), len(all_blocks)
+        none, sizes = np.zeros((count, count, width)), np.array([block.workers for block in all_blocks], dtype=float)
+        rates = np.array([share * task.per_hour for task in tasks])
+        limits = np.array([task.limit for task in tasks])
+        delay = np.broadcast_to(NEVER * limits[:, None, None], none.shape).copy()
+        work = none.copy()
+        for i, task in enumerate(tasks):
+            for k, block in enumerate(all_blocks):
+                if block.tier in task.work:
+                    delay[i, i, k], work[i, i, k] = task.delay(block.tier), task.item_seconds(block.tier) * rates[i]
+        one, every = np.ones(1, dtype=np.int64), np.ones(count)
+        rent = sum(offer.price * offer.workers for offer in self.offers)
+        return Constants(
+            tensor=one, pipeline=one, gpus=one, allowed=np.ones((width, 1), dtype=bool),
+            fits=np.ones((count, width, 1), dtype=bool), spare_gb=np.full((count, width, 1), MOST), kv_gb=none,
+            rates=rates, delay=delay[..., None], error=none, max_delay=limits, max_error=every,
+            unserved_dollars=_DEAR * (rent + 1.0) * every, max_unserved=every, work=work,
+            capacity=UTILIZATION * 3600.0 * sizes, weights_gb=0.0 * every,
+            rent=np.array([block.workers * self.offers[block.offer].price for block in all_blocks]),
+            model_dollars=0.0 * every, data_gb=0.0 * every, data_dollars=0.0 * every, delay_dollars=0.0 * every,
+            stock=np.ones(width), hours=1.0, budget=rent + 1.0, storage=MOST, storage_price=0.0,
+        )  # fmt: skip
+
+    def fitting(self, share: float) -> float:
+        """The share of the demand, scaled down alike for all until GH can serve it."""
+        for _ in range(49):
+            if not self._staffing(greedy(self.constants(share))).short:
+                break
+            share *= _LESS
+        return share
+
+    def solve(self, share: float = 1.0) -> Staffing:
+        """AGH's answer with so much of the demand."""
+        return self._staffing(adaptive(self.constants(share)))
+
+    def dollars(self, staffing: Staffing) -> float:
+        """What a staffing costs in an hour; what is unserved is dear."""
+        rent = sum(offer.price * offer.workers for offer in self.offers)
+        held = sum(each.block.workers * self.offers[each.block.offer].price for each in staffing.crews)
+        return held + sum(_DEAR * (rent + 1.0) * share for share in staffing.unserved)
+
+    def revised(self, share: float, before: Staffing, hold_hours: float, least_gain: float) -> Staffing:
+        """What holds now, with its routes chosen anew, or a new plan where that pays for its change (`rolling`).
+
+        A block with another context than before loads it, and is paid for meanwhile.
+
+        :param hold_hours: how long a plan is expected to stay: what it saves in that time pays for the change.
+        :param least_gain: the share of the present plan's cost that a new one has to save besides.
+        """
+        constants = self.constants(share)
+        runs = self._carried(before)
+        kept, new = self._kept(constants, runs), self._staffing(adaptive(constants))
+        loads = {task.context: max(_LEAST_LOAD, task.load_seconds) for task in self.tasks}
+        there = {(each.context, each.block) for each in runs}
+        price = sum(
+            loads[each.context] * (each.block.workers * self.offers[each.block.offer].price)
+            for each in new.crews
+            if (each.context, each.block) not in there
+        )
+        kept_dollars = self.dollars(kept)
+        saved = (kept_dollars - self.dollars(new)) * hold_hours
+        return new if saved > price / 3600 + least_gain * kept_dollars * hold_hours + 1e-9 else kept
+
+    def counts(self, share: float, staffing: Staffing) -> dict[tuple[str, str], int]:
+        """Workers by context and tier that a staffing takes, without those of its blocks that are not needed."""
+        order = {task.context: number for number, task in enumerate(self.tasks)}
+        held: dict[tuple[int, int], int] = {}
+        shares: dict[tuple[int, int], float] = {}
+        for each in staffing.crews:
+            pair = order[each.context], each.block.offer
+            held[pair] = held.get(pair, 0) + each.block.workers
+            shares[pair] = shares.get(pair, 0.0) + each.share
+        found = {}
+        for (number, offer), most in sorted(held.items()):
+            task, name = self.tasks[number], self.offers[offer].name
+            seconds = task.item_seconds(name) if name in task.work else 0.0
+            needed = math.ceil(shares[number, offer] * (share * task.per_hour) * seconds / 3600 / UTILIZATION - 1e-9)
+            if needed > 0 or shares[number, offer]:
+                found[task.context, name] = min(most, max(1, needed))
+        return found
+
+    def fill(self, counts: dict[tuple[str, str], int]) -> None:
+        """Give what is left of the workers, where there is more work than they can do: each to who has most for one."""
+        total = Counter({task.context: 0 for task in self.tasks})
+        for (context, _), workers in counts.items():
+            total[context] += workers
+        for offer in self.offers:
+            able = [task for task in self.tasks if offer.name in task.work]
+            left = offer.workers - sum(n for (_, tier), n in counts.items() if tier == offer.name)
+            for _ in range(left if able else 0):
+                context = max(able, key=lambda task: task.workers / (total[task.context] + 1)).context
+                counts[context, offer.name] = counts.get((context, offer.name), 0) + 1
+                total[context] += 1
+
+    def _staffing(self, draft: Draft) -> Staffing:
+        """What was built, the crews in the order of contexts and blocks."""
+        all_blocks = self.blocks
+        crews = tuple(
+            Crew(self.tasks[j].context, all_blocks[k], draft.routes[j].get((j, k), 0.0))
+            for j, k in np.argwhere(draft.config >= 0).tolist()
+        )
+        return Staffing(crews, tuple(1.0 - min(1.0, sum(each.values())) for each in draft.routes))
+
+    def _carried(self, before: Staffing) -> list[Crew]:
+        """The crews that are still possible, in the terms of this problem."""
+        contexts = {task.context for task in self.tasks}
+        here = {block.key: block for block in self.blocks}
+        there = [each for each in before.crews if each.context in contexts and each.block.key in here]
+        return [dataclasses.replace(each, block=here[each.block.key]) for each in there]
+
+    def _kept(self, constants: Constants, runs: Sequence[Crew]) -> Staffing:
+        """The crews as they are, with the best shares found for them."""
+        number = {task.context: n for n, task in enumerate(self.tasks)}
+        draft = Draft(Choices(constants, Mechanisms()))
+        places = [(number[each.context], each.block.place - 1, each.share) for each in runs]
+        for task, block, _ in places:
+            draft.activate(task, block, 0)
+        return self._staffing(rerouted(draft, [(task, task, block, share) for task, block, share in places if share]))
