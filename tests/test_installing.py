@@ -172,7 +172,7 @@ def test_on_a_worker_with_the_machines_own_python_an_environment_is_to_be_named(
 
 def test_an_error_of_a_worker_names_its_python(program):
     code = (
-        f"import sys; sys.path.insert(0, {program!r}); from ctxflow.models.errors import MissingPackageError; "
+        f"import sys; sys.path.insert(0, {program!r}); from ctxflow.models.results import MissingPackageError; "
         "print(MissingPackageError.about('vllm', extra='vllm'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -12,8 +12,8 @@ from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.ending import cancelled_text
 from ctxflow.factory.leftovers import Leftovers
 from ctxflow.host.sessions import _pairs
-from ctxflow.models.errors import InputTooLong
-from ctxflow.models.prompts import check_texts
+from ctxflow.models.reading import check_texts
+from ctxflow.models.results import InputTooLong
 from ctxflow.models.sampling import per_row
 from ctxflow.observe.progress import Progress
 from ctxflow.rows.inputs import open_source, open_table

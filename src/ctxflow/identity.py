@@ -98,8 +98,8 @@ def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
     >>> contents_of_model("nobody/no-such-model")
     {}
     """
-    from ctxflow.models.errors import ModelNotFoundError
-    from ctxflow.models.locate import carrier_of, locate_model, revision_of
+    from ctxflow.models.model_folder import carrier_of, locate_model, revision_of
+    from ctxflow.models.results import ModelNotFoundError
 
     folder = Path(model).expanduser()
     if folder.is_dir():

@@ -13,7 +13,7 @@ from ctxflow.batch.driver import run_job
 from ctxflow.batch.job_status import read_status
 from ctxflow.models import LabelClassifier, SentenceEncoder
 from ctxflow.models.answering import classify, embed, label_chooser
-from ctxflow.models.errors import InputTooLong
+from ctxflow.models.results import InputTooLong
 from ctxflow.testing.small_models import make_causal_lm
 
 pytestmark = pytest.mark.usefixtures("shared")

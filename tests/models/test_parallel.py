@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.models.parallel import Parallelism, parallelism
+from ctxflow.models.vllm import Parallelism, parallelism
 
 
 @pytest.mark.parametrize(

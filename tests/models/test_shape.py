@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxflow.models.locate import locate_model
+from ctxflow.models.model_folder import locate_model
 from ctxflow.models.shape import shape_of
 
 

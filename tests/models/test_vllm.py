@@ -8,7 +8,7 @@ import types
 import pytest
 
 from ctxflow.models import Generation, MissingPackageError, VLLMGenerator, vllm_generator
-from ctxflow.models.errors import InputTooLong
+from ctxflow.models.results import InputTooLong
 
 
 class RecordedLLM:

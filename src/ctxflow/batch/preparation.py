@@ -23,8 +23,7 @@ from ctxflow.batch.job_status import status_path
 from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError
-from ctxflow.models.ability import Ability, ability_of, refusal
-from ctxflow.models.locate import folder_here
+from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
 from ctxflow.rows.columns import WHOLE, closest, columns_for, told
 from ctxflow.rows.inputs import open_source
 from ctxflow.rows.source import Limited, RowError, Source, Table

@@ -18,7 +18,7 @@ from ctxflow.errors import ContextError, CtxflowError, RunEnded
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.run.futures import Failed, Stream
 from ctxflow.executors.run.threads import uninterrupted
-from ctxflow.models.errors import InputTooLong
+from ctxflow.models.results import InputTooLong
 from ctxflow.observe.causes import Causes
 from ctxflow.wording import counted
 

@@ -7,13 +7,11 @@ package imports no model library: that happens where a context is built.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from ctxflow.models.contexts import classifier, encoder, generator, vllm_generator
-from ctxflow.models.errors import MissingPackageError, ModelNotFoundError, OutOfMemoryError
-from ctxflow.models.locate import locate_model
-from ctxflow.models.results import Classification, Generation
+from ctxflow.models.contexts import CLASSES, built_class, classifier, encoder, generator, vllm_generator
+from ctxflow.models.model_folder import locate_model
+from ctxflow.models.results import Classification, Generation, MissingPackageError, ModelNotFoundError, OutOfMemoryError
 from ctxflow.models.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -21,13 +19,6 @@ if TYPE_CHECKING:
     from ctxflow.models.encode import SentenceEncoder
     from ctxflow.models.generate import TextGenerator
     from ctxflow.models.vllm import VLLMGenerator
-
-_HEAVY = {
-    "LabelClassifier": "ctxflow.models.classify",
-    "SentenceEncoder": "ctxflow.models.encode",
-    "TextGenerator": "ctxflow.models.generate",
-    "VLLMGenerator": "ctxflow.models.vllm",
-}
 
 __all__ = [
     "Classification",
@@ -49,10 +40,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HEAVY:
+    if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(_HEAVY[name])
-    except ImportError as error:
-        raise MissingPackageError.about("torch", "transformers", extra="transformers", why=error) from error
-    return getattr(module, name)
+    return built_class(name)

@@ -1,7 +1,6 @@
-"""What workers do with a batch of requests to a model: a batch job's tasks (batch/tasks.py).
+"""Answer a batch of requests to a model, on a worker: a batch job's tasks (batch/tasks.py).
 
-Requests and answers are plain data. It is here since workers have the models at hand, and not what drives a run.
-What does not live here: how a row becomes a request, and an answer a line (batch/requests.py, batch/records.py).
+Requests and answers are plain data. This module's name is part of what identifies a batch job in its ledger.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.context import context
-from ctxflow.models.errors import InputTooLong
+from ctxflow.models.results import InputTooLong
 from ctxflow.models.sampling import GENERATION, Sampling
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def embed(model: Any, requests: Sequence[Request]) -> Answers:
 
 
 def _read_of(texts: Sequence[Tokens]) -> Answer:
-    """What a model read of the texts of a row, together."""
+    """Return what a model read of the texts of a row, together."""
     read, truncated = sum(len(tokens.ids) for tokens in texts), any(tokens.truncated for tokens in texts)
     original = sum(tokens.original or len(tokens.ids) for tokens in texts)
     return {"prompt_tokens": read, "truncated": truncated, "original_prompt_tokens": original if truncated else None}
@@ -83,8 +82,8 @@ def classify(model: Any, requests: Sequence[Request]) -> Answers:
 
 @context
 def label_chooser(model: str, labels: Sequence[str], **settings: Any) -> Any:
-    """Something that chooses among labels: by likelihood for a language model, by likeness for a sentence encoder."""
-    from ctxflow.models.locate import locate_model
+    """Build what chooses among labels: by likelihood for a language model, by similarity for a sentence encoder."""
+    from ctxflow.models.model_folder import locate_model
 
     folder = locate_model(model)
     return (_Nearest if (folder / "modules.json").is_file() else _Likeliest)(model, labels, settings)
@@ -99,7 +98,7 @@ class _Likeliest:
         self._model = LabelClassifier(model, labels=labels, **settings)
 
     def choose(self, texts: Sequence[str]) -> Answers:
-        """The label that the model finds likeliest after each text."""
+        """Return the label that the model finds likeliest after each text."""
         return [
             each
             if isinstance(each, InputTooLong)
@@ -125,7 +124,7 @@ class _Nearest:
         self._vectors = _unit(self._model.encode(self._labels))
 
     def choose(self, texts: Sequence[str]) -> Answers:
-        """The label whose vector is nearest to that of each text."""
+        """Return the label whose vector is nearest to that of each text."""
         read = self._model.read(texts)
         good = [tokens for tokens in read if not isinstance(tokens, InputTooLong)]
         scores = iter((_unit(self._model.encode_tokens(good)) @ self._vectors.T).tolist())

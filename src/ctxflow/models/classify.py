@@ -1,4 +1,4 @@
-"""Classification by label likelihood: which label a causal language model finds likeliest after a prompt."""
+"""Classify by likelihood: which label a causal language model finds likeliest after a prompt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ctxflow.models.memory import CPU_READING_TOKENS, Workload
-from ctxflow.models.prompts import Message, check_conversations, check_texts, context_length, tokenize
-from ctxflow.models.reading import Read, Reader, Room, Tokens, answered
+from ctxflow.models.reading import (
+    Message,
+    Read,
+    Reader,
+    TokenRoom,
+    Tokens,
+    answered,
+    check_conversations,
+    check_texts,
+    context_length,
+    tokenize,
+)
 from ctxflow.models.results import Classification
+from ctxflow.models.token_batches import CPU_READING_TOKENS, InternalBatches
 from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model, right_padded
 
 
@@ -26,7 +36,7 @@ class LabelClassifier:
     a chat template; spaces at the prompt's end are dropped. The prompt goes through the model once for all
     labels.
 
-    :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.locate`), or a model already loaded.
+    :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.model_folder`), or a model already loaded.
     :param labels: the labels to choose among, unless `classify` is given others.
     :param length_normalised: choose by the log-probability per token, so that long labels are not at a
         disadvantage for their length.
@@ -67,7 +77,7 @@ class LabelClassifier:
         self.length_normalised = length_normalised
         length = context_length(self.loaded.model.config)
         self._reader = Reader(self.loaded.tokenizer, length, max_input_tokens, too_long)
-        self._workload = Workload(
+        self._workload = InternalBatches(
             self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_READING_TOKENS
         )
         self._accepted = set(inspect.signature(self.loaded.model.forward).parameters)
@@ -152,7 +162,7 @@ class LabelClassifier:
         return self._workload.run([len(row.prompt.ids) + choice.longest for row in rows], score)
 
     def _label_ids(self, labels: Sequence[str], joint: str) -> list[list[int]]:
-        """Each label's tokens as they follow other text: those of "text + label" beyond those of "text"."""
+        """Return each label's tokens as they follow other text: those of "text + label" beyond those of "text"."""
         before = "Answer:" if joint else "Answer:\n"
         texts = [before, *(before + joint + label for label in labels), *(joint + label for label in labels)]
         stem, *encoded = tokenize(self.loaded.tokenizer, texts, add_special_tokens=False)
@@ -172,7 +182,7 @@ class LabelClassifier:
         return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
     def _score_shared(self, rows: Sequence[_Row]) -> Any:
-        """The labels' log-probabilities, shape (rows, labels): the prompts once, then each label after."""
+        """Return the labels' log-probabilities, shape (rows, labels): the prompts once, then each label after."""
         loaded = self.loaded
         ids, mask = left_padded([row.prompt.ids for row in rows], loaded.pad_id, loaded.device)
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
@@ -198,7 +208,7 @@ class LabelClassifier:
         return torch.stack(columns, dim=1)
 
     def _score_whole(self, rows: Sequence[_Row]) -> Any:
-        """The same for a model whose state cannot be wound back: prompt and label together for each label."""
+        """Return the same for a model whose state cannot be wound back: prompt and label together for each label."""
         loaded = self.loaded
         columns = []
         for label in zip(*(row.label_ids for row in rows), strict=True):
@@ -233,7 +243,7 @@ class _Choice(NamedTuple):
     after_text: list[list[int]]
     alone: list[list[int]]
     longest: int
-    room: Room
+    room: TokenRoom
 
 
 class _Row(NamedTuple):
@@ -251,7 +261,7 @@ def _check_labels(labels: Iterable[str]) -> list[str]:
 
 
 def _shares_cache(model: Any, accepted: set[str]) -> bool:
-    """Whether the keys and values of a prompt can be used again after each label, by cutting the label's off.
+    """Return whether the keys and values of a prompt can be used again after each label, by cutting the label's off.
 
     Not so for recurrent states, nor for sliding windows, which have forgotten what a label pushed out.
     """

@@ -1,4 +1,4 @@
-"""Text generation with a causal language model of the transformers library."""
+"""Generate text with a causal language model of the transformers library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from typing import Any, cast
 import torch
 import transformers
 
-from ctxflow.models.memory import CPU_WRITING_TOKENS, Workload
-from ctxflow.models.prompts import Message, check_conversations, check_texts, context_length, tokenize
-from ctxflow.models.reading import Read, Reader, Tokens, answered
+from ctxflow.models.reading import (
+    Message,
+    Read,
+    Reader,
+    Tokens,
+    answered,
+    check_conversations,
+    check_texts,
+    context_length,
+    tokenize,
+)
 from ctxflow.models.results import Generation
 from ctxflow.models.sampling import Sampling, per_row, uniforms
+from ctxflow.models.token_batches import CPU_WRITING_TOKENS, InternalBatches
 from ctxflow.models.transformers import LoadedModel, left_padded, load_language_model
 
 LARGEST_BELOW_ONE = 1 - 2**-22
@@ -26,7 +35,7 @@ class TextGenerator:
     masked and counted from their own first token, and each draws its own random numbers. (Floating-point
     rounding differs a little with the size of an internal batch; in float64 it decides nothing.)
 
-    :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.locate`), or a model already loaded.
+    :param model: a folder, `package:NAME`, a hub id (see `ctxflow.models.model_folder`), or a model already loaded.
     :param max_batch_tokens: tokens of an internal batch, prompts, new tokens and padding together; by default
         what fits in free memory. Halved when the GPU's memory did not suffice after all.
     :param max_batch_size: rows of an internal batch at most.
@@ -59,7 +68,7 @@ class TextGenerator:
         self.loaded = model if isinstance(model, LoadedModel) else load_language_model(model, **loading)
         length = context_length(self.loaded.model.config)
         self._reader = Reader(self.loaded.tokenizer, length, max_input_tokens, too_long)
-        self._workload = Workload(
+        self._workload = InternalBatches(
             self.loaded, max_batch_tokens, max_batch_size, keeps_cache=True, cpu_tokens=CPU_WRITING_TOKENS
         )
 
@@ -192,7 +201,7 @@ class TextGenerator:
 
 
 def _end_tokens(loaded: LoadedModel) -> list[int]:
-    """The tokens that end a text: as the model's generation settings say, else its tokenizer."""
+    """Return the tokens that end a text: as the model's generation settings say, else its tokenizer."""
     ends = loaded.model.generation_config.eos_token_id
     if ends is None:
         ends = loaded.tokenizer.eos_token_id
@@ -202,7 +211,7 @@ def _end_tokens(loaded: LoadedModel) -> list[int]:
 
 
 class _Finish(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Ends a row at its own number of new tokens or at one of its stop strings.
+    """End a row at its own number of new tokens or at one of its stop strings.
 
     :ivar stopped_at: for each row the number of new tokens at which a stop string was complete, or None.
     """
@@ -244,7 +253,7 @@ def _samplers(
 
 
 class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
-    """Draws each row's next token and leaves it as the only one possible; greedy rows keep their logits.
+    """Draw each row's next token and leave it as the only one possible; greedy rows keep their logits.
 
     Inverse-transform sampling over the tokens in the vocabulary's order: a row's number u picks the token at
     which the running sum of probabilities passes u. It needs one number per row and step, known before the
@@ -279,7 +288,7 @@ class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]
         return torch.where(self._greedy, scores, chosen)
 
     def _kept(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Which tokens top_k and top_p leave, in the vocabulary's order; shape as `probabilities`."""
+        """Return which tokens top_k and top_p leave, in the vocabulary's order; shape as `probabilities`."""
         ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
         keep = torch.ones_like(ranked, dtype=torch.bool)
         if self._top_k is not None:

@@ -1,6 +1,7 @@
-"""What a model reads of an input: all of it, or, where it is too long, an error with both numbers or what a cut left.
+"""Turn prompts and conversations into tokens: checks, chat templates, and what becomes of an input that is too long.
 
-What does not live here: how texts and conversations become tokens (prompts.py).
+A model reads all of an input, or what a cut left of it; or the input is refused, with both numbers. This works on any
+tokenizer, and needs no torch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,148 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ctxflow.models.errors import InputTooLong
-from ctxflow.models.prompts import FALLBACK_STOP, Message, messages_of, render_chat, tokenize
+from ctxflow.models.results import InputTooLong, MissingPackageError
 from ctxflow.models.sampling import Sampling
+from ctxflow.wording import article
+
+Message = Mapping[str, Any]
+
+
+def check_texts(values: Iterable[Any], what: str = "prompts") -> list[str]:
+    """Return the values as a list, when all of them are strings that a tokenizer can take.
+
+    :raises TypeError: for one string in place of a list, or something that is no string, saying where.
+    :raises ValueError: for a string with halves of surrogate pairs, which is no text.
+
+    >>> check_texts(["a", 3])
+    Traceback (most recent call last):
+    ...
+    TypeError: prompts[1] is an int, not a string: give text for each
+    """
+    if isinstance(values, (str, bytes)):
+        raise TypeError(f"{what} is one {type(values).__name__}: give a list of strings")
+    texts = list(values)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise TypeError(f"{what}[{place}] is {article(kind)}, not a string: give text for each")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{what}[{place}] is no valid Unicode: character {error.start} is half of a surrogate pair; "
+                "decode the input with errors='replace'"
+            ) from None
+    return texts
+
+
+def context_length(config: Any) -> int | None:
+    """Return tokens that a model of this configuration can read and write together, None if it does not say."""
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    length = getattr(text_config, "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+    """Return the token ids of each text; one without any gets the start token, as a model must read something."""
+    if not texts:
+        return []
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=add_special_tokens,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        verbose=False,
+    )["input_ids"]
+    start = next(
+        (i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) if i is not None),
+        0,
+    )
+    return [list(ids) or [start] for ids in encoded]
+
+
+FALLBACK_STOP = "\n\nUser:"
+"""Where an answer ends without a chat template: the model begins to write the user's next turn."""
+
+
+def check_conversations(conversations: Iterable[Sequence[Message]]) -> list[Sequence[Message]]:
+    """Return the conversations as a list.
+
+    :raises TypeError: for a single one.
+    """
+    if isinstance(conversations, (str, bytes, Mapping)):
+        raise TypeError("conversations is a single one: give a list of lists of messages")
+    return list(conversations)
+
+
+def render_chat(
+    tokenizer: Any, conversations: Iterable[Sequence[Message]], options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return each conversation as the text that the model continues, by the tokenizer's chat template.
+
+    Without a template the turns are written out as "User: ..." and "Assistant: ...", blank lines between
+    them.
+
+    :param conversations: lists of messages, each a mapping with "role" and "content"; content is text or, as
+        in OpenAI's format, a list of parts of type "text".
+    :param options: further variables for the template, such as `tools` or `enable_thinking`.
+    :raises TypeError, ValueError: for what is no conversation, or one that the template refuses, saying
+        where.
+    """
+    texts = []
+    for place, conversation in enumerate(check_conversations(conversations)):
+        messages = messages_of(conversation, f"conversations[{place}]")
+        if not getattr(tokenizer, "chat_template", None):
+            texts.append(_plain(messages))
+            continue
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **(options or {})
+            )
+        except ImportError:
+            raise MissingPackageError.about("jinja2", extra="batch") from None
+        except Exception as error:  # A template is a program of the model's author: it raises what it likes.
+            raise ValueError(
+                f"the model's chat template refuses conversations[{place}] ({type(error).__name__}: {error}):"
+                " change its roles or contents"
+            ) from None
+        texts.append(text)
+    return check_texts(texts, "conversations")
+
+
+def messages_of(conversation: Any, place: str = "the conversation") -> list[dict[str, Any]]:
+    """Return a conversation's messages, each with its content as text.
+
+    :raises TypeError: for what is no conversation, saying where.
+    """
+    if isinstance(conversation, (str, bytes, Mapping)) or not isinstance(conversation, Sequence) or not conversation:
+        raise TypeError(
+            f"{place} is no conversation: give a list of messages like {{'role': 'user', 'content': '...'}}"
+        )
+    messages = []
+    for number, message in enumerate(conversation):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TypeError(f"{place}[{number}] is no message: give a mapping with 'role' and 'content'")
+        messages.append({**message, "content": _content(message.get("content"), f"{place}[{number}]")})
+    return messages
+
+
+def _content(content: Any, place: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else [content]
+    if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+        raise TypeError(f"the content of {place} is not text: give a string, or parts of type 'text'")
+    return "".join(part["text"] for part in parts)
+
+
+def _plain(messages: Sequence[Message]) -> str:
+    turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+    return "\n\n".join([*turns, "Assistant:"])
+
 
 TOO_LONG = ("error", "cut-start", "cut-end")
 ON_ERROR = ("raise", "return")
@@ -19,10 +159,14 @@ Answer = TypeVar("Answer")
 
 
 class Tokens(NamedTuple):
-    """An input as the model reads it: its token ids, and how many it had where some were cut off."""
+    """An input as the model reads it: its token ids, and how many it had where some were cut off.
+
+    The text is there for a model that tokenizes by itself.
+    """
 
     ids: list[int]
     original: int | None = None
+    text: str | None = None
 
     @property
     def truncated(self) -> bool:
@@ -34,7 +178,7 @@ Read = Tokens | InputTooLong
 """What the model reads of an input, or why it reads nothing."""
 
 
-class Room(NamedTuple):
+class TokenRoom(NamedTuple):
     """How many tokens of an input fit, None for any number, and why no more."""
 
     tokens: int | None
@@ -74,7 +218,7 @@ def cut(ids: list[int], limit: int, too_long: str, *, first: int = 0, last: int 
 
 
 class Reader:
-    """Reads inputs for one language model.
+    """Read inputs for one language model.
 
     :param length: tokens that the model reads and writes together, None if there is no limit.
     :param max_input_tokens: what the user allows, None for what fits.
@@ -89,28 +233,28 @@ class Reader:
         self._length = length
         self._max_input_tokens = max_input_tokens
 
-    def room(self, reserved: int, whose: str) -> Room:
-        """How many tokens of an input fit before those that are reserved.
+    def room(self, reserved: int, whose: str) -> TokenRoom:
+        """Return how many tokens of an input fit before those that are reserved.
 
         :param whose: what they are reserved for, for messages.
         """
         fitting = None if self._length is None else self._length - reserved
         if fitting is None or (self._max_input_tokens is not None and self._max_input_tokens < fitting):
-            return Room(self._max_input_tokens, f"max_input_tokens={self._max_input_tokens}")
-        return Room(
+            return TokenRoom(self._max_input_tokens, f"max_input_tokens={self._max_input_tokens}")
+        return TokenRoom(
             fitting, f"the model reads and writes {self._length} tokens together, of which {reserved} are for {whose}"
         )
 
-    def rooms(self, sampling: Iterable[Sampling]) -> list[Room]:
-        """The room before the new tokens of each row."""
+    def rooms(self, sampling: Iterable[Sampling]) -> list[TokenRoom]:
+        """Return the room before the new tokens of each row."""
         return [self.room(row.max_new_tokens, "max_new_tokens") for row in sampling]
 
-    def texts(self, encoded: Sequence[list[int]], rooms: Sequence[Room]) -> list[Read]:
-        """What is read of texts; a special token in front stays there."""
+    def texts(self, encoded: Sequence[list[int]], rooms: Sequence[TokenRoom]) -> list[Read]:
+        """Return what is read of texts; a special token in front stays there."""
         special = set(self.tokenizer.all_special_ids)
         return [self._fitted(ids, room, first=int(ids[0] in special)) for ids, room in zip(encoded, rooms, strict=True)]
 
-    def _fitted(self, ids: list[int], room: Room, first: int) -> Read:
+    def _fitted(self, ids: list[int], room: TokenRoom, first: int) -> Read:
         if room.tokens is None or len(ids) <= room.tokens:
             return Tokens(ids)
         if self.too_long == "error" or room.tokens < 1:
@@ -125,11 +269,12 @@ class Reader:
     def conversations(
         self,
         conversations: Sequence[Sequence[Message]],
-        rooms: Sequence[Room],
+        rooms: Sequence[TokenRoom],
         options: Mapping[str, Any] | None = None,
         tidy: Callable[[str], str] = str,
     ) -> list[Read]:
-        """What is read of conversations, written out by the model's chat template, which adds special tokens itself.
+        """Return what is read of conversations, written out by the model's chat template, which adds special tokens
+        itself.
 
         Those that are too long are cut by whole turns (a user's message and what answers it): the oldest first, or
         with "cut-end" the newest before the last. System messages and the last turn stay; if those alone are too long,
@@ -163,7 +308,7 @@ class Reader:
     def _shortened(
         self, messages: list[dict[str, Any]], limit: int, encode: Callable[[Sequence[Message]], list[int]]
     ) -> list[int] | None:
-        """The tokens of as much of a conversation as fits, None if nothing does."""
+        """Return the tokens of as much of a conversation as fits, None if nothing does."""
         most = len(_turns(messages)) - 1
         fewest = encode(left := without_turns(messages, most, self.too_long))
         if len(fewest) > limit:
@@ -181,7 +326,7 @@ class Reader:
     def _with_less_text(
         self, messages: list[dict[str, Any]], limit: int, encode: Callable[[Sequence[Message]], list[int]]
     ) -> list[int] | None:
-        """The tokens of a conversation whose last turn's longest message is cut, None if that does not help."""
+        """Return the tokens of a conversation whose last turn's longest message is cut, None if that does not help."""
         turns = _turns(messages)
         if not turns:
             return None
@@ -199,7 +344,7 @@ class Reader:
         return ids
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Where a text's tokens begin and end in it; about there, for a tokenizer that does not know."""
+        """Return where a text's tokens begin and end in it; about there, for a tokenizer that does not know."""
         if getattr(self.tokenizer, "is_fast", False):
             offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             return [(int(begin), int(end)) for begin, end in offsets["offset_mapping"]]
@@ -209,7 +354,7 @@ class Reader:
 
 
 def _turns(messages: Sequence[Message]) -> list[list[int]]:
-    """The numbers of each turn's messages: a user's, and all up to the next; system messages are of no turn."""
+    """Return the numbers of each turn's messages: a user's, and all up to the next; system messages are of no turn."""
     turns: list[list[int]] = []
     for number, message in enumerate(messages):
         if message["role"] in ("system", "developer"):
@@ -221,7 +366,7 @@ def _turns(messages: Sequence[Message]) -> list[list[int]]:
 
 
 def without_turns(messages: Sequence[Message], count: int, too_long: str) -> list[Any]:
-    """The messages without so many turns: the oldest, or with "cut-end" the newest before the last.
+    """Return the messages without so many turns: the oldest, or with "cut-end" the newest before the last.
 
     >>> roles = ("system", "S"), ("user", "1"), ("assistant", "a"), ("user", "2")
     >>> talk = [{"role": role, "content": content} for role, content in roles]
@@ -237,7 +382,7 @@ def without_turns(messages: Sequence[Message], count: int, too_long: str) -> lis
 def answered(
     read: Sequence[Read], run: Callable[[list[int]], Iterable[Answer]], on_error: str, what: str
 ) -> Iterator[Answer | InputTooLong]:
-    """Each input's answer, in their order, or its error.
+    """Return each input's answer, in their order, or its error.
 
     :param run: takes the numbers of the inputs that are read, gives an answer for each, in their order.
     :param on_error: "raise" raises the first error before anything runs, "return" puts errors in answers' places.

@@ -1,6 +1,6 @@
-"""How the next token is chosen, per row of a batch: checked parameters as plain data.
+"""Say how the next token is chosen, per row of a batch: checked parameters as plain data.
 
-The arithmetic on logits lives in generate.py; a row here is one prompt of a batch.
+The arithmetic on logits is in generate.py; a row here is one prompt of a batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Sampling:
         return self.temperature < 1e-5
 
     def stopping_at(self, stops: Sequence[str]) -> Sampling:
-        """The same with further stop strings."""
+        """Return the same with further stop strings."""
         return dataclasses.replace(self, stop=(*self.stop, *stops))
 
 
@@ -80,7 +80,7 @@ def _check(name: str, value: Any, kind: type | tuple[type, ...], needed: str) ->
 
 
 def per_row(count: int, **parameters: Any) -> list[Sampling]:
-    """The sampling of each of `count` prompts, from values for all or lists with a value for each.
+    """Return the sampling of each of `count` prompts, from values for all or lists with a value for each.
 
     `stop` for all is a string or a list of strings; for each, a list of such lists.
 
@@ -121,7 +121,7 @@ def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def uniforms(sampling: Sampling, prompt_ids: Sequence[int]) -> NDArray[np.float32]:
-    """One number in [0, 1) for each token that a row may sample, from its seed and its prompt alone.
+    """Return one number in [0, 1) for each token that a row may sample, from its seed and its prompt alone.
 
     So what a row samples does not depend on which rows share its batch, and a retried batch gives the same
     text. Different prompts under one seed draw independently.

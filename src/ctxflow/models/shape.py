@@ -1,6 +1,6 @@
-"""How large a model is, by its folder: parameters, weights, KV cache of a token. Loads nothing.
+"""Say how large a model is, by its folder: parameters, weights, KV cache of a token. Loads nothing.
 
-What does not live here: where a model's folder is (locate.py), and how fast it is (planning.roofline).
+How fast it is follows from that in planning/roofline.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Shape:
 
 
 def shape_of(config: Path, precision: str | None = None) -> Shape:
-    """A model's size.
+    """Return a model's size.
 
     The weights are those in the folder, if they are there and no other precision is asked for; else parameters, which
     are counted from config.json, times the precision's bytes.
@@ -53,7 +53,7 @@ def shape_of(config: Path, precision: str | None = None) -> Shape:
 
 
 def parameters_of(config: dict[str, Any]) -> int:
-    """How many parameters a transformer has by its config.json; biases and norms, under 1 %, are left out.
+    """Return how many parameters a transformer has by its config.json; biases and norms, under 1 %, are left out.
 
     :raises KeyError: for what it does not say.
 
@@ -74,7 +74,7 @@ def parameters_of(config: dict[str, Any]) -> int:
 
 
 def cache_values(config: dict[str, Any]) -> int:
-    """How many numbers a token has in the KV cache; none in an encoder, which keeps no cache.
+    """Return how many numbers a token has in the KV cache; none in an encoder, which keeps no cache.
 
     >>> cache_values({"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32})
     98304

@@ -1,7 +1,6 @@
-"""Loading a model and its tokenizer with the transformers library: dtype, device, padding.
+"""Load a model and its tokenizer with the transformers library: dtype, device, padding.
 
-What is done with them lives in generate.py, classify.py and encode.py; how much goes through at once, in
-memory.py. Importing this module imports torch.
+What is done with them is in generate.py and classify.py. Importing this module imports torch.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from ctxflow.models.ability import check_ability
-from ctxflow.models.locate import locate_model
-from ctxflow.wording import article
+from ctxflow.models.model_folder import check_ability, locate_model
 
 DTYPES = ("auto", "float32", "float64", "float16", "bfloat16")
 
@@ -45,7 +42,7 @@ class LoadedModel:
 
     @property
     def pad_id(self) -> int:
-        """The token to fill up short rows with; attention masks hide it, so any will do."""
+        """The token that short rows are padded with; attention masks hide it, so any will do."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((i for i in candidates if isinstance(i, int)), 0)
 
@@ -68,7 +65,7 @@ def load_language_model(
 ) -> LoadedModel:
     """Load a causal language model with its head.
 
-    :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.locate`.
+    :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.model_folder`.
     :param dtype: of the weights: "float32", "float64", "float16", "bfloat16", or "auto": as they were saved,
         but float32 in place of a half type on a CPU, and float16 in place of bfloat16 on a GPU too old for
         it.
@@ -79,33 +76,8 @@ def load_language_model(
     :raises ModelNotFoundError: if the model is not reachable from here.
     :raises ValueError: for an unknown dtype or device, or a folder that holds no such model.
     """
-    return _load(transformers.AutoModelForCausalLM, task, model, dtype, device, revision, options)
-
-
-def load_encoder_model(
-    model: str | os.PathLike[str],
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    revision: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> LoadedModel:
-    """Load a model without a head, for its hidden states; parameters and errors as `load_language_model`."""
-    return _load(transformers.AutoModel, "embed", model, dtype, device, revision, options)
-
-
-def _load(
-    kind: Any,
-    task: str,
-    model: str | os.PathLike[str],
-    dtype: str,
-    device: str,
-    revision: str | None,
-    options: Mapping[str, Any] | None,
-) -> LoadedModel:
     place = resolve_device(device)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown: give one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     folder = locate_model(model, revision=revision)
     check_ability(os.fspath(model), folder, task)
     options = dict(options or {})
@@ -114,16 +86,25 @@ def _load(
         config = transformers.AutoConfig.from_pretrained(folder, **trusted)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
         with without_progress_bars():
-            loaded = kind.from_pretrained(
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=resolve_dtype(dtype, _saved_dtype(config), place), **options
             )
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n", maxsplit=1)[0]
-        raise ValueError(f"{folder} could not be loaded as {article(kind.__name__)}: {first}") from error
+        raise ValueError(f"{folder} could not be loaded as an AutoModelForCausalLM: {first}") from error
     loaded.eval().requires_grad_(False)
     if loaded.device != place:  # quantised weights are loaded where they stay, and refuse to be moved
         loaded.to(place)
     return LoadedModel(os.fspath(model), folder, loaded, tokenizer, place)
+
+
+def check_dtype(dtype: str) -> None:
+    """Check that weights can be loaded in a type.
+
+    :raises ValueError: naming those in which they can.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown: give one of {', '.join(DTYPES)}")
 
 
 def _saved_dtype(config: Any) -> torch.dtype:
@@ -132,7 +113,7 @@ def _saved_dtype(config: Any) -> torch.dtype:
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of that name; for "auto" the first GPU if there is one, else the CPU.
+    """Return the device of that name; for "auto" the first GPU if there is one, else the CPU.
 
     :raises ValueError: for a device that is not here.
     """
@@ -151,7 +132,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, saved: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type to load weights in that were saved as `saved`; "auto" as `load_language_model` says."""
+    """Return the type to load weights in that were saved as `saved`; "auto" as `load_language_model` says."""
     if dtype != "auto":
         resolved: torch.dtype = getattr(torch, dtype)
         return resolved
@@ -176,7 +157,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Any, Any]:
-    """Rows of token ids as a matrix filled up on the left, and its mask; both of shape (rows, longest)."""
+    """Return rows of token ids as a matrix filled up on the left, and its mask; both of shape (rows, longest)."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -184,7 +165,7 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Any, Any]:
-    """As `left_padded`, filled up on the right."""
+    """Return rows as `left_padded`, but filled up on the right."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])

