@@ -261,9 +261,14 @@ class Job(pydantic.BaseModel):
             raise ValueError("a template names its columns itself: leave --column out")
         if set(self.row_parameter) & set(self.keep):
             raise ValueError("a column cannot be both kept and a parameter")
-        from ctxflow.models.sampling import Sampling
+        return self
 
-        Sampling(**self.parameters)
+    @pydantic.model_validator(mode="after")
+    def _samples(self) -> Job:
+        if parameters := self.parameters:
+            from ctxflow.models.sampling import Sampling
+
+            Sampling(**parameters)
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -13,11 +14,8 @@ from ctxflow.apps import BatchApp, ContextApp
 from ctxflow.batch.job import Job
 from ctxflow.context import ContextFunction
 from ctxflow.decorators import batch_app
-from ctxflow.models import encoder, generator, vllm_generator
-from ctxflow.models.answering import classify, embed, generate, label_chooser
 from ctxflow.recipe import Context
 from ctxflow.rows.columns import closest
-from ctxflow.sessions import SessionApp
 from ctxflow.wording import article
 
 
@@ -27,6 +25,9 @@ def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, 
     :param family: "generate" (which answers conversations too), "embed" or "classify".
     :param staged: whether workers get a model's folder sent, since they do not share this machine's disk.
     """
+    from ctxflow.models import encoder, generator, vllm_generator
+    from ctxflow.models.answering import classify, embed, generate, label_chooser
+
     names = ("dtype", "max_input_tokens", "too_long", *(() if job.backend == "vllm" else ("device",)))
     inputs: dict[str, Any] = {name: value for name in names if (value := getattr(job, name)) is not None}
     options: dict[str, Any] = {} if job.gpus is None else {"gpus": job.gpus}
@@ -104,6 +105,10 @@ def _raised(error: BaseException, module: str) -> str:
 
 def _no_function(found: Any) -> str | None:
     """What something is that is neither a batch app nor a function, and what to write."""
+    if inspect.isfunction(found):
+        return None
+    from ctxflow.sessions import SessionApp
+
     if isinstance(found, ContextApp):
         return "a context_app, which takes one call at a time: make it a batch_app, a function over lists"
     if isinstance(found, SessionApp):

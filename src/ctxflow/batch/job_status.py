@@ -20,7 +20,6 @@ from ctxflow.batch.phrases import duration
 from ctxflow.executors.run.kept_files import STATUS, StatusWriter
 from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.run.threads import uninterrupted
-from ctxflow.factory.prometheus import limit_metrics, start_server
 from ctxflow.observe.progress import ENDED, VERSION, Progress, condition, load_status, owner
 
 if TYPE_CHECKING:
@@ -267,6 +266,8 @@ class BatchCollector:
             if its.get("reason"):
                 reasons.add_metric((tier, its["reason"]), (its["asked"] or 0) - its["joined"])
         yield reasons
+        from ctxflow.factory.prometheus import limit_metrics
+
         yield from limit_metrics("ctxflow_batch", now.limits)
 
 
@@ -281,6 +282,8 @@ def serving(now: Callable[[], Progress], place: tuple[str, int] | None) -> Itera
     if place is None:
         yield None
         return
+    from ctxflow.factory.prometheus import start_server
+
     server = start_server(BatchCollector(now), *place)
     try:
         yield int(server.server_port)

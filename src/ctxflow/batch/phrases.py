@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ctxflow.observe.progress import Progress
 from ctxflow.terminal import visible
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.observe.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,7 @@ def one_line(text: str, most: int = 300) -> str:
 def describe(now: Progress) -> str:
     """A line on how a job stands.
 
+    >>> from ctxflow.observe.progress import Progress
     >>> describe(Progress(done=1200, dead=3, total=5000, rate=20.0, left=190.0, workers=2, evictions=1))
     '1,200 of 5,000 rows, 3 dead, 20 rows/s, 3 min 10 s left, 2 workers, 1 eviction'
     >>> describe(Progress(sessions={"running": 7, "idle": 2}, chunks=120, chunks_per_s=4.5, workers=2))

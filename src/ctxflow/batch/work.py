@@ -29,8 +29,6 @@ from ctxflow.executors.run.figures import Status, figures_of
 from ctxflow.executors.run.futures import Stream
 from ctxflow.identity import Identity, identity_of, identity_of_model, reading_text
 from ctxflow.observe.progress import Progress, Rates
-from ctxflow.observe.run_report import BATCH, EVENTS, summary_of
-from ctxflow.observe.summary import SUMMARY, keep
 from ctxflow.rows.source import Source
 from ctxflow.sites import Site
 
@@ -178,13 +176,16 @@ class Work:
         with contextlib.ExitStack() as stack:
 
             def submit(items: Sequence[Any], stream: Stream) -> range:
+                begins = self._executor is None
                 if self._executor is None:
                     self._executor = stack.enter_context(BareExecutor(self.site))
                     file.run_began(self._executor.calls.run)
                     self.directory = Path(self._executor.calls.run.directory)
-                    note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)
                 run = self._executor.calls.run
-                return run.submit(self._app.declare(run, self._constants), items, stream)
+                numbers = run.submit(self._app.declare(run, self._constants), items, stream)
+                if begins and self.directory is not None:  # While the first workers start.
+                    note_job(self.directory, job, self.files.output, self.files.errors, self.site, self.display)
+                return numbers
 
             pump = Pump(
                 intake.chunks(), submit, ledger, self._record, self.source.place, job.order == "input",
@@ -199,6 +200,9 @@ class Work:
 
 def note_job(run: Path, job: Job, output: Path, errors: Path, site: Site, display: Display) -> None:
     """Note in a run's directory which job it is of, so that a report finds its settings and its dead letters."""
+    from ctxflow.observe.run_report import BATCH
+    from ctxflow.observe.summary import keep
+
     settings = job.model_dump(mode="json", exclude_defaults=True)
     of_site = {name: value for name, value in site.model_dump(mode="json").items() if name in _OF_SITE}
     noted = {"job": settings, "site": of_site, "output": str(output), "errors": str(errors)}
@@ -213,7 +217,12 @@ def kept_summary(run: Path | None, display: Display) -> dict[str, Any] | None:
 
     A job that is done must not fail for it: what is wrong is told in a sentence.
     """
-    if run is None or not (run / EVENTS).is_file():
+    if run is None:
+        return None
+    from ctxflow.observe.run_report import EVENTS, summary_of
+    from ctxflow.observe.summary import SUMMARY, keep
+
+    if not (run / EVENTS).is_file():
         return None
     try:
         summary = summary_of(run, _telling((run / EVENTS).stat().st_size, display))

@@ -164,9 +164,11 @@ def _end_as_by_ctrl_c() -> None:
 
 
 def _place(metrics: str | None) -> tuple[str, int] | None:
+    if metrics is None:
+        return None
     from ctxflow.factory.prometheus import place_of
 
     try:
-        return None if metrics is None else place_of(metrics)
+        return place_of(metrics)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--metrics") from None

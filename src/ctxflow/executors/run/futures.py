@@ -5,7 +5,6 @@ What does not live here: when something is answered (scheduler/), or by whom (en
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import functools
@@ -169,6 +168,8 @@ class CallFuture(Future[Any]):
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the answer in a coroutine; if the coroutine is cancelled, so is the call."""
+        import asyncio  # Which most programs do not use: it would hold up their start.
+
         return asyncio.wrap_future(self).__await__()
 
     def note(self, items: Sequence[int], context: str) -> None:
