@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from ctxflow.cli import plan as plan_command
 from ctxflow.cli.app import app
 from ctxflow.executors.simulated import SimulatedEngine
+from ctxflow.factory import site_check
 from ctxflow.factory.provider import PoolSurvey
 from ctxflow.factory.site_check import TierAnswer
 from ctxflow.policies.agh.problem import Problem
@@ -121,7 +121,7 @@ def test_live_counts_the_machines_that_there_are(files, monkeypatch):
         yield TierAnswer(first, PoolSurvey(machines=2, free=0, workers=2))
         yield TierAnswer(second, None, ("the collector does not answer",))
 
-    monkeypatch.setattr(plan_command, "ask_tiers", ask)
+    monkeypatch.setattr(site_check, "ask_tiers", ask)
     found = data(files, "--live")
     assert "tier a10: machines are there for 2 of its 20 workers now" in found["notes"]
     assert any("tier titan could not be asked" in note for note in found["notes"])

@@ -7,23 +7,27 @@ import dataclasses
 import enum
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside
 from ctxflow.consoles import VisibleConsole
-from ctxflow.factory.site_check import ask_tiers
-from ctxflow.planning.job_file import load_job
-from ctxflow.planning.job_problem import JobProblem, make_problem, survey_site
-from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
-from ctxflow.policies.agh.solution import METHODS, Solution, solve
-from ctxflow.simulator.scenario import read_recorded, tiers_of_site
-from ctxflow.sites import load_site
 
-_OWN = {"paper": paper_instance, "azure": azure_instance}
-Method = enum.Enum("Method", {name: name for name in METHODS}, type=str)  # type: ignore[misc]
+if TYPE_CHECKING:
+    from ctxflow.planning.job_problem import JobProblem
+    from ctxflow.policies.agh.solution import Solution
+
+
+class SolutionMethod(str, enum.Enum):
+    """How a problem is solved: the names of `ctxflow.policies.agh.solution.METHODS`."""
+
+    gh = "gh"
+    agh = "agh"
+    agh_printed = "agh-printed"
+    improved = "improved"
+    exact = "exact"
 
 
 def plan(
@@ -54,7 +58,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Write the problem that was made, for --problem.", show_default=False),
     ] = None,
-    method: Annotated[Method, typer.Option(help="How it is solved.")] = Method.agh,  # type: ignore[attr-defined]
+    method: Annotated[SolutionMethod, typer.Option(help="How it is solved.")] = SolutionMethod.agh,
     as_json: Annotated[bool, typer.Option("--json", help="Print the solution as JSON.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random orderings of agh and improved.")] = 0,
     time_limit: Annotated[
@@ -94,6 +98,9 @@ def plan(
     ctxflow plan --problem problem.json --method exact --time-limit 60
     ctxflow plan --problem azure --method improved --json | jq .costs.total
     """
+    from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
+    from ctxflow.policies.agh.solution import solve
+
     console = VisibleConsole(stderr=True)
 
     def waiting(text: str) -> contextlib.AbstractContextManager[object]:
@@ -103,7 +110,8 @@ def plan(
     if problem is not None:
         if site is not None or live or measured is not None or save is not None:
             raise typer.BadParameter("give SITE and JOB, or --problem FILE alone")
-        given = _OWN[str(problem)]() if str(problem) in _OWN else Problem.read(problem)
+        own = {"paper": paper_instance, "azure": azure_instance}.get(str(problem))
+        given = Problem.read(problem) if own is None else own()
     elif site is None or job is None:
         raise typer.BadParameter("give SITE and JOB, or --problem FILE")
     else:
@@ -129,6 +137,12 @@ def plan(
 
 def _made(site: str, job: Path, live: bool, measured: Path | None) -> JobProblem:
     """The problem of a site and a job."""
+    from ctxflow.factory.site_check import ask_tiers
+    from ctxflow.planning.job_file import load_job
+    from ctxflow.planning.job_problem import make_problem, survey_site
+    from ctxflow.simulator.scenario import read_recorded, tiers_of_site
+    from ctxflow.sites import load_site
+
     loaded = load_site(site)
     wanted = load_job(job, {tier.spec.name: None for tier in tiers_of_site(loaded)})
     recorded = None if measured is None else read_recorded(measured)

@@ -6,15 +6,15 @@ import enum
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxflow.policies.flextopo.candidates import Scoring
-from ctxflow.policies.flextopo.cluster import Preemptor
-from ctxflow.policies.flextopo.cluster_json import cluster_from_json
-from ctxflow.policies.flextopo.preemption import Decision, decide
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.policies.flextopo.cluster import Preemptor
+    from ctxflow.policies.flextopo.preemption import Decision
 
 
 class SelectionMethod(str, enum.Enum):
@@ -47,6 +47,10 @@ def preempt(
 
     Exits with 1 if the preemptor fits nowhere, whoever gives way.
     """
+    from ctxflow.policies.flextopo.candidates import Scoring
+    from ctxflow.policies.flextopo.cluster_json import cluster_from_json
+    from ctxflow.policies.flextopo.preemption import decide
+
     try:
         data = json.loads(cluster.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

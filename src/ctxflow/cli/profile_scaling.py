@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -13,20 +13,15 @@ from rich.table import Table
 
 from ctxflow.cli.simulate_command import progress, recorded_of
 from ctxflow.consoles import VisibleConsole
-from ctxflow.observe.run_report import EVENTS, find_run
-from ctxflow.policies.registry import described
-from ctxflow.policies.turboserve.profiling import Profiled, levels
-from ctxflow.simulator.scaling_profile import (
-    SHARES,
-    RecordedSessions,
-    closed_loop_of,
-    profiled,
-    profiled_sessions,
-    read_sessions,
-    windows_of,
-)
-from ctxflow.simulator.scenario import Scenario, load_scenario, parse_change, recorded_scenario
 from ctxflow.wording import counted
+
+if TYPE_CHECKING:
+    from ctxflow.policies.turboserve.profiling import Profiled
+    from ctxflow.simulator.scaling_profile import RecordedSessions
+    from ctxflow.simulator.scenario import Scenario
+
+SHARES = "0.25,0.35,0.5,0.65,0.8,1.0"
+"""`ctxflow.simulator.scaling_profile.SHARES`, said again since a help text must not import the simulator."""
 
 
 def profile_scaling(
@@ -45,9 +40,7 @@ def profile_scaling(
     window: Annotated[
         float, typer.Option(metavar="SECONDS", min=10.0, help="Length of the stretches that are simulated.")
     ] = 720.0,
-    shares: Annotated[str, typer.Option(metavar="A,B,C", help="The shares of a worker's capacity to try.")] = ",".join(
-        map(str, SHARES)
-    ),
+    shares: Annotated[str, typer.Option(metavar="A,B,C", help="The shares of a worker's capacity to try.")] = SHARES,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,6 +63,10 @@ def profile_scaling(
     ctxflow profile-scaling site.toml workload.toml --target 120
     ctxflow profile-scaling runs/20261121-054135-17 --target 120
     """
+    from ctxflow.policies.registry import described
+    from ctxflow.policies.turboserve.profiling import levels
+    from ctxflow.simulator.scaling_profile import closed_loop_of, profiled, profiled_sessions, windows_of
+
     candidates = _shares(shares)
     sessions = _sessions_of(what) if workload is None else None
     with progress("Profiling") as tell:
@@ -121,6 +118,9 @@ def _as_data(rows: Sequence[Profiled]) -> list[dict[str, object]]:
 
 def _sessions_of(run: str) -> RecordedSessions | None:
     """The sessions of a recorded run, None where it had none."""
+    from ctxflow.observe.run_report import EVENTS, find_run
+    from ctxflow.simulator.scaling_profile import read_sessions
+
     if not Path(run).is_dir():
         return None  # Which is told where a run of items is looked for.
     log = find_run(Path(run)) / EVENTS
@@ -132,6 +132,8 @@ def _sessions_of(run: str) -> RecordedSessions | None:
 
 
 def _scenario(what: str, workload: Path | None, changes: Sequence[str]) -> Scenario:
+    from ctxflow.simulator.scenario import load_scenario, parse_change, recorded_scenario
+
     recorded = recorded_of(what, workload)
     asked = [parse_change(text) for text in changes]
     if recorded is not None:

@@ -5,27 +5,23 @@ The experiments are found by their entry points (`ctxflow.simulator.experiments`
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from ctxflow.cli.screen import native_output_aside
 from ctxflow.consoles import VisibleConsole
-from ctxflow.simulator.experiments import (
-    Experiment,
-    ExperimentRequest,
-    Figure,
-    experiment_names,
-    find_experiment,
-    report,
-)
 
-_ONE_OF = f"One of: {', '.join(experiment_names())}." if experiment_names() else "None is installed here."
+if TYPE_CHECKING:
+    from ctxflow.simulator.experiments import Experiment, Figure
+
+_NAMES = sorted({each.name for each in importlib.metadata.entry_points(group="ctxflow.experiments")})
+_ONE_OF = f"One of: {', '.join(_NAMES)}." if _NAMES else "None is installed here."
 
 
 def reproduce(
@@ -39,6 +35,10 @@ def reproduce(
 
     They are a distribution of their own, ctxflow-papers.
     """
+    from rich.progress import Progress
+
+    from ctxflow.simulator.experiments import ExperimentRequest, find_experiment, report
+
     experiment = find_experiment(paper)
     console = VisibleConsole(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from ctxflow.consoles import VisibleConsole
 from ctxflow.errors import UsageError
-from ctxflow.simulator.experiments import TrainingRequest, experiment_names, find_experiment
 
 
 def train(
@@ -26,6 +24,10 @@ def train(
 
     The training is that of ctxflow-papers, a distribution of its own.
     """
+    from rich.progress import Progress
+
+    from ctxflow.simulator.experiments import TrainingRequest, experiment_names, find_experiment
+
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}: make it first")
     training = find_experiment(policy).training

@@ -304,6 +304,8 @@ def own_copy(error: BaseException) -> BaseException:
 
 async def arrival(stream: Stream) -> None:
     """Wait until an answer has arrived."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[None] = loop.create_future()
 
