@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that were not used yet: what an editor or a notebook offers on TAB."""
+    """Return the public names, also those not used yet: what an editor or a notebook completes."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 

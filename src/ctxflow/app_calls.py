@@ -37,7 +37,7 @@ class AnyApp(Protocol):
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
+        """Return the priority: higher goes first."""
 
     def deadline_on(self, run: LiveRun) -> float | None:
         """Return the deadline on a run's clock."""

@@ -67,7 +67,7 @@ def check_alternatives(
 
 
 def names(own: Context, alternatives: Sequence[Alternative]) -> list[str]:
-    """What results call an app's own context and its alternatives; they differ.
+    """Return what results call an app's own context and its alternatives; names differ.
 
     >>> recipe = Context("model", print)
     >>> names(recipe, [Alternative(recipe), Alternative(recipe, name="int8")])
@@ -81,7 +81,7 @@ def names(own: Context, alternatives: Sequence[Alternative]) -> list[str]:
 
 
 def read_errors(path: str | Path) -> dict[str, float]:
-    """The error of each model in an evaluation file, such as prompt_for_fact writes; of its best template.
+    """Return the error of each model in an evaluation file, such as prompt_for_fact writes; of its best template.
 
     :raises OSError, ValueError, KeyError, TypeError: if it is no such file.
 
@@ -156,11 +156,11 @@ class Options:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells these options from others, but for the alternatives."""
+        """Return a key that tells these options from others, alternatives aside."""
         return dataclasses.astuple(dataclasses.replace(self, alternatives=()))
 
     def deadline_on(self, run: LiveRun) -> float | None:
-        """The deadline on the run's clock."""
+        """Return the deadline on the run's clock."""
         if isinstance(self.deadline, datetime.datetime):
             return run.clock() + self.deadline.timestamp() - datetime.datetime.now().timestamp()
         return None if self.deadline is None else run.clock() + self.deadline
@@ -229,8 +229,9 @@ _SIMPLE = frozenset({str, int, bool, bytes, type(None)})
 
 
 def constants_key(constants: Mapping[str, Any]) -> object:
-    """What tells constants apart by content and types: equality would not, as 1 == True, 0.0 == -0.0, and objects
-    that change stay equal to themselves.
+    """Return a key that tells constants apart by content and types.
+
+    Equality would not, as 1 == True, 0.0 == -0.0, and objects that change stay equal to themselves.
     """
     key = []
     for name, value in sorted(constants.items()):

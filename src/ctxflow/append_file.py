@@ -101,7 +101,7 @@ class AppendFile:
             ) from None
 
     def actual_size(self) -> int:
-        """How many bytes are there, whether they count or not."""
+        """Return how many bytes the file has, whether they count or not."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, data: bytes) -> None:
@@ -117,7 +117,7 @@ class AppendFile:
         self.size = offset
 
     def change(self, offset: int, data: bytes) -> None:
-        """Put so many other bytes in the place of those that are there."""
+        """Overwrite bytes with as many others."""
         os.pwrite(self._file.fileno(), data, offset)
 
     def cut(self, size: int) -> bool:
@@ -128,7 +128,7 @@ class AppendFile:
         return self.last_line(size).endswith(b"\n") if size else True
 
     def last_line(self, size: int) -> bytes:
-        """The end of so many bytes, from where its last line begins."""
+        """Return the last line of the first bytes of the file."""
         block = 1 << 16
         while True:
             start = max(0, size - block)
@@ -139,11 +139,11 @@ class AppendFile:
             block *= 4
 
     def reader(self) -> BinaryIO:
-        """The same file to be read with a buffer, whatever has its path now; to be closed by the caller."""
+        """Open the same file for buffered reading, whatever has its path now; the caller closes it."""
         return open(f"/proc/self/fd/{self._file.fileno()}", "rb")
 
     def lines(self, offset: int) -> Iterator[tuple[int, bytes]]:
-        """Whole lines from an offset on, each with its own offset."""
+        """Yield whole lines from an offset on, each with its own offset."""
         with self.reader() as file:
             file.seek(offset)
             for line in file:

@@ -1,7 +1,6 @@
-"""How a person calls: what `@batch_app` and `@context_app` make of functions, and variants of these.
+"""Apps, which people call and map: what `@batch_app` and `@context_app` make of functions, and variants of these.
 
-What lives here: from a Python call to a submission. What does not: what may be said of an app (app_options.py), the
-decorators (decorators.py), streams of many items (mapping.py), and what happens to a submission (executors/).
+From a Python call to its submission; what happens to that stands in executors/.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class _App:
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
+        """Return the priority: higher goes first."""
         if self.chosen.priority is not None:
             return self.chosen.priority
         return self.context.priority if self.context is not None else 0
@@ -114,7 +113,7 @@ class _App:
         options = OptionsMethod(options)
 
     def deadline_on(self, run: LiveRun) -> float | None:
-        """The deadline on a run's clock, counted from the app's first call there."""
+        """Return the deadline on a run's clock, counted from the app's first call there."""
         if self._deadline[0] != run.id:
             self._deadline = (run.id, self.chosen.deadline_on(run))
         return self._deadline[1]
@@ -126,7 +125,7 @@ class _App:
         return type(self).__name__, self.function, self.context
 
     def _submit(self, submission: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Through Parsl where it is loaded, so that futures among the arguments are waited for; else directly."""
+        """Submit through Parsl where it is loaded, which waits for futures among the arguments; else directly."""
         executor, kernel = active_executor(self.chosen.executor)
         if kernel is None:
             return submission.submit(executor.calls, self.function, args, kwargs)  # type: ignore[no-any-return]
@@ -221,56 +220,33 @@ class BatchApp(_App, Generic[Params, Result]):
         wanted = header(self.__name__, items if self.context is None else f"context, {items}")
         raise TypeError(f"{self.__name__} is called with lists of items, but {has}: write {wanted}")
 
+    # fmt: off
     @overload
     def __call__(
         self: BatchApp[Concatenate[list[Any], list[Any], list[Any], list[Any], list[Any], _Rest], Result],
-        one: object,
-        two: object,
-        three: object,
-        four: object,
-        five: object,
-        /,
-        *args: _Rest.args,
-        **kwargs: _Rest.kwargs,
+        a: object, b: object, c: object, d: object, e: object, /, *args: _Rest.args, **kwargs: _Rest.kwargs,
     ) -> Future[Result]: ...
     @overload
     def __call__(
         self: BatchApp[Concatenate[list[Any], list[Any], list[Any], list[Any], _Rest], Result],
-        one: object,
-        two: object,
-        three: object,
-        four: object,
-        /,
-        *args: _Rest.args,
-        **kwargs: _Rest.kwargs,
+        a: object, b: object, c: object, d: object, /, *args: _Rest.args, **kwargs: _Rest.kwargs,
     ) -> Future[Result]: ...
     @overload
     def __call__(
         self: BatchApp[Concatenate[list[Any], list[Any], list[Any], _Rest], Result],
-        one: object,
-        two: object,
-        three: object,
-        /,
-        *args: _Rest.args,
-        **kwargs: _Rest.kwargs,
+        a: object, b: object, c: object, /, *args: _Rest.args, **kwargs: _Rest.kwargs,
     ) -> Future[Result]: ...
     @overload
     def __call__(
         self: BatchApp[Concatenate[list[Any], list[Any], _Rest], Result],
-        one: object,
-        two: object,
-        /,
-        *args: _Rest.args,
-        **kwargs: _Rest.kwargs,
+        a: object, b: object, /, *args: _Rest.args, **kwargs: _Rest.kwargs,
     ) -> Future[Result]: ...
     @overload
     def __call__(
         self: BatchApp[Concatenate[list[Any], _Rest], Result],
-        one: object,
-        /,
-        *args: _Rest.args,
-        **kwargs: _Rest.kwargs,
+        a: object, /, *args: _Rest.args, **kwargs: _Rest.kwargs,
     ) -> Future[Result]: ...
+    # fmt: on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Future[Result]:  # type: ignore[misc] # It takes any _Rest.
         """Submit one item, and return its result in a future. Items that wait together share a batch."""
@@ -397,11 +373,11 @@ class BatchApp(_App, Generic[Params, Result]):
         return mapped
 
     def _retried(self, retries: int) -> BatchApp[Params, Result]:
-        """It with so many retries at least: Parsl's own are for its tasks, of which a map is one that never fails."""
+        """Return the app with at least so many retries: Parsl's own are for its tasks, and a map is one."""
         return self.options(retries=retries) if retries > self.chosen.retries else self
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """One item's parameters in order, and the call's constants."""
+        """Return one item's parameters in order, and the call's constants."""
         constants = {name: kwargs.pop(name) for name in list(kwargs) if name in self.constants}
         item = list(args)
         for name in self.parameters[len(args) :]:
@@ -433,7 +409,7 @@ class BatchApp(_App, Generic[Params, Result]):
             raise TypeError(takes)
 
     def constants_hint(self) -> str:
-        """Which constants a call may have."""
+        """Return which constants a call may have, for a message."""
         return f": its keyword-only parameters are {', '.join(sorted(self.constants)) or 'none'}"
 
     def declare(self, run: LiveRun, constants: Mapping[str, Any], look_inside: bool = False) -> Declaration:

@@ -34,7 +34,7 @@ class VisibleConsole(Console):
         super().__init__(stderr=stderr, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render something, as rich does."""
+        """Return segments as rich does, without control characters in their text."""
         for segment in super().render(renderable, options):
             if not segment.control and (text := visible(segment.text)) != segment.text:
                 yield Segment(text, segment.style)

@@ -32,7 +32,7 @@ Tell = Callable[[int, int], None]
 
 
 def digest_path(path: str | os.PathLike[str]) -> str:
-    """The content digest of a file, or of a folder with the names and contents of all in it.
+    """Return the content digest of a file, or of a folder with the names and contents of all in it.
 
     :raises FileNotFoundError: if there is nothing there.
     """
@@ -46,7 +46,7 @@ def digest_path(path: str | os.PathLike[str]) -> str:
 
 
 def digest_now(path: str | os.PathLike[str]) -> str:
-    """The content digest of a file as it is read now, whatever is remembered of it.
+    """Return the content digest of a file as it is read now, whatever is cached.
 
     :raises OSError: if it cannot be read.
     """
@@ -54,7 +54,7 @@ def digest_now(path: str | os.PathLike[str]) -> str:
 
 
 def digest_files(path: str | os.PathLike[str], tell: Tell | None = None) -> dict[str, str]:
-    """The content digest of each file of a folder, by its path in there; of a file, by its own name.
+    """Return the content digest of each file of a folder, by its path in there; of a file, by its own name.
 
     Hidden files and caches of compiled Python are left out: they change by themselves.
 
@@ -127,7 +127,7 @@ def _digest(stamp: Stamp, progress: _Progress | None = None) -> str:
 
 
 def _read(path: str | os.PathLike[str], progress: _Progress | None = None) -> tuple[str, os.stat_result]:
-    """The digest of a file, and what it was after that."""
+    """Return the digest of a file, and its status after that."""
     hasher = hashlib.blake2b(digest_size=_SIZE)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -154,7 +154,7 @@ class _Remembered:
         self._loaded: Path | None = None
 
     def find(self, stamp: Stamp) -> str | None:
-        """The digest of a file that did not change since, None if it is not known."""
+        """Return the cached digest of a file that has not changed since, None if there is none."""
         with self._lock:
             known = self._here.get(stamp)
             if known is None and stamp[1] >= _KEPT_BYTES:

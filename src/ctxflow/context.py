@@ -32,7 +32,7 @@ from ctxflow.wording import short
 def _bound(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], files: Collection[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs of a call in one form, whether they were given by place or by name.
+    """Return the inputs of a call in one form, whether they were given by position or by name.
 
     :param files: parameters that get their values when the context is built, by name.
     :raises TypeError: if the function cannot be called so.
@@ -62,7 +62,7 @@ def _bound(
 def _by_place(
     name: str, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs by place up to the first parameter that has none, by name from there on."""
+    """Return inputs by position up to the first parameter that has none, by name from there on."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     gap = False
@@ -93,7 +93,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 
 def parse_size(size: int | str | None) -> int | None:
-    """Bytes from a number or from text such as "10 GB" or "512MiB".
+    """Return bytes from a number or from text such as "10 GB" or "512MiB".
 
     :raises ValueError: for text that is no size, or a negative one.
 
@@ -109,7 +109,7 @@ def parse_size(size: int | str | None) -> int | None:
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a recipe keeps them.
+    """Return options as a recipe keeps them.
 
     :raises TypeError, ValueError: for one that cannot be what it is, saying what to write.
     """

@@ -1,6 +1,6 @@
 """`@batch_app` and `@context_app`: what makes a function an app, and every option of it.
 
-What does not live here: what an app does (apps.py), and how its options are checked (app_options.py).
+What an app does stands in apps.py, and how its options are checked in app_options.py.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _MADE = {
 
 
 def is_library_module(name: str | None) -> bool:
-    """Whether a module belongs to the installation (standard library, site-packages, ctxflow), not to the user.
+    """Return whether a module belongs to the installation (standard library, site-packages, ctxflow), not to the user.
 
     Library code is identified by name; a user's code by its content.
 
@@ -79,7 +79,7 @@ def _origin(name: str) -> str | None:
 
 
 def digest(value: object) -> str:
-    """The content digest (32 hex digits) of a Python value.
+    """Return the content digest (32 hex digits) of a Python value.
 
     Equal code and equal inputs give equal digests in every process of one Python minor version, whatever the
     hash seed, the file's place or the line numbers; a changed helper function of the user's gives another.
@@ -108,7 +108,7 @@ class _Walker:
         self.trail: list[str] = list(outer.trail) if outer else []
 
     def again(self, value: object) -> bytes | None:
-        """The name of a function or class that this walk met before; else it is met now."""
+        """Return the name of a function or class that this walk met before; else note it."""
         known = self.met.get(id(value))
         if known is not None:
             return f"met-{known[0]}".encode()
@@ -186,7 +186,7 @@ class _Walker:
             yield from self.reduced(value)
 
     def reduced(self, value: Any) -> Iterator[bytes]:
-        """Any other object, by the parts that pickle would take."""
+        """Yield the parts of any other object that pickle would take."""
         reducer = copyreg.dispatch_table.get(type(value))
         try:
             reduced = reducer(value) if reducer else value.__reduce_ex__(4)
@@ -230,7 +230,7 @@ class _Walker:
         yield from self.globals_of(function.__code__, function.__globals__, name)
 
     def globals_of(self, code: types.CodeType, namespace: dict[str, Any], function: str) -> Iterator[bytes]:
-        """What the code's global names mean: the helpers by content, libraries by name."""
+        """Yield what the code's global names mean: the user's helpers by content, libraries by name."""
         names = sorted(code_names(code))
         for name in names:
             value = namespace.get(name, namespace)
@@ -248,7 +248,7 @@ class _Walker:
     def attributes(
         self, module: types.ModuleType, names: list[str], path: str, seen: set[types.ModuleType]
     ) -> Iterator[bytes]:
-        """What code that has a module of the user's may take from it, also through modules inside it."""
+        """Yield what code that has a module of the user's may take from it, also through modules inside it."""
         if is_library_module(module.__name__) or module in seen:
             return
         seen.add(module)
@@ -288,13 +288,13 @@ class _Walker:
 
 
 def code_names(code: types.CodeType) -> list[str]:
-    """The names that the code and the functions inside it use."""
+    """Return the names that the code and the functions inside it use."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return list(dict.fromkeys([*code.co_names, *(name for other in inner for name in code_names(other))]))
 
 
 def _imports(code: types.CodeType, package: str | None) -> set[str]:
-    """The modules that the code imports when it runs, and what may be modules among the names taken from them."""
+    """Yield the modules that the code imports when it runs, and what may be modules among the names taken from them."""
     found: set[str] = set()
     level: Any = None
     names: Any = None
@@ -313,7 +313,7 @@ def _imports(code: types.CodeType, package: str | None) -> set[str]:
 
 
 def _place(trail: list[str]) -> str:
-    """Where a walk is, in words."""
+    """Return where a walk is, in words."""
     place = ""
     for step in filter(None, trail):
         place += step if step[0] in "[." or not place else f", {step}"

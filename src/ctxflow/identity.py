@@ -2,8 +2,7 @@
 
 Who keeps results keeps this beside them, and compares it before adding to them: a map with `resume=` and
 `ctxflow batch` alike. Code is compared as Python compiled it: comments, blank lines and line numbers do not count,
-helpers of the user's own do, wherever they are; installed libraries count by name. What does not live here: how code is
-digested (digest.py) and files are (contents.py), and what to do about a change.
+helpers of the user's own do, wherever they are; installed libraries count by name.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ class Identity:
     contents: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """It as plain data, which `from_json` reads."""
+        """Return plain data, which `from_json` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Identity:
-        """What `as_json` gave.
+        """Return the identity that `as_json` was given of.
 
         >>> Identity.from_json(Identity("3.11").as_json()) == Identity("3.11")
         True
@@ -59,13 +58,13 @@ class Identity:
         return cls(**{each.name: kept[each.name] for each in dataclasses.fields(cls) if each.name in kept})
 
     def knowing(self, earlier: Identity) -> Identity:
-        """It with what was known earlier of models that are not on this machine now."""
+        """Return this identity with what was known earlier of models that are not on this machine now."""
         known = {name: files or earlier.contents.get(name, {}) for name, files in self.contents.items()}
         return dataclasses.replace(self, contents=known)
 
 
 def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = None) -> Identity:
-    """What an app's results depend on beside the items.
+    """Return what an app's results depend on beside the items.
 
     :param tell: told how far large models are read; see `ctxflow.contents`.
     :raises TypeError: for code or constants that cannot be identified, such as an open file, saying where it is.
@@ -85,12 +84,12 @@ def identity_of(app: ItemApp, constants: Mapping[str, Any], tell: Tell | None = 
 
 
 def identity_of_model(model: str, tell: Tell | None = None) -> Identity:
-    """The same where a model does what ctxflow's own code has it do: its contents alone."""
+    """Return what results depend on where a model is used by ctxflow's own code: its contents alone."""
     return Identity(contents={model: contents_of_model(model, tell)})
 
 
 def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
-    """What tells a model from others of its name; nothing if it is not on this machine.
+    """Return what tells a model from others of its name; nothing if it is not on this machine.
 
     :param model: a folder, whose files count; `package:NAME`, whose version does too; or a hub id, of which this
         machine's cache has a revision.
@@ -116,7 +115,7 @@ def contents_of_model(model: str, tell: Tell | None = None) -> dict[str, str]:
 
 
 def changes(known: Identity, now: Identity) -> list[str]:
-    """What is not as it was, in words; nothing if results of both may stand side by side.
+    """Return what has changed, in words; nothing if results of both may stand side by side.
 
     >>> changes(Identity(code={"the function up": "a"}), Identity(code={"the function up": "b"}))
     ['the function up, or something of yours that it uses, has changed']
@@ -151,7 +150,7 @@ def reading(done: int, total: int) -> None:
 
 
 def reading_text(done: int, total: int) -> str:
-    """How far models are read, in words.
+    """Return how far models are read, in words.
 
     >>> reading_text(12_300_000_000, 30_000_000_000)
     'reading models, to notice when they change: 12.3 of 30.0 GB; the next time this is known'
@@ -177,7 +176,7 @@ def _python() -> str:
 
 
 def _models(recipe: Context) -> Iterator[str]:
-    """What a recipe and those among its inputs load from here: `model` of ctxflow's own, models' folders of others."""
+    """Yield what a recipe and those among its inputs load from here: `model` of ctxflow's own, folders of others."""
     for each in (recipe, *inner_recipes(recipe)):
         if is_library_module(getattr(each.function, "__module__", None)):
             with contextlib.suppress(TypeError, ValueError):

@@ -136,7 +136,7 @@ def _version() -> str:
 
 
 def _requirements(packages: Iterable[str], extra: str) -> list[str]:
-    """What pip is told for packages, in the versions that the extra asks for."""
+    """Return what pip is told for packages, in the versions that the extra asks for."""
     asked = {_normal(_NAME.findall(each)[0]): each for each in _of_extra(extra)}
     return [asked.get(_normal(name), name) for name in packages] or list(asked.values())
 
@@ -160,7 +160,7 @@ def _normal(name: str) -> str:
 
 
 def _on_worker() -> bool:
-    """Whether this is a worker that was started from the one file that workers get (host/program.py)."""
+    """Return whether this is a worker, started from the one file that workers get (host/program.py)."""
     return not os.path.exists(__file__)
 
 
@@ -178,7 +178,7 @@ def _for_workers(requirements: Iterable[str]) -> str:
 
 
 def _pip_install() -> str:
-    """What installs packages for this Python: `pip` by its short name where the shell finds this Python's."""
+    """Return the command that installs packages for this Python: `pip` where the shell finds this Python's."""
     found = shutil.which("pip")
     if found and os.path.dirname(found) == os.path.dirname(sys.executable):
         return "pip install"
@@ -192,7 +192,7 @@ def _root() -> Path:
 
 
 def _clone() -> Path | None:
-    """The clone that this copy runs from or was installed from, if it is there."""
+    """Return the clone that this copy runs from or was installed from, if it is there."""
     if _is_clone(_root()):
         return _root()
     source = _source()
@@ -207,13 +207,13 @@ def _is_clone(folder: Path) -> bool:
 
 
 def _wheel() -> Path | None:
-    """The wheel that this copy was installed from, if it is there."""
+    """Return the wheel that this copy was installed from, if it is there."""
     source = _source()
     return source if source and source.is_file() else None
 
 
 def _source() -> Path | None:
-    """The folder or file that pip installed this copy from, as it noted it (direct_url.json)."""
+    """Return the folder or file that pip installed this copy from, as it noted it (direct_url.json)."""
     found = _distribution()
     if found is None or Path(str(found.locate_file("ctxflow"))).resolve() != Path(__file__).resolve().parent:
         return None  # Another copy is installed.

@@ -47,7 +47,7 @@ class MapInputs:
 
 
 def inputs_of(app: ItemApp, inputs: Sequence[Any], columns: Any, by_index: bool = False) -> MapInputs:
-    """The items of one table's rows, or of iterables side by side; see `BatchApp.map`.
+    """Return the items of one table's rows, or of iterables side by side; see `BatchApp.map`.
 
     :param by_index: whether an item is known by its place, which has to be the same in another run.
     :raises TypeError: for what is no sequence of items, or if they do not fit the app.
@@ -73,7 +73,7 @@ def inputs_of(app: ItemApp, inputs: Sequence[Any], columns: Any, by_index: bool 
 
 
 def count_of(given: Any, table: Table | None = None) -> int | None:
-    """How many items there are in something, None where only reading tells."""
+    """Return how many items there are in something, None where only reading tells."""
     total = getattr(table, "total", None)  # Of a file, where it says so.
     if total is not None or isinstance(given, (str, os.PathLike)):
         return total
@@ -153,7 +153,7 @@ def _table_items(table: Table, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def unknown_option(app: ItemApp, name: str) -> TypeError:
-    """The error for what is neither an option of a map nor a constant of the app: it says where to write it."""
+    """Return the error for what is neither an option of a map nor a constant of the app, saying where to write it."""
     called = app.__name__
     if name in app.parameters:
         return TypeError(
@@ -188,13 +188,13 @@ class Inputs(Protocol):
 
     @property
     def eager(self) -> bool:
-        """Whether the map should ask whenever it can, not only when it has room for many."""
+        """Return whether the map should ask whenever it can, not only when it has room for many."""
 
     def ask(self, count: int) -> None:
-        """The map has room for so many."""
+        """Note that the map has room for so many."""
 
     def take(self, count: int, deadline: float) -> list[Any]:
-        """Up to so many of them, fewer if time is up; none if nothing more comes for now."""
+        """Return up to so many of them, fewer if time is up; none if nothing more comes for now."""
 
     def wait(self) -> bool:
         """Say whether the map is to look for more at once; else it is woken when something has come."""
@@ -204,7 +204,7 @@ class Inputs(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether all has been taken that there is."""
+        """Return whether all has been taken that there is."""
 
     def close(self) -> None:
         """Take no more; waits for nothing."""
@@ -226,7 +226,7 @@ class Here:
         self.eager = False
 
     def take(self, count: int, deadline: float) -> list[Any]:
-        """Look at the clock ever more seldom while they come fast."""
+        """Return up to so many, looking at the clock ever more seldom while they come fast."""
         taken: list[Any] = []
         step = 1
         while len(taken) < count and not self.over and not self.eager:
@@ -241,14 +241,14 @@ class Here:
         return taken
 
     def wait(self) -> bool:
-        """Nobody wakes the map."""
+        """Say whether time was up: nobody wakes the map."""
         return self.eager
 
     def settle(self, deadline: float) -> None:
-        """They are there."""
+        """Do nothing: they are there."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Ahead:
@@ -286,7 +286,7 @@ class Ahead:
 
     @property
     def eager(self) -> bool:
-        """Whether not all has come, or been taken, that was asked for."""
+        """Return whether not all has come, or been taken, that was asked for."""
         return not self._paused or bool(self._come) or self._over
 
     def settle(self, deadline: float) -> None:
@@ -294,7 +294,7 @@ class Ahead:
         self._settled.wait(max(0.0, deadline - time.monotonic()))
 
     def take(self, count: int, deadline: float) -> list[Any]:
-        """What has come, up to so many."""
+        """Return what has come, up to so many."""
         come = self._come
         taken = [come.popleft() for _ in range(min(count, len(come)))]
         self._given += len(taken)
@@ -309,7 +309,7 @@ class Ahead:
 
     @property
     def over(self) -> bool:
-        """Whether all has been taken that there is."""
+        """Return whether all has been taken that there is."""
         return self._over and not self._come
 
     def close(self) -> None:

@@ -49,15 +49,15 @@ class Spans:
         return len(self._spans)
 
     def add(self, numbers: range, first: int) -> None:
-        """Items got these numbers, from this index on."""
+        """Note the numbers of items, from this index on."""
         self._spans.append(_Span(numbers, first, len(numbers)))
 
     def numbers(self) -> list[int]:
-        """The numbers of all that are not answered, and of some that are."""
+        """Return the numbers of all that are not answered, and of some that are."""
         return [item for span in self._spans for item in span.numbers]
 
     def indices(self, items: Sequence[int]) -> Sequence[int]:
-        """The indices of items that are answered now, by their numbers."""
+        """Return the indices of items that are answered now, by their numbers."""
         span = self._spans[0]
         if items[0] not in span.numbers:
             span = self._spans[bisect.bisect_right(self._spans, items[0], key=_START) - 1]
@@ -74,7 +74,7 @@ class Spans:
 
 
 def may_hold_futures(items: Sequence[Item | Failed]) -> bool | None:
-    """Whether there may be a future among the values of some items, told quickly.
+    """Return whether there may be a future among the values of some items, told quickly.
 
     :returns: None for as much as False, if there are rows that failed among the items.
 
@@ -101,7 +101,7 @@ class Aside:
         self._done: collections.deque[int] = collections.deque()  # Of these a future is done.
 
     def put(self, index: int, item: Item) -> Item | Failed | None:
-        """An item with what its futures gave, or what stands for it if one has failed; None if some are not done."""
+        """Return an item with its futures' results, a `Failed` if one failed; None, and wait, if some are not done."""
         waited = [future for future in _futures(item) if not future.done()]
         if not waited:
             return _resolved(item)
@@ -116,7 +116,7 @@ class Aside:
         return None
 
     def ready(self) -> Iterator[tuple[int, Item | Failed]]:
-        """Items that wait no more, as `put` gives them."""
+        """Yield items that wait no more, as `put` gives them."""
         while self._done:
             index = self._done.popleft()
             item = self.waiting.get(index)
@@ -136,7 +136,7 @@ def _futures(item: Item) -> list[Future[Any]]:
 
 
 def _resolved(item: Item) -> Item | Failed:
-    """An item whose futures are all done, with their results."""
+    """Return an item whose futures are all done, with their results."""
     for future in _futures(item):
         try:
             error = future.exception()

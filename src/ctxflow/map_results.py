@@ -102,7 +102,7 @@ class MapResult(Generic[Result]):
         return self
 
     async def __anext__(self) -> Result:
-        """The next result. Inputs are pulled on the event loop's thread; cancelling who waits here closes the map."""
+        """Return the next result, pulling inputs on the event loop's thread; cancelling the caller closes the map."""
         mapping = self._mapping
         try:
             self._taken += 1
@@ -122,7 +122,7 @@ class MapResult(Generic[Result]):
         self.close()
 
     def __len__(self) -> int:
-        """How many results there will be in all.
+        """Return how many results there will be in all.
 
         :raises TypeError: if the inputs do not tell.
         """
@@ -132,7 +132,7 @@ class MapResult(Generic[Result]):
 
     @property
     def answered(self) -> dict[str, int]:
-        """How many items each context answered so far, by its name, for an app with alternatives."""
+        """Return how many items each context answered so far, by its name, for an app with alternatives."""
         return dict(self._mapping.answered) if self._mapping is not None else {}
 
     def close(self) -> None:
@@ -157,10 +157,10 @@ class Watched(Protocol):
     called: str
 
     def answered_items(self) -> int:
-        """How many of its items have an answer."""
+        """Return how many of its items have an answer."""
 
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
 
 class _View(Protocol):
@@ -227,7 +227,7 @@ class _Lines:
 
 
 def line(called: str, done: int, total: int | None, seconds: float, over: bool = False) -> str:
-    """How far a map has come, in a line.
+    """Return how far a map has come, in a line.
 
     >>> line("verify", 1200, 5000, 10.0), line("verify", 7, None, 2.0, over=True)
     ('verify.map: 1,200 of 5,000, 120/s', 'verify.map: 7 in 2 s, 3.5/s')
@@ -311,7 +311,7 @@ def _view() -> _View:
 
 
 def is_wanted(progress: bool | None) -> bool:
-    """Whether a map is to be shown: where nobody says, on a terminal and in a notebook."""
+    """Return whether a map is to be shown: where nobody says, on a terminal and in a notebook."""
     return progress if progress is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

@@ -87,11 +87,11 @@ class MapWork:
             raise
 
     def answered_items(self) -> int:
-        """How many items have an answer, of this run or an earlier one."""
+        """Return how many items have an answer, of this run or an earlier one."""
         return self._pulled - self._waiting - len(self._aside.waiting)
 
     def is_over(self) -> bool:
-        """Whether it has ended: done, closed, or its executor was shut down."""
+        """Return whether it has ended: done, closed, or its executor was shut down."""
         return self._ended or self.finished.done()
 
     # --- feeding
@@ -111,7 +111,7 @@ class MapWork:
             self._submit_missing(inputs, first)
 
     def _on_hand(self) -> int:
-        """How many items are pulled and not yielded."""
+        """Return how many items are pulled and not yielded."""
         return self._waiting + self._buffered + len(self._aside.waiting)
 
     def _submit(self, inputs: Sequence[Any], first: int) -> None:
@@ -137,7 +137,7 @@ class MapWork:
         self._submit(missing, first + len(inputs) - len(missing))
 
     def _is_answered(self, index: int, item: Any) -> bool:
-        """Whether nothing is to be run for an item: it failed as a row, or the file has its result."""
+        """Return whether nothing is to be run for an item: it failed as a row, or the file has its result."""
         if type(item) is Failed:
             self._unusable[index] = item
             return True
@@ -224,7 +224,7 @@ class MapWork:
         return failed.error
 
     def ordered(self) -> Iterator[Any]:
-        """Results in the order of the inputs; `NOTHING_YET` where one has to be waited for."""
+        """Yield results in the order of the inputs; `NOTHING_YET` where one has to be waited for."""
         try:
             ready: dict[int, Any] = {}
             index = 0
@@ -257,7 +257,7 @@ class MapWork:
             self.end()
 
     def completed(self) -> Iterator[Any]:
-        """Pairs (index, result) as they come, and `NOTHING_YET` likewise."""
+        """Yield pairs (index, result) as they come, and `NOTHING_YET` likewise."""
         try:
             yielded = 0
             while True:
@@ -299,7 +299,7 @@ class MapWork:
                 self.at_end()
 
     def drop(self) -> None:
-        """The same for a finalizer, which must wait for no lock: the run's thread does what needs one."""
+        """End the map from a finalizer, which must wait for no lock: the run's thread does what needs one."""
         if not self._ended:
             try:
                 self._finish()
@@ -329,7 +329,7 @@ class MapWork:
     # --- while the executor ends
 
     def read_elsewhere(self, here: int) -> bool:
-        """Whether a thread other than this one reads it: it waits for results, or took some a moment ago."""
+        """Return whether a thread other than this one reads it: it waits for results, or took some a moment ago."""
         reader = self._reader
         if reader is None or reader.ident == here or not reader.is_alive():
             return False

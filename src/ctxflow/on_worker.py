@@ -21,7 +21,7 @@ def set_loaded(value: Any) -> None:
 
 
 def load_variable_from_context(name: str) -> Any:
-    """A variable that the context function returned in its dict, read inside a call (the paper's Figure 3).
+    """Return a variable of the dict that the context function returned, inside a call (the paper's Figure 3).
 
     :raises LookupError: outside a call with a context, or if the context has no such variable.
     """

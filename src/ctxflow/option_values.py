@@ -20,7 +20,7 @@ _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 
 def refuse(name: str, value: Any, wanted: str, error: type[Exception]) -> Exception:
-    """The error for an option that cannot be what it is."""
+    """Return the error for an option that cannot be what it is."""
     return error(f"{name}={short(value)} makes no sense: give {wanted}")
 
 
@@ -154,7 +154,7 @@ UNCHANGED = Unchanged.UNCHANGED
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given: those that are not `UNCHANGED`."""
+    """Return the options that were given: those that are not `UNCHANGED`."""
     return {name: value for name, value in options.items() if value is not UNCHANGED}
 
 

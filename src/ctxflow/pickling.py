@@ -42,7 +42,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def _is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether a value is of nothing but plain data, which plain pickle, several times faster, sends as well."""
+    """Return whether a value is nothing but plain data, for which plain pickle, several times faster, will do."""
     kind = type(value)
     if kind in _SCALARS or (kind is dict and not value):
         return True
@@ -54,7 +54,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
 
 
 def blame(value: Any) -> tuple[str, Any]:
-    """Where the smallest part of a value is that cannot be pickled, and that part.
+    """Return where the smallest part of a value is that cannot be pickled, and that part.
 
     >>> import threading
     >>> blame({"rate": 3, "guard": [threading.Lock()]})[0]
@@ -124,6 +124,6 @@ class ReturnsErrors:
 
 
 def without_parsl(function: Any) -> Any:
-    """The same function; where Parsl has wrapped it for its errors, wrapped by us."""
+    """Return the same function; where Parsl has wrapped it for its errors, wrapped by `ReturnsErrors`."""
     wrapped = getattr(function, "__globals__", {}).get("__name__") == "parsl.app.errors"
     return ReturnsErrors(function.__wrapped__) if wrapped and hasattr(function, "__wrapped__") else function

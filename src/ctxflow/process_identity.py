@@ -20,7 +20,7 @@ class Owned(Protocol):
     """Something that only the process that made it may use."""
 
     def forked(self) -> None:
-        """This is a copy in a child of the process that made it."""
+        """Note that this is a copy, in a child of the process that made it."""
 
 
 _owned: weakref.WeakSet[Owned] = weakref.WeakSet()

@@ -66,7 +66,7 @@ class Context(Generic[Built_co]):
 
     @property
     def id(self) -> str:
-        """The digest of the code, inputs, files and environment: 32 hex digits.
+        """Return the digest of the code, inputs, files and variables: 32 hex digits.
 
         It is computed anew where a name in the code means another object than before.
 
@@ -95,14 +95,14 @@ class Context(Generic[Built_co]):
         self.__dict__.pop("_known", None)
 
     def __ctxflow_digest__(self) -> object:
-        """What makes it the recipe that it is."""
+        """Return what makes it the recipe that it is."""
         from ctxflow.contents import digest_path
 
         files = {name: digest_path(path) for name, path in self.files.items()}
         return "context", self.function, self.args, dict(self.kwargs), files, dict(self.env)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what is known of it in this process."""
+        """Return all but what this process has cached of it."""
         return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def __eq__(self, other: object) -> bool:
@@ -140,7 +140,7 @@ class Context(Generic[Built_co]):
         return self.function(*args, **kwargs, **own)
 
     def dumps(self) -> bytes:
-        """The recipe as bytes, which `loads` reads back on a worker.
+        """Return the recipe as bytes, which a worker reads with `pickle.loads`.
 
         :raises TypeError: if something in it cannot be pickled, saying which object is to blame.
         """
@@ -156,7 +156,7 @@ _INNER = ":"
 
 
 def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
-    """The recipes in an input, in order.
+    """Yield the recipes in an input, in order.
 
     :raises ValueError: for one where it could not be replaced by what it builds.
     """
@@ -173,7 +173,7 @@ def _recipes(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Context]:
 
 
 def inner_recipes(recipe: Context) -> Iterator[Context]:
-    """The recipes among a recipe's inputs, those among theirs, and so on.
+    """Yield the recipes among a recipe's inputs, those among theirs, and so on.
 
     >>> from ctxflow import context
     >>> @context
@@ -197,7 +197,7 @@ def _check_no_recipe(container: Iterable[Any]) -> None:
 
 
 def _replaced(value: Any, built: Callable[[Context], Any]) -> Any:
-    """An input with its recipes replaced by what they build; one without any is left as it is."""
+    """Return an input with its recipes replaced by what they build; one without any is left as it is."""
     if isinstance(value, Context):
         return built(value)
     if next(_recipes(value), None) is None:
@@ -208,7 +208,7 @@ def _replaced(value: Any, built: Callable[[Context], Any]) -> Any:
 
 
 def composed(recipe: Context) -> Context:
-    """A recipe that needs, beside its own, what the recipes among its inputs need.
+    """Return a recipe that needs, beside its own, what the recipes among its inputs need.
 
     They live in one process. It takes the sum of their `memory` and `gpu_memory` (of those that are known), since
     each recipe begins at the first of the GPUs that the process sees; hence it needs the largest of their numbers

@@ -46,7 +46,7 @@ class Referents:
             self._add(function)
 
     def changed(self) -> bool:
-        """Whether a name means another object, or a function has other code, than when this was made."""
+        """Return whether a name means another object, or a function has other code, than when this was made."""
         for namespace, name, value in self._names:
             if namespace.get(name, _ABSENT) is not value:
                 return True
@@ -118,7 +118,7 @@ _HOLD: tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...] = (
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions that calling something runs, as far as can be told."""
+    """Yield the Python functions that calling something runs, as far as can be told."""
     if isinstance(value, types.FunctionType):
         yield value
     for kind, held in _HOLD:

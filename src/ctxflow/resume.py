@@ -36,7 +36,7 @@ _BEGIN = re.compile(rb'\{"index": ([0-9]{1,18}), "key": "')
 
 
 def fingerprint(item: Any) -> str:
-    """A short digest of an item's inputs, a tuple: exact in types, as 1, 1.0 and True are not the same.
+    """Return a short digest of an item's inputs, a tuple: exact in types, as 1, 1.0 and True are not the same.
 
     >>> fingerprint(("a", 1)) == fingerprint(("a", 1)), fingerprint(("a", 1)) == fingerprint(("a", 2))
     (True, False)
@@ -50,7 +50,7 @@ def fingerprint(item: Any) -> str:
 
 
 def encode(result: Any) -> dict[str, Any]:
-    """A result as JSON where that gives back the very same, types and all; else pickled.
+    """Return a result as JSON where that gives back the very same, types and all; else pickled.
 
     :raises TypeError: if it can be neither, naming the part that is to blame.
 
@@ -63,7 +63,7 @@ def encode(result: Any) -> dict[str, Any]:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives back the very same: exact types only, since an Enum or numpy.float64 would lose its own."""
+    """Return whether JSON gives back the very same: exact types, since an Enum or numpy.float64 would lose its own."""
     kind = type(value)
     if kind is list:
         return all(map(_is_json, value))
@@ -73,7 +73,7 @@ def _is_json(value: Any) -> bool:
 
 
 def decode(record: Mapping[str, Any]) -> Any:
-    """The result that `encode` wrote."""
+    """Return the result that `encode` was given."""
     return pickle.loads(base64.b64decode(record["pickle"])) if "pickle" in record else record["result"]
 
 
@@ -153,10 +153,10 @@ class ResultsFile:
             )
 
     def _begin(self) -> None:
-        """Before the file is read."""
+        """Prepare for reading the file."""
 
     def _read_all(self) -> None:
-        """All its results are noted."""
+        """Finish reading: all results are noted."""
 
     def _note(self, index: int, offset: int, line: bytes) -> None:
         if index >= len(self._offsets):
@@ -164,7 +164,7 @@ class ResultsFile:
         self._offsets[index] = offset
 
     def holds(self, index: int, item: Any) -> bool:
-        """Whether the file has the result of this item at this index; else its fingerprint is remembered."""
+        """Return whether the file has the result of this item at this index; else remember its fingerprint."""
         key = fingerprint(item)
         known = index < len(self._offsets) and self._offsets[index] != _NOTHING
         if known and _is_of(self._line(index), index, key):
@@ -174,11 +174,11 @@ class ResultsFile:
         return False
 
     def skips(self, index: int) -> bool:
-        """Whether that result is to be read from the file."""
+        """Return whether that result is to be read from the file."""
         return index in self._skipped
 
     def read(self, index: int) -> Any:
-        """A result that the file holds; it is then forgotten here.
+        """Return a result that the file holds, and forget it here.
 
         :raises ValueError: if its line is damaged.
         """
@@ -222,7 +222,7 @@ class ResultsFile:
 
 
 def _about(line: bytes) -> dict[str, Any] | None:
-    """What a line says of the app, None if it says nothing."""
+    """Return what a line says of the app, None if it says nothing."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -231,7 +231,7 @@ def _about(line: bytes) -> dict[str, Any] | None:
 
 
 def _index(line: bytes) -> int:
-    """The index of a result's line, -1 for one that a full disk tore: its item is computed again."""
+    """Return the index of a result's line, -1 for one that a full disk tore: its item is computed again."""
     if match := _BEGIN.match(line):
         return int(match[1])
     try:
@@ -242,7 +242,7 @@ def _index(line: bytes) -> int:
 
 
 def _is_of(line: bytes, index: int, key: str) -> bool:
-    """Whether a line is the result of that item, as far as can be told without parsing all of it."""
+    """Return whether a line is the result of that item, as far as can be told without parsing all of it."""
     if _BEGIN.match(line):
         return line.startswith(f'{{"index": {index}, "key": "{key}", '.encode()) and line.endswith(b"}\n")
     record = json.loads(line)
@@ -281,7 +281,7 @@ class ResultsByContent(ResultsFile):
         self._by_key, self._offsets = (array.array("Q", each[order].tobytes()) for each in (keys, offsets))
 
     def holds(self, index: int, item: Any) -> bool:
-        """Whether the file has a result of such an item that no other has got; else its fingerprint is remembered."""
+        """Return whether the file has a result of such an item that no other has got; else remember its fingerprint."""
         key = fingerprint(item)
         number = int(key, 16)
         first = bisect.bisect_left(self._by_key, number)
@@ -297,7 +297,7 @@ class ResultsByContent(ResultsFile):
         return True
 
     def read(self, index: int) -> Any:
-        """A result that the file holds; it is then forgotten here.
+        """Return a result that the file holds, and forget it here.
 
         :raises ValueError: if its line is damaged.
         """
@@ -311,7 +311,7 @@ class ResultsByContent(ResultsFile):
 
 
 def _key(line: bytes) -> int | None:
-    """The fingerprint in a result's line, None for one that a full disk tore: its item is computed again."""
+    """Return the fingerprint in a result's line, None for one that a full disk tore: its item is computed again."""
     if not line.endswith(b"}\n"):
         return None
     if match := _KEY.match(line):

@@ -1,7 +1,6 @@
 """Streams that keep a state on a worker: `@session_app`, and the sessions that it opens.
 
-What does not live here: where sessions are and when they move (scheduler/sessions.py), and their states
-(host/sessions.py).
+The scheduler decides where sessions are and when they move; their states are kept by hosts.
 """
 
 from __future__ import annotations
@@ -258,18 +257,18 @@ class Session(Generic[Prompt, Chunk]):
         run.tell(prompted)
 
     def suspend(self) -> None:
-        """Have it make no chunks for now, and its worker rid of it: its state goes to that worker's cache.
+        """Stop making chunks for now, and offload the state to the cache of its worker, which is free for others.
 
-        Chunks that were made before can be taken; then it is waited until it is resumed.
+        Chunks that were made before can be taken; then `take` waits until the session is resumed.
         """
         self._run.tell(lambda: ev.SessionSuspended(self._run.clock(), self.number))
 
     def resume(self) -> None:
-        """Have a suspended session go on, on whichever worker."""
+        """Continue a suspended session, on whichever worker."""
         self._run.tell(lambda: ev.SessionResumed(self._run.clock(), self.number))
 
     def close(self) -> None:
-        """End it: nobody wants anything of it any more, and its state is forgotten."""
+        """End the session; its state is discarded."""
         if self._closing.detach() is not None:
             _close(self._run, self.number)
 
@@ -314,7 +313,7 @@ class Session(Generic[Prompt, Chunk]):
 
     @property
     def status(self) -> SessionStatus | None:
-        """How it stands at this moment; None once it is over."""
+        """Return its status at this moment; None once it is over."""
         return self._run.session_status(self.number)
 
     def __enter__(self) -> Session[Prompt, Chunk]:

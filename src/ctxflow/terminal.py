@@ -29,7 +29,7 @@ def visible(text: str) -> str:
 
 
 def timed(text: str, at: float | None = None) -> str:
-    """A line with the time of day before it: every line that tells what happens in a run has it.
+    """Return a line with the time of day before it, as every line has that tells what happens in a run.
 
     :param at: seconds since 1970, now by default.
     """
@@ -48,7 +48,7 @@ class _Guarded:
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Likewise."""
+        """Write what is visible of several lines."""
         for line in lines:
             self.write(line)
 

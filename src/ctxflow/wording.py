@@ -47,7 +47,7 @@ def name_of(function: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """A value for a message: its beginning and its end, if it is long.
+    """Return a value for a message: its beginning and its end, if it is long.
 
     >>> short("x" * 1000) == repr("x" * 1000)[:28] + "..." + "x" * 28 + "'"
     True
@@ -58,7 +58,7 @@ def short(value: Any) -> str:
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """What somebody may have meant, "" if it is like nothing that is known.
+    """Return what somebody may have meant, "" if it is like nothing that is known.
 
     >>> closest("priorty", ["priority", "timeout"]), closest("colour", ["priority", "timeout"])
     ('priority', '')
