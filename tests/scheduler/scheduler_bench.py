@@ -26,6 +26,10 @@ class Bench:
     def state(self):
         return self.scheduler.state
 
+    @property
+    def view(self):
+        return self.scheduler.view
+
     def tell(self, kind, *values, **named):
         """Feed an event; gives the commands. A plan that is to be made is made at once."""
         commands = self.scheduler.handle(kind(self.now, *values, **named))

@@ -21,7 +21,7 @@ def test_an_item_walks_from_submission_to_delivery():
     run = run_of(bench.ready("w1", "model"))
     assert (run.worker, run.app, run.context, list(run.items)) == ("w1", "verify", "model", [0, 1, 2])
     assert bench.finish(run) == [cmd.Deliver(run.attempt, run.items)]
-    assert bench.state.workers["w1"].seconds_per_item("verify") == pytest.approx(1 / 3)
+    assert bench.view.workers["w1"].seconds_per_item("verify") == pytest.approx(1 / 3)
     assert bench.finish(run) == [], "told twice, heard once"
 
 

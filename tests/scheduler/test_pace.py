@@ -52,7 +52,7 @@ def test_a_workers_speed_is_measured_without_what_its_calls_cost():
     for n in (4, 16, 2, 32, 64):
         bench.submit("verify", n)
         run = finish(bench, run, 2.0 + 0.5 * len(run.items), way=0.25)
-    worker = bench.state.workers["w1"]
+    worker = bench.view.workers["w1"]
     assert bench.state.apps["verify"].call_seconds == pytest.approx(2.25, rel=0.25), "little is known yet"
     assert worker.items_done("verify") == 1 + 4 + 16 + 2 + 32
     finish(bench, run, 2.0 + 0.5 * len(run.items), way=0.25)

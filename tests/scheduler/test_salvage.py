@@ -58,14 +58,14 @@ def test_the_pace_is_that_of_the_items_that_were_done():
     bench, run = begun()
     bench.some(run, 0, 50)
     bench.end(run)
-    assert bench.state.workers["w1"].seconds_per_item("verify") == pytest.approx(1.0 / 50)
+    assert bench.view.workers["w1"].seconds_per_item("verify") == pytest.approx(1.0 / 50)
 
 
 def test_a_batch_that_ends_before_its_first_item_goes_back_whole():
     bench, run = begun(5)
     bench.tell(ev.EvictionNotice, "w1")
     bench.end(run)
-    assert bench.state.workers["w1"].seconds_per_item("verify") is None
+    assert bench.view.workers["w1"].seconds_per_item("verify") is None
     bench.lose("w1")
     assert list(run_of(bench.worker_with("model", "w2")).items) == list(range(5))
 

@@ -98,7 +98,7 @@ def test_regions_have_no_share_for_workers_with_places_of_their_own():
     bench = with_a_place_of_its_own()
     bench.join("m2-0", host="m2", gpus=1, region="elsewhere", slots=2)
     outlook = Outlook()
-    outlook.look(bench.state)
+    outlook.look(bench.view)
     assert outlook.slots == {"elsewhere": 2}
     assert outlook.holders["wide", bench.state.workers["big"].region] == 1
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
+from ctxflow.policies.views import AppView
 from ctxflow.scheduler.events import AppSpec, ContextSpec, Failure
 
 Place = tuple[str, tuple[str, ...]]
@@ -213,6 +214,7 @@ class App:
     priority: int = 0
     deadline: float | None = None
     batch_size: int | None = None
+    shown: AppView = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         spec = self.spec

@@ -44,21 +44,22 @@ def items_finished(state: RunState, event: ev.ItemsFinished, out: list[Command])
     attempt = state.attempts.get(event.attempt)
     if attempt is not None and attempt.worker == event.worker:
         last = event.first + event.count
-        attempt.answered = max(attempt.answered, last)
+        state.answered[attempt.id] = max(state.answered.get(attempt.id, 0), last)
         items.answer(state, attempt, attempt.items[event.first : last], out)
 
 
 def batch_ended(state: RunState, event: ev.BatchEnded, out: list[Command]) -> None:
     """An attempt that answered its items one by one has ended; what it did not answer waits again."""
+    answered = state.answered.get(event.attempt, 0)
     found = _ended(state, event.worker, event.attempt)
     if found is None:
         return
     attempt, worker = found
     worker.done += 1
-    if attempt.answered:
+    if answered:
         app = state.apps[attempt.app]
-        evidence.learn(app, worker, attempt, attempt.answered, event.seconds, state.now)
-        evidence.finished(state, worker, app, attempt.answered, event.seconds)
+        evidence.learn(app, worker, attempt, answered, event.seconds, state.now)
+        evidence.finished(state, worker, app, answered, event.seconds)
     context_moves.used(state, worker, attempt.context, out)
     items.requeue(state, attempt, items.unanswered(state, attempt), out)
 
@@ -102,6 +103,9 @@ def end(state: RunState, attempt: Attempt, worker: Worker) -> None:
     """An attempt runs no more."""
     del state.attempts[attempt.id], worker.running[attempt.id]
     state.streams.steps.pop(attempt.id, None)
+    if state.answered or state.interrupted:
+        state.answered.pop(attempt.id, None)
+        state.interrupted.discard(attempt.id)
     state.apps[attempt.app].attempts -= 1
     held = worker.contexts.get(attempt.context)
     if held is not None:

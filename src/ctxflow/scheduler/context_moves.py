@@ -13,6 +13,7 @@ from ctxflow.scheduler import breaking, eligibility, evidence
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, PLAIN, ContextReady, ContextSpec, Failure, Retired, TierSpec
+from ctxflow.scheduler.proxies import ShownContext
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker
 from ctxflow.wording import counted
@@ -73,19 +74,18 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
         return False
     for other in others:
         unload(state, worker, other, out)
-    claim = (
-        None
-        if ahead
-        else Claim(app.id, min(app.unclaimed, max(1, state.view.batch_size(app, worker))) if app.unclaimed else 0)
-    )
+    claim = None
+    if not ahead:
+        size = max(1, state.view.batch_size(app.shown, worker.shown)) if app.unclaimed else 0
+        claim = Claim(app.id, min(app.unclaimed, size))
     if claim is not None:
         app.claimed += claim.items
         app.claims += 1
     stages = context.spec.files and context.spec.id not in worker.staged
     step, first = (Stage, "staging") if stages else (Load, "loading")
-    worker.contexts[context.spec.id] = OnWorker(
-        context.spec.id, first, state.now, state.now, claim=claim, begun=state.now
-    )
+    held = OnWorker(context.spec.id, first, state.now, state.now, claim=claim, begun=state.now)
+    held.shown = ShownContext(held)
+    worker.put(held)
     worker.loading += 1
     context.holders += 1
     context.on_tier[worker.tier] += 1
@@ -172,7 +172,7 @@ def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
 
 def drop(state: RunState, worker: Worker, context: str) -> bool:
     """A context is no longer on a worker (or no longer being loaded there)."""
-    held = worker.contexts.pop(context, None)
+    held = worker.take(context)
     if held is None:
         return False
     _end_load(state, worker, held)
@@ -387,7 +387,7 @@ def context_is_used(state: RunState, name: str, but: Collection[str] = ()) -> bo
 
 
 def _forget_app(state: RunState, app: App) -> None:
-    del state.apps[app.id], state.contexts[app.context].apps[app.id]
+    del state.apps[app.id], state.apps_shown[app.id], state.contexts[app.context].apps[app.id]
     state.deals.pop(app.id, None)
     for name in app.measured_on:
         worker = state.workers.get(name)

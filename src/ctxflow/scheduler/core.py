@@ -27,6 +27,7 @@ from ctxflow.scheduler import (
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.app_state import App, ContextState
 from ctxflow.scheduler.commands import Command, Interrupt
+from ctxflow.scheduler.proxies import ShownApp, ShownWorker, shown_region
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.run_view import RunView
 from ctxflow.scheduler.settings import Limits, Policies
@@ -173,7 +174,7 @@ class Scheduler:
     # --- declarations
 
     def _region_offered(self, event: ev.RegionOffered, out: list[Command]) -> None:
-        self.state.regions[event.region.name] = event.region
+        self.state.regions[event.region.name] = shown_region(event.region)
 
     def _tier_offered(self, event: ev.TierOffered, out: list[Command]) -> None:
         tiers.offered(self.state, event.tier, out)
@@ -190,7 +191,9 @@ class Scheduler:
         spec = event.app
         if spec.id not in self.state.apps:
             self.state.contexts[spec.context].apps[spec.id] = None
-            self.state.apps[spec.id] = App(spec, order=self.state.next_order)
+            app = App(spec, order=self.state.next_order)
+            app.shown = ShownApp(app)
+            self.state.apps[app.id], self.state.apps_shown[app.id] = app, app.shown
             self.state.next_order += 1
             if spec.alternative_of:
                 self.state.apps[spec.alternative_of].alternatives.append(spec.id)
@@ -212,10 +215,10 @@ class Scheduler:
         opened, gone = self.state.open, set(event.items)
         for number, attempt in self.state.attempts.items():
             # Only what was cancelled is interrupted: a duplicate that lost its race is left to finish.
-            left = attempt.items[attempt.answered :] if attempt.answered else attempt.items
-            if attempt.interrupted or gone.isdisjoint(left) or any(item in opened for item in left):
+            left = attempt.items[self.state.answered.get(number, 0) :]
+            if number in self.state.interrupted or gone.isdisjoint(left) or any(item in opened for item in left):
                 continue
-            attempt.interrupted = True
+            self.state.interrupted.add(number)
             out.append(Interrupt(attempt.worker, number, attempt.context))
 
     # --- workers
@@ -225,7 +228,8 @@ class Scheduler:
         if event.worker.id in state.workers:
             return
         worker = Worker(event.worker, joined=state.now)
-        state.workers[worker.id] = worker
+        worker.shown = ShownWorker(worker)
+        state.workers[worker.id], state.workers_shown[worker.id] = worker, worker.shown
         state.counters.joined += 1
         tiers.joined(state, worker)
         if worker.pin is not None:
@@ -242,6 +246,7 @@ class Scheduler:
         worker = state.workers.pop(event.worker, None)
         if worker is None:
             return
+        del state.workers_shown[worker.id]
         evicted = event.evicted or worker.noticed is not None
         taken = evicted and not worker.released  # One that was given back was not taken.
         steps.worker_lost(state, worker, evicted, out)

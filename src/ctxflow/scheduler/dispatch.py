@@ -6,8 +6,6 @@ contexts for what waits (context_moves.py), and where a plan is computed (execut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ctxflow.policies.protocols import Planning
 from ctxflow.scheduler import context_moves, items
 from ctxflow.scheduler import events as ev
@@ -26,7 +24,8 @@ def serve(state: RunState, out: list[Command]) -> None:
         ready = state.ready.offered(state.now, len(state.free))
         if not ready:
             break
-        given = [give(state, a.worker, a.app, out) for a in state.policies.routing.assign(state.view, ready)]
+        chosen = state.policies.routing.assign(state.view, [app.shown for app in ready])
+        given = [give(state, a.worker, a.app, out) for a in chosen]
         if not any(given):
             break
 
@@ -53,7 +52,7 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
         return True
     if app.isolated.items and len(app.queue) <= app.cancelled:
         return False
-    size = state.view.batch_size(app, worker)
+    size = state.view.batch_size(app.shown, worker.shown)
     if size < 1:
         since = state.now if app.waiting_since is None else app.waiting_since
         until = since + state.policies.batching.linger
@@ -67,7 +66,7 @@ def run(state: RunState, worker: Worker, app: App, out: list[Command]) -> bool:
 
 
 def _start(
-    state: RunState, worker: Worker, app: App, batch: Sequence[int], group: Group | None, out: list[Command]
+    state: RunState, worker: Worker, app: App, batch: tuple[int, ...], group: Group | None, out: list[Command]
 ) -> None:
     number = state.next_attempt
     state.next_attempt = number + 1
@@ -94,13 +93,13 @@ def duplicate(state: RunState, event: ev.Event, out: list[Command]) -> None:
     for worker in idle:
         if worker is None:
             continue
-        number = state.policies.batching.duplicate(state.view, worker)
+        number = state.policies.batching.duplicate(state.view, worker.shown)
         attempt = state.attempts.get(number) if number is not None else None
         if attempt is None or attempt.worker == worker.id or attempt.context not in worker.contexts:
             continue
         if attempt.group is not None and worker.place in attempt.group.failed_on:
             continue
-        left = [item for item in attempt.items if item in state.open]
+        left = tuple([item for item in attempt.items if item in state.open])
         if not left or worker.contexts[attempt.context].state != "ready":
             continue
         for item in left:

@@ -42,7 +42,7 @@ def group_for(state: RunState, app: App, worker: Worker) -> Group | None:
             blocked = awaited(state) or elsewhere(state, app, group.machines, worker)
         if group.failed_on and not blocked:
             if doubted is None:
-                doubted = state.policies.health.doubts(state.view, worker, app)
+                doubted = state.policies.health.doubts(state.view, worker.shown, app.shown)
                 doubted = doubted and (awaited(state) or _others(state, app, worker))
             blocked = doubted
         if not blocked or state.now >= until:
@@ -78,7 +78,7 @@ def trustworthy(state: RunState, app: App, worker: Worker) -> bool:
     context = state.contexts[app.context]
     if worker.id in context.suspects or not able(state, worker, context.spec):
         return False
-    return not state.policies.health.doubts(state.view, worker, app)
+    return not state.policies.health.doubts(state.view, worker.shown, app.shown)
 
 
 def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Worker | None = None) -> bool:

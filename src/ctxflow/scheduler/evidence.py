@@ -29,7 +29,7 @@ NOBODYS = ("cancelled", "input", "contract")  # Kinds of failures that say nothi
 def finished(state: RunState, worker: Worker, app: App, count: int, seconds: float) -> None:
     """An attempt has answered so many items."""
     item_seconds = max(seconds - app.call_cost.inside, 0.1 * seconds) / count if seconds >= SHORTEST else None
-    trial = Trial(worker, "call", app.id, app.spec.name, passed=True, item_seconds=item_seconds)
+    trial = Trial(worker.shown, "call", app.id, app.spec.name, passed=True, item_seconds=item_seconds)
     state.policies.health.observe(state.view, trial)
 
 
@@ -51,9 +51,9 @@ def failed(
     charges = state.charges if charges is None else charges
     message, opens = _told(failure), charges.room(worker)
     number = attempt.id if opens else 0
-    miss = Trial(worker, "miss", app.id, app.spec.name, False, number, message=message, machine=failure.machine)
+    miss = Trial(worker.shown, "miss", app.id, app.spec.name, False, number, message=message, machine=failure.machine)
     health.observe(state.view, miss)
-    if charges.of and not health.doubts(state.view, worker, app):  # Else it says nothing of the items.
+    if charges.of and not health.doubts(state.view, worker.shown, app.shown):  # Else it says nothing of the items.
         for item in items:
             for charge in list(charges.of.get(item, ())):
                 if charge in charges.open and charge.worker.place != worker.place:
@@ -76,24 +76,24 @@ def answered(state: RunState, attempt: Attempt, items: Iterable[int], charges: C
                 app = charge.app
                 told = charge.attempt, None, charge.message
                 state.policies.health.observe(
-                    state.view, Trial(charge.worker, "call", app.id, app.spec.name, False, *told)
+                    state.view, Trial(charge.worker.shown, "call", app.id, app.spec.name, False, *told)
                 )
                 if charge.crash:
-                    crash = Trial(charge.worker, "crash", "", "", False, message=charge.message)
+                    crash = Trial(charge.worker.shown, "crash", "", "", False, message=charge.message)
                     state.policies.health.observe(state.view, crash)
         charges.of.pop(item, None)
 
 
 def built(state: RunState, worker: Worker, context: ContextState) -> None:
     """A worker has built a context."""
-    trial = Trial(worker, "build", context.spec.id, context.spec.name, passed=True)
+    trial = Trial(worker.shown, "build", context.spec.id, context.spec.name, passed=True)
     state.policies.health.observe(state.view, trial)
 
 
 def not_built(state: RunState, worker: Worker, context: ContextState, failure: Failure) -> None:
     """A worker could not build a context."""
     message = _told(failure)
-    trial = Trial(worker, "build", context.spec.id, context.spec.name, passed=False, message=message)
+    trial = Trial(worker.shown, "build", context.spec.id, context.spec.name, passed=False, message=message)
     state.policies.health.observe(state.view, trial)
 
 

@@ -53,24 +53,23 @@ def _queued(state: RunState, app: App, out: list[Command]) -> None:
         app.waiting_since = state.now
 
 
-def take_group(state: RunState, app: App, group: Group) -> Sequence[int]:
+def take_group(state: RunState, app: App, group: Group) -> tuple[int, ...]:
     """The items of a group, which must stay as it is, as a batch."""
     items = app.isolated.pop(group).items
     _taken(state, app)
     return items
 
 
-def take(state: RunState, app: App, count: int) -> Sequence[int]:
+def take(state: RunState, app: App, count: int) -> tuple[int, ...]:
     """The items of the app's next batch of the queue."""
-    items: Sequence[int]
     if app.cancelled:
-        items = list(itertools.islice(_open_ones(state, app), count))
+        items = tuple(itertools.islice(_open_ones(state, app), count))
     elif count >= len(app.queue):
         items = tuple(app.queue)
         app.queue.clear()
     else:
         pop = app.queue.popleft
-        items = [pop() for _ in range(count)]
+        items = tuple([pop() for _ in range(count)])
     _taken(state, app)
     return items
 
@@ -271,7 +270,9 @@ def _moves(state: RunState, attempt: Attempt, failure: Failure, alone: bool) -> 
     worker = state.workers.get(attempt.worker)
     if not alone or before.moves >= OPINIONS or failure.kind == "input" or worker is None:
         return False
-    return state.policies.health.doubts(state.view, worker, app) and (elsewhere(state, app, tried) or awaited(state))
+    return state.policies.health.doubts(state.view, worker.shown, app.shown) and (
+        elsewhere(state, app, tried) or awaited(state)
+    )
 
 
 def raised(

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 
 from ctxflow.policies.protocols import Plan, Planning, View
-from ctxflow.policies.views import RegionView
+from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import App, ContextState, Deal
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shared_tables import Arrivals, Charges, Ready, Reservations, Sessions, Surveys, Wards
@@ -71,12 +71,21 @@ class RunState:
         self.counters = Counters()
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
+        # What policies see of some of these tables, row by row.
+        self.workers_shown: dict[str, WorkerView] = {}
+        self.free_shown: dict[str, WorkerView] = {}
+        self.apps_shown: dict[str, AppView] = {}
+        self.tiers_shown: dict[str, TierView] = {}
         # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
         self._holders_free: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
         self.ready = Ready()
         # Unanswered items -> their app. An item leaves when it is done, dead or cancelled.
         self.open: dict[int, App] = {}
+        # Attempts that go on -> how many of their items, from the first on, they have answered.
+        self.answered: dict[int, int] = {}
+        # Attempts that were told to stop, since nobody waits for any of their items.
+        self.interrupted: set[int] = set()
         # Items that several attempts hold now -> how many.
         self.copies: dict[int, int] = {}
         # Item -> times its workers were lost for no known reason / it crashed alone / it raised alone.
@@ -135,11 +144,12 @@ class RunState:
     def update_free(self, worker: Worker) -> None:
         """Put a worker where it belongs after its slots changed."""
         if self.usable(worker) and worker.id in self.workers:
-            self.free.setdefault(worker.id, worker)
+            if worker.id not in self.free:
+                self.free[worker.id], self.free_shown[worker.id] = worker, worker.shown
             for context in worker.contexts:
                 self._holders_free.setdefault(context, {})[worker.id] = worker
-        else:
-            self.free.pop(worker.id, None)
+        elif self.free.pop(worker.id, None) is not None:
+            del self.free_shown[worker.id]
 
     def wake(self, time: float) -> None:
         """Ask for a Tick at that time at the latest."""

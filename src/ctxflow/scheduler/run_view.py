@@ -1,9 +1,14 @@
-"""What policies see of a run."""
+"""The view of a run that policies get, read-only in fact (`ctxflow.policies.protocols.View`).
+
+Rows are shown by proxies (proxies.py), tables by mappings that cannot be written; both are made once. What only a
+transition can tell, such as whether a worker may run an app, is asked of it.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ctxflow.policies.views import (
     AppView,
@@ -15,79 +20,72 @@ from ctxflow.policies.views import (
     WorkerView,
 )
 from ctxflow.scheduler import context_moves, session_moves
+from ctxflow.scheduler.proxies import ReadOnly
 from ctxflow.scheduler.run_state import RunState
 
 
-class RunView:
-    """The read-only view of a run: `ctxflow.policies.protocols.View`."""
+class RunView(ReadOnly):
+    """What policies may know of a run.
+
+    >>> from ctxflow.scheduler import Policies, Scheduler
+    >>> view = Scheduler(Policies.chosen({})).view
+    >>> view.now = 1.0
+    Traceback (most recent call last):
+        ...
+    AttributeError: a policy may only read what it is shown: 'now' cannot be set
+    """
+
+    __slots__ = ("_state", "apps", "attempts", "free", "random", "regions", "sessions", "tiers", "workers")
+
+    _state: RunState
+    random: random.Random
+    workers: Mapping[str, WorkerView]
+    free: Mapping[str, WorkerView]
+    apps: Mapping[str, AppView]
+    attempts: Mapping[int, AttemptView]
+    tiers: Mapping[str, TierView]
+    regions: Mapping[str, RegionView]
+    sessions: Mapping[int, SessionView]
 
     def __init__(self, state: RunState) -> None:
-        self._state = state
+        put = object.__setattr__
+        put(self, "_state", state)
+        put(self, "random", state.random)
+        for name, table in (
+            ("workers", state.workers_shown),
+            ("free", state.free_shown),
+            ("apps", state.apps_shown),
+            ("attempts", state.attempts),
+            ("tiers", state.tiers_shown),
+            ("regions", state.regions),
+            ("sessions", state.streams.shown),
+        ):
+            put(self, name, MappingProxyType(table))
 
     @property
     def now(self) -> float:
-        """Return the time of the event being handled."""
+        """The time of the event being handled."""
         return self._state.now
 
     @property
-    def random(self) -> random.Random:
-        """Return the run's seeded generator."""
-        return self._state.random
-
-    @property
-    def workers(self) -> Mapping[str, WorkerView]:
-        """Return those connected, by id."""
-        return self._state.workers
-
-    @property
-    def free(self) -> Mapping[str, WorkerView]:
-        """Return those that could take a call now, longest free first."""
-        return self._state.free
-
-    @property
-    def apps(self) -> Mapping[str, AppView]:
-        """Return all declared apps."""
-        return self._state.apps
-
-    @property
     def contexts(self) -> Collection[str]:
-        """Return the ids of all declared contexts."""
+        """The ids of all declared contexts."""
         return tuple(self._state.contexts)
 
     @property
-    def attempts(self) -> Mapping[int, AttemptView]:
-        """Return all running batches."""
-        return self._state.attempts
-
-    @property
-    def tiers(self) -> Mapping[str, TierView]:
-        """Return the site's tiers."""
-        return self._state.tiers
-
-    @property
     def machines(self) -> Mapping[str, MachineView]:
-        """Return the machines as they were surveyed last."""
-        return self._state.surveys.machines
+        """The machines as they were surveyed last."""
+        return MappingProxyType(self._state.surveys.machines)
 
     @property
     def reserved(self) -> Mapping[str, Sequence[str]]:
-        """Return the GPUs that are kept for workers that have not joined yet, by machine."""
+        """The GPUs that are kept for workers that have not joined yet, by machine."""
         return self._state.reservations.reserved
 
     @property
-    def regions(self) -> Mapping[str, RegionView]:
-        """Return the site's regions."""
-        return self._state.regions
-
-    @property
     def forecast(self) -> Mapping[str, float] | None:
-        """Return the items expected per second by app; worked out when somebody asks."""
+        """The items expected per second by app; worked out when somebody asks."""
         return self._state.arrivals.forecast()
-
-    @property
-    def sessions(self) -> Mapping[int, SessionView]:
-        """Return all sessions that are open, oldest first."""
-        return self._state.sessions
 
     def batch_size(self, app: AppView, worker: WorkerView) -> int:
         """Return what the batching policy would give this worker's next batch of the app."""
@@ -125,7 +123,7 @@ class RunView:
 
     def free_holders(self, context: str) -> Iterable[WorkerView]:
         """Return the free workers that hold the context ready, longest known as such first."""
-        return self._state.free_holders(context)
+        return [worker.shown for worker in self._state.free_holders(context)]
 
     def can_carry(self, session: SessionView, worker: WorkerView) -> bool:
         """Return whether a worker may carry a session."""

@@ -15,6 +15,7 @@ import dataclasses
 from ctxflow.scheduler import context_moves, eligibility
 from ctxflow.scheduler.commands import Carry, Command, EndSession
 from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
+from ctxflow.scheduler.proxies import ShownSession
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, Session, Worker
 
@@ -26,7 +27,8 @@ def opened(state: RunState, event: SessionOpened) -> None:
     app = state.apps[event.app]
     session = Session(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
     session.prompts = event.prompts
-    state.streams.open[session.id] = session
+    session.shown = ShownSession(session)
+    state.streams.open[session.id], state.streams.shown[session.id] = session, session.shown
     app.open_sessions += 1
     state.streams.note(session)
     state.streams.unsettled = True
@@ -92,7 +94,7 @@ def end(
     state: RunState, session: Session, failure: Failure | None, out: list[Command], context: str | None = None
 ) -> None:
     """A session is over; a step that it is in goes on for the others."""
-    del state.streams.open[session.id]
+    del state.streams.open[session.id], state.streams.shown[session.id]
     state.streams.charges.settle([session.id])
     state.apps[session.app].open_sessions -= 1
     state.streams.note(session)
@@ -100,7 +102,7 @@ def end(
     if place in state.workers and (session.loaded or session.step is not None or session.frozen):
         state.streams.drops.setdefault((place, session.app), []).append(session.id)
     if session.worker in state.workers:
-        state.workers[session.worker].sessions.pop(session.id, None)
+        state.workers[session.worker].leave(session.id)
     state.streams.unsettled = True
     out.append(EndSession(session.id, failure, context))
 
@@ -183,7 +185,7 @@ def place(state: RunState, session: Session, worker: Worker, out: list[Command])
         out.append(Carry(worker.id, frozen.worker, session.id, frozen.made, frozen.digest, frozen.bytes))
     else:
         session.state = PLACED
-        worker.sessions[session.id] = session
+        worker.carry(session)
     state.streams.note(session)
 
 
@@ -200,7 +202,7 @@ def arrived(state: RunState, event: StateArrived) -> None:
         session.worker, session.state = None, SUSPENDED
     else:
         session.state = PLACED
-        worker.sessions[session.id] = session
+        worker.carry(session)
     state.streams.note(session)
 
 
@@ -222,7 +224,7 @@ def _carried(state: RunState, event: StateArrived | StateLost) -> Session | None
 def homeless(state: RunState, session: Session) -> None:
     """A session has no owner any more, and goes on from what there is of it."""
     if session.worker in state.workers:
-        state.workers[session.worker].sessions.pop(session.id, None)
+        state.workers[session.worker].leave(session.id)
     session.worker = session.target = session.step = None
     session.state = SUSPENDED if session.suspending else WAITING
     unload(session)

@@ -9,9 +9,11 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import Room
+from ctxflow.policies.views import SessionView
 from ctxflow.scheduler.app_state import App, Place
 from ctxflow.scheduler.commands import Order
 from ctxflow.scheduler.worker_state import MIGRATING, WAITING, Session, Worker
@@ -186,7 +188,7 @@ class Charges:
 class Sessions:
     """All that is known of a run's sessions.
 
-    :ivar open: those that are not over, by number.
+    :ivar open: those that are not over, by number; `shown`: what policies see of them.
     :ivar steps: attempt -> the orders of that step.
     :ivar drops: (worker, app) -> sessions whose states are there and wanted by nobody.
     :ivar unsettled: whether the policy is to be asked again.
@@ -198,6 +200,7 @@ class Sessions:
     """
 
     open: dict[int, Session] = dataclasses.field(default_factory=dict)
+    shown: dict[int, SessionView] = dataclasses.field(default_factory=dict)
     steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
     drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
     unsettled: bool = False
@@ -398,5 +401,6 @@ class Arrivals:
                 for (begin, before), (end, after) in itertools.pairwise(slots)
             ]
             expected = forecast(rates)[0] if names else ()
-            self._forecast = {name: float(rate) for name, rate in zip(names, expected, strict=True) if rate > 0}
+            rates_by_app = zip(names, expected, strict=True)
+            self._forecast = MappingProxyType({name: float(rate) for name, rate in rates_by_app if rate > 0})
         return self._forecast

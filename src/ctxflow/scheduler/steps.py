@@ -130,7 +130,7 @@ def _left(state: RunState, session: Session, out: list[Command]) -> None:
 def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> None:
     app = state.apps[app_id]
     mine = [s for s in worker.sessions.values() if s.app == app_id]
-    chosen = {s.id for s in _chosen([s for s in mine if s.ready], state.view.capacity(app, worker))}
+    chosen = {s.id for s in _chosen([s for s in mine if s.ready], state.view.capacity(app.shown, worker.shown))}
     orders = [Order(number, then="drop") for number in state.streams.drops.pop((worker.id, app_id), ())]
     for session in mine:
         then = _then(state, session, worker, session.id in chosen)

@@ -11,6 +11,7 @@ from collections import Counter
 from ctxflow.scheduler import eligibility, reservations
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Acquire, Command, Release
+from ctxflow.scheduler.proxies import ShownTier
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.worker_state import Tier, Worker
 
@@ -20,7 +21,9 @@ def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
     known = state.tiers.get(spec.name)
     if known is None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
-        state.tiers[spec.name] = Tier(spec, spec.gpu_memory, connected=connected)
+        tier = Tier(spec, spec.gpu_memory, connected=connected)
+        tier.shown = ShownTier(tier)
+        state.tiers[spec.name], state.tiers_shown[spec.name] = tier, tier.shown
     else:
         lowered, known.spec = spec.maximum < known.maximum, spec
         if lowered:

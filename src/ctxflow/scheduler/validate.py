@@ -43,7 +43,7 @@ def _check_items(state: RunState) -> None:
     settled = totals.done + totals.dead + totals.cancelled
     assert totals.submitted == settled + len(state.open), "an item is lost, or settled twice"
     for attempt in state.attempts.values():
-        wanted = attempt.interrupted and any(item in state.open for item in attempt.items)
+        wanted = attempt.id in state.interrupted and any(item in state.open for item in attempt.items)
         assert not wanted, f"attempt {attempt.id} is interrupted, but somebody waits for it"
     for table in (state.losses, state.crashes, state.raised):
         assert table.keys() <= state.open.keys(), "a settled item is remembered"

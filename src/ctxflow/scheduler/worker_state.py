@@ -1,11 +1,15 @@
-"""Workers as the scheduler knows them: contexts, attempts and sessions on each, and the tiers they come from."""
+"""Workers as the scheduler knows them: contexts, attempts and sessions on each, and the tiers they come from.
+
+What policies see of each row is in its `shown`: a proxy (proxies.py), set when the row is put into the tables.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from ctxflow.policies.views import ContextOnWorkerView, SessionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import Group, Place
 from ctxflow.scheduler.events import TierSpec, WorkerSpec
 
@@ -31,6 +35,7 @@ class OnWorker:
     gpu_memory: int | None = None
     claim: Claim | None = None
     begun: float = 0.0
+    shown: ContextOnWorkerView = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
     def building(self) -> bool:
@@ -46,25 +51,20 @@ class Claim:
     items: int
 
 
-@dataclasses.dataclass(slots=True)
-class Attempt:
+class Attempt(NamedTuple):  # Policies see it as it is; made for each batch, and sooner than a frozen dataclass.
     """One try at some items on one worker.
 
     :ivar group: the items that it is to keep apart from others, if it is; `place`: where it runs.
-    :ivar answered: how many of its items, from the first on, it has answered while it goes on.
-    :ivar interrupted: whether it was told to stop, since nobody waits for any of its items.
     """
 
     id: int
     app: str
     context: str
     worker: str
-    items: Sequence[int]
+    items: tuple[int, ...]
     started: float
     group: Group | None = None
     place: Place = ("", ())
-    answered: int = 0
-    interrupted: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ class Session:
     chunk_seconds: float | None = None
     state_bytes: int | None = None
     last_chunk_at: float | None = None
+    shown: SessionView = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
     def idle(self) -> bool:
@@ -157,7 +158,8 @@ class Worker:
 
     spec: WorkerSpec
     joined: float
-    contexts: dict[str, OnWorker] = dataclasses.field(default_factory=dict)
+    contexts: dict[str, OnWorker] = dataclasses.field(default_factory=dict)  # Changed by `put` and `take` alone.
+    contexts_shown: dict[str, ContextOnWorkerView] = dataclasses.field(default_factory=dict, repr=False)
     running: dict[int, Attempt] = dataclasses.field(default_factory=dict)
     noticed: float | None = None
     draining: bool = False
@@ -167,11 +169,13 @@ class Worker:
     paces: dict[str, Pace] = dataclasses.field(default_factory=dict)
     context_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     staging_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Contexts of level "partial" whose files are here, whether they are built or not; kept by residency.py.
+    # Contexts of level "partial" whose files are here, whether they are built or not; kept by context_moves.py.
     staged: set[str] = dataclasses.field(default_factory=set)
     # Contexts that were built again to bring states out since it is to go; kept by steps.py.
     rebuilt: set[str] = dataclasses.field(default_factory=set)
-    sessions: dict[int, Session] = dataclasses.field(default_factory=dict)  # That it owns; kept by sessions.py.
+    # That it owns; changed by `carry` and `leave` alone.
+    sessions: dict[int, Session] = dataclasses.field(default_factory=dict)
+    sessions_shown: dict[int, SessionView] = dataclasses.field(default_factory=dict, repr=False)
     # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
     steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)
 
@@ -181,6 +185,7 @@ class Worker:
     tier: str = ""
     slots: int = 1
     loading: int = 0
+    shown: WorkerView = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.id, self.place = self.spec.id, (self.spec.host, tuple(self.spec.devices))
@@ -231,32 +236,25 @@ class Worker:
         """Such as "NVIDIA A10"."""
         return self.spec.gpu_model
 
-    @property
-    def topology(self) -> Mapping[str, Any] | None:
-        """As reported."""
-        return self.spec.topology
+    def put(self, held: OnWorker) -> None:
+        """Have it hold a context."""
+        self.contexts[held.context] = held
+        self.contexts_shown[held.context] = held.shown
 
-    def seconds_per_item(self, app: str) -> float | None:
-        """A moving average of its finished batches."""
-        pace = self.paces.get(app)
-        return pace.item_seconds if pace is not None else None
+    def take(self, context: str) -> OnWorker | None:
+        """Have it hold a context no longer, if it did."""
+        self.contexts_shown.pop(context, None)
+        return self.contexts.pop(context, None)
 
-    def items_done(self, app: str) -> int:
-        """How many it answered."""
-        pace = self.paces.get(app)
-        return pace.items if pace is not None else 0
+    def carry(self, session: Session) -> None:
+        """Have it own a session."""
+        self.sessions[session.id] = session
+        self.sessions_shown[session.id] = session.shown
 
-    def load_seconds(self, context: str) -> float | None:
-        """The last load's."""
-        return self.context_seconds.get(context)
-
-    def stage_seconds(self, context: str) -> float | None:
-        """The last staging's."""
-        return self.staging_seconds.get(context)
-
-    def step_seconds(self, app: str) -> Mapping[int, float]:
-        """Moving averages by the number of sessions."""
-        return {count: seconds for count, (seconds, _) in self.steps.get(app, {}).items()}
+    def leave(self, session: int) -> None:
+        """Have it own a session no longer, if it did."""
+        self.sessions.pop(session, None)
+        self.sessions_shown.pop(session, None)
 
     def learn_step(self, app: str, count: int, seconds: float, now: float) -> None:
         """A step of so many sessions has ended; numbers not seen for a while are forgotten, so as to be tried again."""
@@ -294,6 +292,7 @@ class Tier:
     jobs_started: int = 0
     jobs_evicted: int = 0
     held: dict[str, int] = dataclasses.field(default_factory=dict)
+    shown: TierView = dataclasses.field(init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
