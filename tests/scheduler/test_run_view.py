@@ -47,6 +47,7 @@ def a_run():
     bench.submit("broad", 1)
     for time in range(6, 60, 6):
         bench.now = float(time)
+        bench.submit("verify", 3)
         bench.tell(ev.Tick)
     bench.tell(ev.MachinesFound, "gpu", {"m1": to_graph(Topology("m1"))})
     [first, _] = only(bench.ready("w1", "model"), cmd.Run)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from ctxflow.scheduler.app_state import App, Group, Place
 from ctxflow.scheduler.events import ContextSpec
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import Session, Worker
+from ctxflow.scheduler.worker_state import SessionState, Worker
 
 PATIENCE = 60.0  # Seconds that a group waits for another host: all others may be at work on something else for ever.
 
@@ -127,7 +127,7 @@ def goes(worker: Worker) -> bool:
     return worker.noticed is not None or worker.draining
 
 
-def unkept(state: RunState, worker: Worker) -> list[Session]:
+def unkept(state: RunState, worker: Worker) -> list[SessionState]:
     """The sessions that nobody carries, and whose states are in a worker's cache alone."""
     return [
         session
@@ -151,7 +151,7 @@ def empty(state: RunState, worker: Worker) -> bool:
     return not any(can_be_kept(state, session, worker) for session in unkept(state, worker))
 
 
-def can_be_kept(state: RunState, session: Session, worker: Worker) -> bool:
+def can_be_kept(state: RunState, session: SessionState, worker: Worker) -> bool:
     """Whether a state in a worker's cache can be brought out: its context is there, or may be built there once more."""
     context = state.contexts[session.context]
     if context.broken is not None:
@@ -161,7 +161,7 @@ def can_be_kept(state: RunState, session: Session, worker: Worker) -> bool:
     return worker.noticed is None and worker.id not in context.suspects and session.context not in worker.rebuilt
 
 
-def _hands_over(session: Session, worker: Worker) -> bool:
+def _hands_over(session: SessionState, worker: Worker) -> bool:
     """Whether a session's state is on its way from or to a worker."""
     if session.state != "migrating":
         return False

@@ -28,6 +28,10 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
+LOG_VERSION = 1
+"""The version of what is written, in each log's first line. It goes up when a log would lead to other decisions than
+those that were recorded, or cannot be read any more; logs that do not say it are of version 1."""
+
 _UNLOGGED = {"results", "exception", "planning"}
 _SETUP = '{"run":'
 _quoted = json.encoder.encode_basestring_ascii
@@ -104,7 +108,7 @@ def _ranges(items: Sequence[int]) -> list[list[int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class RunSetup:
     """How a run decides, as its log's first line has it.
 
     :ivar policies: family -> {"policy": name, and its options}, or {"object": the class of one made by the program}.
@@ -148,14 +152,14 @@ def first_line(scheduler: Scheduler, level: str = ev.PERVASIVE, simulated: bool 
         family: state.policies.choices.get(family) or described(family, getattr(state.policies, family))
         for family in FAMILIES
     }
-    setup = Setup(policies, state.limits, state.seed, state.start_when, level, simulated)
-    return _encoder.encode({"run": {"ctxflow": __version__, **dataclasses.asdict(setup)}})
+    setup = RunSetup(policies, state.limits, state.seed, state.start_when, level, simulated)
+    return _encoder.encode({"run": {"ctxflow": __version__, **dataclasses.asdict(setup), "log": LOG_VERSION}})
 
 
-def read_setup(text: str) -> Setup | None:
-    """How a run decides, from its log's first line; None if that is an event, as in logs of earlier versions.
+def read_setup(text: str) -> RunSetup | None:
+    """Return how a run decides, from its log's first line; None if that is an event, as in logs of earlier versions.
 
-    :raises ValueError: if it is no line of an event log.
+    :raises ValueError: if it is no line of an event log, or one of another version (`LOG_VERSION`).
 
     >>> read_setup(first_line(Scheduler(Policies.chosen({})))).start_when
     0.0
@@ -165,10 +169,17 @@ def read_setup(text: str) -> Setup | None:
         if "event" in record:
             return None
         run = record["run"]
-        simulated = bool(run.get("simulated"))  # Logs of earlier versions do not say.
-        return Setup(run["policies"], Limits(**run["limits"]), run["seed"], run["start_when"], run["level"], simulated)
+        version, writer = run.get("log", 1), run["ctxflow"]
+        if version == LOG_VERSION:
+            simulated = bool(run.get("simulated"))  # Logs of earlier versions do not say.
+            limits = Limits(**run["limits"])
+            return RunSetup(run["policies"], limits, run["seed"], run["start_when"], run["level"], simulated)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"line 1 is no line of an event log ({error}): is this the run's events.jsonl?") from None
+    raise ValueError(
+        f"this log is of version {version}, written by ctxflow {writer}, and ctxflow {__version__} replays version "
+        f"{LOG_VERSION} alone: replay it with the ctxflow that wrote it"
+    )
 
 
 def read(lines: Iterable[str]) -> Iterator[tuple[ev.Event, list[dict[str, Any]]]]:
@@ -181,7 +192,10 @@ def read(lines: Iterable[str]) -> Iterator[tuple[ev.Event, list[dict[str, Any]]]
     for number, text in enumerate(lines, 1):
         if held is not None:
             yield _decode_line(held, number - 1)
-        held = None if number == 1 and text.startswith(_SETUP) else text
+        held = text
+        if number == 1 and text.startswith(_SETUP):
+            read_setup(text)
+            held = None
     if held is not None and held.endswith("\n"):
         yield _decode_line(held, number)
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 from ctxflow.policies.views import AttemptView, ContextOnWorkerView, RegionView, SessionView
 from ctxflow.scheduler.app_state import App, Place
 from ctxflow.scheduler.events import RegionSpec
-from ctxflow.scheduler.worker_state import OnWorker, Session, Tier, Worker
+from ctxflow.scheduler.worker_state import OnWorker, SessionState, TierState, Worker
 
 _put = object.__setattr__
 
@@ -75,13 +75,13 @@ class ShownSession(ReadOnly):
 
     __slots__ = ("_row", "app", "context", "id", "opened")
 
-    _row: Session
+    _row: SessionState
     id: int
     app: str
     context: str
     opened: float
 
-    def __init__(self, row: Session) -> None:
+    def __init__(self, row: SessionState) -> None:
         _put(self, "_row", row)
         for name in ("id", "app", "context", "opened"):
             _put(self, name, getattr(row, name))
@@ -310,10 +310,10 @@ class ShownTier(ReadOnly):
 
     __slots__ = ("_row", "name")
 
-    _row: Tier
+    _row: TierState
     name: str
 
-    def __init__(self, row: Tier) -> None:
+    def __init__(self, row: TierState) -> None:
         _put(self, "_row", row)
         _put(self, "name", row.name)
 

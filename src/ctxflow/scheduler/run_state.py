@@ -14,7 +14,7 @@ from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import App, ContextState, Deal
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shared_tables import Arrivals, Charges, Ready, Reservations, Sessions, Surveys, Wards
-from ctxflow.scheduler.worker_state import Attempt, Session, Tier, Worker
+from ctxflow.scheduler.worker_state import Attempt, SessionState, TierState, Worker
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,7 +63,7 @@ class RunState:
         self.apps: dict[str, App] = {}
         self.contexts: dict[str, ContextState] = {}
         self.attempts: dict[int, Attempt] = {}
-        self.tiers: dict[str, Tier] = {}
+        self.tiers: dict[str, TierState] = {}
         self.regions: dict[str, RegionView] = {}
         self.arrivals = Arrivals()  # Kept by core.py, on ticks.
         self.surveys = Surveys()
@@ -110,7 +110,7 @@ class RunState:
         self.scaled_at = 0.0
 
     @property
-    def sessions(self) -> Mapping[int, Session]:
+    def sessions(self) -> Mapping[int, SessionState]:
         """All sessions that are open, oldest first."""
         return self.streams.open
 

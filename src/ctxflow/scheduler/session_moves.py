@@ -17,7 +17,7 @@ from ctxflow.scheduler.commands import Carry, Command, EndSession
 from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
 from ctxflow.scheduler.proxies import ShownSession
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, Session, Worker
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState, Worker
 
 # --- what its user does
 
@@ -25,7 +25,7 @@ from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING
 def opened(state: RunState, event: SessionOpened) -> None:
     """A session begins."""
     app = state.apps[event.app]
-    session = Session(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
+    session = SessionState(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
     session.prompts = event.prompts
     session.shown = ShownSession(session)
     state.streams.open[session.id], state.streams.shown[session.id] = session, session.shown
@@ -51,7 +51,7 @@ def wanted(state: RunState, number: int, until: int) -> None:
         _wake(state, session)
 
 
-def _wake(state: RunState, session: Session) -> None:
+def _wake(state: RunState, session: SessionState) -> None:
     state.streams.note(session)
     if session.state == WAITING or (session.state == SUSPENDED and not session.by_user):
         state.streams.unsettled = True
@@ -65,7 +65,7 @@ def suspended(state: RunState, number: int) -> None:
         _suspend(state, session)
 
 
-def _suspend(state: RunState, session: Session) -> None:
+def _suspend(state: RunState, session: SessionState) -> None:
     session.suspending, session.target = True, None
     if session.state == WAITING:
         session.state = SUSPENDED
@@ -91,7 +91,7 @@ def closed(state: RunState, number: int, out: list[Command]) -> None:
 
 
 def end(
-    state: RunState, session: Session, failure: Failure | None, out: list[Command], context: str | None = None
+    state: RunState, session: SessionState, failure: Failure | None, out: list[Command], context: str | None = None
 ) -> None:
     """A session is over; a step that it is in goes on for the others."""
     del state.streams.open[session.id], state.streams.shown[session.id]
@@ -128,7 +128,7 @@ def owner(state: RunState, event: Event) -> str | None:
     return worker if isinstance(worker, str) else getattr(worker, "id", "")
 
 
-def follow(state: RunState, session: Session, worker_id: str | None, out: list[Command]) -> None:
+def follow(state: RunState, session: SessionState, worker_id: str | None, out: list[Command]) -> None:
     """Do with a session what the policy says, if that is possible."""
     if session.by_user or session.state == MIGRATING or (session.worker is None and session.step is not None):
         return
@@ -146,7 +146,7 @@ def follow(state: RunState, session: Session, worker_id: str | None, out: list[C
         place(state, session, worker, out)
 
 
-def aim(state: RunState, session: Session, worker_id: str | None) -> None:
+def aim(state: RunState, session: SessionState, worker_id: str | None) -> None:
     """Where a session goes at its next chunk boundary; None for nowhere."""
     session.target = worker_id
     state.streams.note(session)
@@ -169,14 +169,14 @@ def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) ->
         context_moves.begin(state, worker, app, out)
 
 
-def expected(state: RunState, session: Session) -> bool:
+def expected(state: RunState, session: SessionState) -> bool:
     """Whether a session's target could give it its next chunk at once: until then it stays where it is."""
     target = state.workers.get(session.target or "")
     held = target.contexts.get(session.context) if target is not None else None
     return held is not None and held.state == "ready"
 
 
-def place(state: RunState, session: Session, worker: Worker, out: list[Command]) -> None:
+def place(state: RunState, session: SessionState, worker: Worker, out: list[Command]) -> None:
     """A session without an owner gets one; its frozen state is carried there first, if another worker has it."""
     session.target, session.worker = None, worker.id
     frozen = session.frozen
@@ -214,14 +214,14 @@ def not_arrived(state: RunState, event: StateLost) -> None:
         homeless(state, session)
 
 
-def _carried(state: RunState, event: StateArrived | StateLost) -> Session | None:
+def _carried(state: RunState, event: StateArrived | StateLost) -> SessionState | None:
     session = state.streams.open.get(event.session)
     if session is None or session.state != MIGRATING or session.worker != event.worker:
         return None
     return session if session.frozen is not None and session.frozen.made == event.made else None
 
 
-def homeless(state: RunState, session: Session) -> None:
+def homeless(state: RunState, session: SessionState) -> None:
     """A session has no owner any more, and goes on from what there is of it."""
     if session.worker in state.workers:
         state.workers[session.worker].leave(session.id)
@@ -232,13 +232,13 @@ def homeless(state: RunState, session: Session) -> None:
     state.streams.unsettled = True
 
 
-def unload(session: Session) -> None:
+def unload(session: SessionState) -> None:
     """Its state is in no library process any more."""
     session.loaded = False
     session.made = session.frozen.made if session.frozen is not None else session.kept
 
 
-def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
+def can_carry(state: RunState, session: SessionState, worker: Worker) -> bool:
     """Whether a worker stays, and holds a session's context or could load it, as far as the plan wants it there."""
     context = state.contexts[session.context]
     if context.broken is not None or (session.failed_on and _shuns(state, session, worker)):
@@ -248,7 +248,7 @@ def can_carry(state: RunState, session: Session, worker: Worker) -> bool:
     return context_moves.loadable(state, worker, context)
 
 
-def _shuns(state: RunState, session: Session, worker: Worker) -> bool:
+def _shuns(state: RunState, session: SessionState, worker: Worker) -> bool:
     """Whether a session goes on elsewhere than on a worker's host, since a step of its failed there."""
     if all(host != worker.host for host, _ in session.failed_on):
         return False

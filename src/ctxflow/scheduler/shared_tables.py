@@ -16,7 +16,7 @@ from ctxflow.policies.protocols import Room
 from ctxflow.policies.views import SessionView
 from ctxflow.scheduler.app_state import App, Place
 from ctxflow.scheduler.commands import Order
-from ctxflow.scheduler.worker_state import MIGRATING, WAITING, Session, Worker
+from ctxflow.scheduler.worker_state import MIGRATING, WAITING, SessionState, Worker
 from ctxflow.topology import Topology
 
 MANY = 64
@@ -199,7 +199,7 @@ class Sessions:
     :ivar charges: steps that failed, by session, until it is known whose fault that was.
     """
 
-    open: dict[int, Session] = dataclasses.field(default_factory=dict)
+    open: dict[int, SessionState] = dataclasses.field(default_factory=dict)
     shown: dict[int, SessionView] = dataclasses.field(default_factory=dict)
     steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
     drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
@@ -210,7 +210,7 @@ class Sessions:
     awaited: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     charges: Charges = dataclasses.field(default_factory=Charges)
 
-    def note(self, session: Session) -> None:
+    def note(self, session: SessionState) -> None:
         """Keep `waiting`, `bound` and `awaited` true: called wherever a session has changed in what they tell.
 
         So who asks at every event need not look at each session.
@@ -231,7 +231,7 @@ class Sessions:
                 del self.awaited[before]
 
 
-def going(session: Session) -> tuple[str, str] | None:
+def going(session: SessionState) -> tuple[str, str] | None:
     """The worker that a session is to go to, or is on its way to, and its context."""
     worker = session.worker if session.state == MIGRATING else session.target
     return None if worker is None else (worker, session.context)

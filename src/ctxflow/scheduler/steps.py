@@ -27,7 +27,7 @@ from ctxflow.scheduler.session_moves import (
     prepare,
     unload,
 )
-from ctxflow.scheduler.worker_state import MIGRATING, PLACED, WAITING, Attempt, Frozen, Session, Worker
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, WAITING, Attempt, Frozen, SessionState, Worker
 from ctxflow.wording import counted
 
 KEPT_AT_ONCE = 16  # States that a step brings out of a cache: they come in one answer.
@@ -102,7 +102,7 @@ def _build_again(state: RunState, worker: Worker, app: App, out: list[Command]) 
         worker.rebuilt.add(app.context)
 
 
-def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[Session]) -> bool:
+def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:
     """Whether a context is to be built to bring an app's states out: contexts that do not fit together take turns."""
     if any(session.context in worker.contexts for session in unkept):
         return False
@@ -116,7 +116,7 @@ def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> No
             _left(state, session, out)
 
 
-def _left(state: RunState, session: Session, out: list[Command]) -> None:
+def _left(state: RunState, session: SessionState, out: list[Command]) -> None:
     """A session has left its worker; it goes on at once where it was to go."""
     target = session.target
     homeless(state, session)
@@ -161,13 +161,13 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
     out.append(Step(worker.id, number, app_id, app.context, (), orders))
 
 
-def _chosen(ready: list[Session], most: int) -> list[Session]:
+def _chosen(ready: list[SessionState], most: int) -> list[SessionState]:
     """The sessions whose chunks a step makes: the longest unserved, and with it all of its group."""
     ready.sort(key=lambda s: (-1.0 if s.last_chunk_at is None else s.last_chunk_at, s.id))
     return [s for s in ready if s.group == ready[0].group][: max(1, most)]
 
 
-def _then(state: RunState, session: Session, worker: Worker, makes_chunk: bool) -> str:
+def _then(state: RunState, session: SessionState, worker: Worker, makes_chunk: bool) -> str:
     """What a step does with a session's state after the chunk."""
     if not session.loaded and not makes_chunk:
         return ""
@@ -180,7 +180,7 @@ def _then(state: RunState, session: Session, worker: Worker, makes_chunk: bool) 
     return "keep" if makes_chunk and every is not None and made % every == 0 and made > session.kept else ""
 
 
-def _in_no_hurry(state: RunState, session: Session, worker: Worker) -> bool:
+def _in_no_hurry(state: RunState, session: SessionState, worker: Worker) -> bool:
     """Whether a session goes on where it is until another worker can give it its next chunk: its own waits for that.
 
     Not where the site lowered its bounds, nor where the batch system takes the worker.
@@ -225,7 +225,7 @@ def _pass(state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Or
 
 def _take(
     state: RunState,
-    session: Session,
+    session: SessionState,
     worker: Worker,
     position: int,
     order: Order,
@@ -262,7 +262,7 @@ def _take(
         _left(state, session, out)
 
 
-def _brought_out(state: RunState, session: Session, order: Order, outcome: Any) -> None:
+def _brought_out(state: RunState, session: SessionState, order: Order, outcome: Any) -> None:
     """A session's state is in a worker's cache no more, but kept beside it, or lost."""
     if "kept" in outcome:
         session.kept, session.state_bytes = order.made, outcome["kept"]
@@ -271,7 +271,9 @@ def _brought_out(state: RunState, session: Session, order: Order, outcome: Any) 
     state.streams.unsettled = True
 
 
-def _made(state: RunState, session: Session, position: int, outcome: Any, seconds: float, out: list[Command]) -> bool:
+def _made(
+    state: RunState, session: SessionState, position: int, outcome: Any, seconds: float, out: list[Command]
+) -> bool:
     """A session has made a chunk; say whether that was its last."""
     session.made += 1
     session.chunk_seconds, session.last_chunk_at = seconds, state.now
@@ -297,7 +299,7 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
 
     Where it looks like the machine's fault, all of them go on elsewhere first.
     """
-    blamed: list[Session] = []
+    blamed: list[SessionState] = []
     for order in orders:
         session = state.streams.open.get(order.session)
         if session is None:
@@ -323,7 +325,7 @@ def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: 
         _blame(state, blamed, _is_alone(orders), failure, out)
 
 
-def _blame(state: RunState, blamed: list[Session], alone: bool, failure: Failure, out: list[Command]) -> None:
+def _blame(state: RunState, blamed: list[SessionState], alone: bool, failure: Failure, out: list[Command]) -> None:
     """Halve those that may be to blame, so that one stands alone at last, and is over."""
     if alone and blamed and _is_over(state, blamed[0], failure):
         end(state, blamed[0], failure, out)
@@ -335,7 +337,7 @@ def _blame(state: RunState, blamed: list[Session], alone: bool, failure: Failure
             session.group = state.streams.groups
 
 
-def _is_over(state: RunState, session: Session, failure: Failure) -> bool:
+def _is_over(state: RunState, session: SessionState, failure: Failure) -> bool:
     """Count a failure of a session that was alone in its step, and say whether it was the last one it may have."""
     session.crashes += 1
     if failure.kind == "input":
@@ -385,7 +387,7 @@ def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: l
     _blame(state, blamed, _is_alone(orders), failure, out)
 
 
-def _makers(state: RunState, orders: Sequence[Order]) -> list[tuple[Order, Session]]:
+def _makers(state: RunState, orders: Sequence[Order]) -> list[tuple[Order, SessionState]]:
     """The open sessions whose chunks a step was to make."""
     pairs = [(order, state.streams.open.get(order.session)) for order in orders if order.chunk is not None]
     return [(order, session) for order, session in pairs if session is not None]

@@ -13,7 +13,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.proxies import ShownTier
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import Tier, Worker
+from ctxflow.scheduler.worker_state import TierState, Worker
 
 
 def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
@@ -21,7 +21,7 @@ def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
     known = state.tiers.get(spec.name)
     if known is None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
-        tier = Tier(spec, spec.gpu_memory, connected=connected)
+        tier = TierState(spec, spec.gpu_memory, connected=connected)
         tier.shown = ShownTier(tier)
         state.tiers[spec.name], state.tiers_shown[spec.name] = tier, tier.shown
     else:
@@ -30,7 +30,7 @@ def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
             _drain(state, known, out)
 
 
-def _drain(state: RunState, tier: Tier, out: list[Command]) -> None:
+def _drain(state: RunState, tier: TierState, out: list[Command]) -> None:
     """Have workers beyond a tier's new maximum leave when they have done what they run, the idle ones first."""
     there = [w for w in state.workers.values() if w.tier == tier.name and w.acquired and not eligibility.goes(w)]
     there.sort(key=lambda worker: (len(worker.running), len(worker.sessions), len(worker.contexts)))
@@ -61,7 +61,7 @@ def _sessions_unplanned(state: RunState) -> bool:
     return any(each.context not in state.plan.tiers and not each.idle for each in state.sessions.values())
 
 
-def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> None:
+def _release(state: RunState, tier: TierState, target: int, out: list[Command]) -> None:
     """Give back workers beyond the target: idle ones at once, those with sessions or states when these have left them.
 
     Those with batches are looked at again on the next tick. Those that were started by hand are nobody's to give back,
@@ -88,7 +88,7 @@ def _release(state: RunState, tier: Tier, target: int, out: list[Command]) -> No
             state.update_free(worker)
 
 
-def _give_back(state: RunState, tier: Tier, worker: Worker, out: list[Command]) -> None:
+def _give_back(state: RunState, tier: TierState, worker: Worker, out: list[Command]) -> None:
     worker.draining = True
     state.streams.unsettled = True
     state.update_free(worker)

@@ -8,7 +8,7 @@ from itertools import chain
 from ctxflow.scheduler.events import PARTIAL, PERVASIVE
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.shared_tables import MOST, going
-from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, Session
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState
 
 
 def validate(state: RunState) -> None:
@@ -163,7 +163,7 @@ def _check_sessions(state: RunState) -> None:
         assert len(steps) == len(set(steps)), f"{worker.id} has two steps of a context at a time"
 
 
-def _check_session(state: RunState, session: Session) -> None:
+def _check_session(state: RunState, session: SessionState) -> None:
     name = f"session {session.id}"
     placed = session.state == PLACED
     owner = state.workers.get(session.worker or "")

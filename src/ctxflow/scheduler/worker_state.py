@@ -78,7 +78,7 @@ class Frozen:
 
 
 @dataclasses.dataclass(slots=True)
-class Session:
+class SessionState:
     """One session; only sessions.py changes it.
 
     :ivar state: "waiting", "placed", "migrating", "suspended".
@@ -174,7 +174,7 @@ class Worker:
     # Contexts that were built again to bring states out since it is to go; kept by steps.py.
     rebuilt: set[str] = dataclasses.field(default_factory=set)
     # That it owns; changed by `carry` and `leave` alone.
-    sessions: dict[int, Session] = dataclasses.field(default_factory=dict)
+    sessions: dict[int, SessionState] = dataclasses.field(default_factory=dict)
     sessions_shown: dict[int, SessionView] = dataclasses.field(default_factory=dict, repr=False)
     # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
     steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)
@@ -246,7 +246,7 @@ class Worker:
         self.contexts_shown.pop(context, None)
         return self.contexts.pop(context, None)
 
-    def carry(self, session: Session) -> None:
+    def carry(self, session: SessionState) -> None:
         """Have it own a session."""
         self.sessions[session.id] = session
         self.sessions_shown[session.id] = session.shown
@@ -266,7 +266,7 @@ class Worker:
 
 
 @dataclasses.dataclass(slots=True)
-class Tier:
+class TierState:
     """A tier of the site, and what was measured of it.
 
     :ivar gpu_memory: bytes on each GPU: the least that a worker reported or the site says.

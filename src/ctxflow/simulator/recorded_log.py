@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ctxflow.scheduler.events import PERVASIVE
-from ctxflow.scheduler.log import Setup
+from ctxflow.scheduler.log import RunSetup
 
 
 @dataclasses.dataclass
@@ -99,7 +99,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self.setup: Setup | None = None
+        self.setup: RunSetup | None = None
         self.calls: dict[tuple[str, str], Sums] = {}
         self.firsts: list[tuple[str, str, int, float]] = []
         self.salvaged: set[str] = set()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxflow.scheduler import Limits
-from ctxflow.scheduler.log import Setup
+from ctxflow.scheduler.log import RunSetup
 from ctxflow.wording import counted
 
 
@@ -92,7 +92,7 @@ class Recorded:
     loads: int
     batches: int
     lost_items: int
-    setup: Setup | None
+    setup: RunSetup | None
     tiers: Mapping[str, tuple[int, int, float | None]]
     slots: int
     places: tuple[RecordedPlace, ...]

@@ -12,7 +12,7 @@ from typing import Any
 from ctxflow.executors.contract import ContextPayload
 from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.tiers import first_needed
-from ctxflow.scheduler.worker_state import Session, Worker
+from ctxflow.scheduler.worker_state import SessionState, Worker
 from ctxflow.wording import counted
 
 
@@ -96,7 +96,7 @@ class SessionStatus:
     state_bytes: int | None
 
     @classmethod
-    def of(cls, session: Session) -> SessionStatus:
+    def of(cls, session: SessionState) -> SessionStatus:
         """How the scheduler's session stands now."""
         state, worker, idle = session.state, session.worker, session.idle
         return cls(state, worker, idle, session.chunks, session.chunk_seconds, session.state_bytes)
@@ -168,7 +168,7 @@ def _sessions(state: RunState) -> dict[str, int]:
     return counts
 
 
-def _does(session: Session) -> str:
+def _does(session: SessionState) -> str:
     if session.suspending:
         return "suspended"
     if session.idle:

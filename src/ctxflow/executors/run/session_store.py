@@ -22,7 +22,7 @@ from ctxflow.host.sessions import StepEntry, digest_of
 from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.worker_state import Session
+from ctxflow.scheduler.worker_state import SessionState
 
 logger = logging.getLogger("ctxflow")
 
@@ -89,7 +89,7 @@ class SessionStore:
         return held is not None
 
     def payload(
-        self, step: cmd.Step, states: Mapping[int, Session], function: Pickled | None, timeout: float | None
+        self, step: cmd.Step, states: Mapping[int, SessionState], function: Pickled | None, timeout: float | None
     ) -> Callable[[], CallPayload]:
         """What makes what a step is called with, outside the run's lock: it reads kept states."""
         entries = [(self._entry(order, states), self._held.get(order.session)) for order in step.orders]
@@ -100,7 +100,7 @@ class SessionStore:
 
         return make
 
-    def _entry(self, order: cmd.Order, states: Mapping[int, Session]) -> StepEntry:
+    def _entry(self, order: cmd.Order, states: Mapping[int, SessionState]) -> StepEntry:
         makes_chunk = order.chunk is not None
         entry = StepEntry(order.session, order.thaw, order.made, makes_chunk, order.then)
         held = self._held.get(order.session)
