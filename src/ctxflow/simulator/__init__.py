@@ -1,7 +1,7 @@
 """Clusters and workloads in virtual time: the very scheduler and policies of live runs on the simulated engine.
 
 - `simulation.py`: the loop that feeds a scheduler, the outcome, and what no scheduler could do better.
-- `pools.py`: machines and when they can be had, and which hosts are bad.
+- `pools.py`: machines and when they are available, and which hosts are bad.
 - `times.py`, `tree_staging.py`: how long things take, by GPU model, with their spread; and how files get to workers.
 - `workload_file.py`, `workload_reference.py`: what a workload file may say, and the page that says it.
 - `scenario.py`: a site and a workload, from files or from a recorded run, with changes.

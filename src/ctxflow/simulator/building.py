@@ -1,4 +1,4 @@
-"""Building the simulation of a scenario: machines and when they can be had, times, staging, items."""
+"""Building the simulation of a scenario: machines and when they are available, times, staging, items."""
 
 from __future__ import annotations
 
