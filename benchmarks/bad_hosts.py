@@ -134,7 +134,7 @@ MODELS = {
 
 def like_testbed(rows: int) -> Run:
     """Plays scenarios on a pool as the testbed's, where hosts have hardly any GPU model in common."""
-    from ctxflow.executors.simulated import Machine, SimulatedEngine
+    from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
     from ctxflow.policies.registry import DEFAULTS
     from ctxflow.scheduler import Policies
     from ctxflow.scheduler import events as ev
@@ -147,7 +147,7 @@ def like_testbed(rows: int) -> Run:
         alarms, listener = scenario == "alarms", Quarantines()
         available = pools.evicted(60.0, 5.0) if alarms else pools.during(0.0)
         machines = [
-            Machine(f"{host}-{n}", model, host=host, available=available)
+            SimulatedMachine(f"{host}-{n}", model, host=host, available=available)
             for host, models in MODELS.items()
             for n, model in enumerate(models)
             if not (scenario == "absent" and host == bad_hosts_inside.BAD)

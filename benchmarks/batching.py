@@ -34,7 +34,7 @@ from pathlib import Path
 import spot_traces
 from common import Figure, figure, progress, report, versions
 
-from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
+from ctxflow.executors.simulated import Availability, SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Policies
 from ctxflow.simulator import Drawn, GpuTimes, Origin, Part, Simulation, SimulationOutcome, TreeStaging, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
@@ -52,7 +52,7 @@ SIZES = (1, 10, 30, 100, 300, 1000, 3000)
 class Pool:
     """One random pool with its workload."""
 
-    machines: list[Machine]
+    machines: list[SimulatedMachine]
     times: GpuTimes
     staging: dict[str, float]
     items: int

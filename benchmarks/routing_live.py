@@ -28,8 +28,8 @@ from typing import Any
 
 from common import figure, progress, ratio, report, versions
 
-from ctxflow.executors.simulated import Availability, Machine, SimulatedEngine
-from ctxflow.executors.simulated.machines import always
+from ctxflow.executors.simulated import Availability, SimulatedEngine, SimulatedMachine
+from ctxflow.executors.simulated.machine_models import always
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -54,7 +54,7 @@ def poisson(app: str, per_second: float, begin: float, end: float, seed: int, bu
         yield now, app, burst
 
 
-def case(name: str, seed: int) -> tuple[Arrivals, list[Machine], int]:
+def case(name: str, seed: int) -> tuple[Arrivals, list[SimulatedMachine], int]:
     """What a case's items, machines and number of apps are."""
     if name == "bulk":
         arrivals = [(0.0, f"app{n}", count) for n, count in enumerate((30_000, 20_000, 10_000))]
@@ -72,10 +72,10 @@ def case(name: str, seed: int) -> tuple[Arrivals, list[Machine], int]:
     return sorted([*streams[0], *streams[1]]), pool(20 - far) + pool(far, region="far"), 2
 
 
-def pool(count: int, available: Availability = always, region: str = "campus") -> list[Machine]:
+def pool(count: int, available: Availability = always, region: str = "campus") -> list[SimulatedMachine]:
     """Half of the workers of either GPU, each with room for one context."""
     return [
-        Machine(f"{region}{n}", ("a10", "titan")[n % 2], region, region, gpu_memory=10, available=available)
+        SimulatedMachine(f"{region}{n}", ("a10", "titan")[n % 2], region, region, gpu_memory=10, available=available)
         for n in range(count)
     ]
 

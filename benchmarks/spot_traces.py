@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Policies, commands, events
 from ctxflow.simulator import Simulation, SimulationOutcome, TreeStaging, Workload, pools
 from ctxflow.simulator.simulation import tiers_of
@@ -86,7 +86,7 @@ class Trace:
         self, batching: Any, arrivals: Sequence[tuple[float, str, int]], tick: float, **more: Any
     ) -> Simulation:
         """A run on its nodes."""
-        machines = pools.with_counts([Machine(f"node{n}", A10) for n in range(self.nodes)], self.steps)
+        machines = pools.with_counts([SimulatedMachine(f"node{n}", A10) for n in range(self.nodes)], self.steps)
         settings = Settings("spot")
         staging = TreeStaging({"context": settings.files}, ORIGINS, PEER_BANDWIDTH, FAN_OUT)
         engine = SimulatedEngine(machines, settings.times, staging)

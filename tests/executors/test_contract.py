@@ -4,7 +4,7 @@ import os
 import signal
 
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.host.processes import descendants
 from ctxflow.simulator import Drawn, GpuTimes
 from ctxflow.testing.engines import EngineContract
@@ -31,7 +31,7 @@ class TestSimulated(EngineContract):
 
     def make(self):
         times = GpuTimes({"": 0.01}, loading=Drawn(0.25), matching=Drawn(0.5))
-        return SimulatedEngine([Machine("a"), Machine("b")], times, salvage={"app"})
+        return SimulatedEngine([SimulatedMachine("a"), SimulatedMachine("b")], times, salvage={"app"})
 
     def reach(self, run, there):
         run.events += run.engine.poll(0.595)

@@ -7,7 +7,7 @@ import pytest
 from executor_helpers import eventually, started
 
 from ctxflow import batch_app, context, context_app, idle, session_app
-from ctxflow.executors.run.live_run import declarations
+from ctxflow.executors.run import declarations
 from ctxflow.scheduler.log import replay
 
 

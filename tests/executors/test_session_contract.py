@@ -4,7 +4,7 @@ import os
 import signal
 
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.simulator import Drawn, GpuTimes
 from ctxflow.testing.session_contract import SessionContract
 
@@ -23,7 +23,9 @@ class TestSimulated(SessionContract):
 
     def make(self):
         times = GpuTimes({"": 0.01}, loading=Drawn(0.25), matching=Drawn(0.5))
-        return SimulatedEngine([Machine("a"), Machine("b")], times, state_bytes=100, carry_seconds=0.02)
+        return SimulatedEngine(
+            [SimulatedMachine("a"), SimulatedMachine("b")], times, state_bytes=100, carry_seconds=0.02
+        )
 
     def notify(self, engine, worker):
         engine.evict(worker, notice=0.1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.executors.simulated import Fault, Machine, SimulatedEngine
+from ctxflow.executors.simulated import Fault, SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import Drawn, GpuTimes, pools
@@ -22,7 +22,7 @@ def kinds(events):
 
 
 def test_polling_advances_the_clock_to_what_is_next_or_by_the_timeout():
-    engine = SimulatedEngine([Machine("m")], TIMES)
+    engine = SimulatedEngine([SimulatedMachine("m")], TIMES)
     assert engine.poll(10.0) == []
     assert engine.now == 10.0
     engine.execute([cmd.Acquire("default", 1)])
@@ -33,7 +33,7 @@ def test_polling_advances_the_clock_to_what_is_next_or_by_the_timeout():
 
 
 def test_calls_on_one_context_take_turns():
-    engine = SimulatedEngine([Machine("m", slots=2)], TIMES)
+    engine = SimulatedEngine([SimulatedMachine("m", slots=2)], TIMES)
     engine.execute([cmd.Acquire("default", 1)])
     engine.poll(60.0)
     engine.execute([cmd.Load("m-1", "c")])
@@ -46,7 +46,7 @@ def test_calls_on_one_context_take_turns():
 
 
 def test_an_eviction_comes_with_notice_and_what_ran_is_lost():
-    machine = Machine("m", available=pools.during(0.0, 100.0))
+    machine = SimulatedMachine("m", available=pools.during(0.0, 100.0))
     engine = SimulatedEngine([machine], TIMES, notice=30.0)
     engine.execute([cmd.Acquire("default", 1)])
     engine.poll(60.0)
@@ -67,7 +67,7 @@ def test_an_eviction_comes_with_notice_and_what_ran_is_lost():
 
 def salvaging(notice, until, items=100):
     """A worker that is evicted while it runs a batch of an app that answers its items one by one."""
-    machine = Machine("m", available=pools.during(0.0, until))
+    machine = SimulatedMachine("m", available=pools.during(0.0, until))
     engine = SimulatedEngine([machine], TIMES, notice=notice, salvage={"a"})
     engine.execute([cmd.Acquire("default", 1)])
     engine.poll(60.0)
@@ -106,7 +106,7 @@ def test_a_call_that_has_not_begun_at_the_notice_does_not_begin_and_one_that_is_
 
 
 def test_no_more_workers_than_were_asked_for_and_they_are_given_up_on_their_way():
-    engine = SimulatedEngine([Machine(f"m{n}") for n in range(5)], TIMES)
+    engine = SimulatedEngine([SimulatedMachine(f"m{n}") for n in range(5)], TIMES)
     engine.execute([cmd.Acquire("default", 3), cmd.Acquire("default", 1)])
     assert kinds(all_of(engine, 60.0)).count("WorkerJoined") == 1
     engine.execute([cmd.Acquire("default", 9)])
@@ -114,7 +114,7 @@ def test_no_more_workers_than_were_asked_for_and_they_are_given_up_on_their_way(
 
 
 def test_a_machine_that_is_down_while_its_worker_is_on_its_way_gives_none():
-    machine = Machine("m", available=lambda generator: iter([(0.0, 2.0), (50.0, 60.0)]))
+    machine = SimulatedMachine("m", available=lambda generator: iter([(0.0, 2.0), (50.0, 60.0)]))
     engine = SimulatedEngine([machine], TIMES)
     engine.execute([cmd.Acquire("default", 1)])
     events = all_of(engine, 100.0)
@@ -127,7 +127,7 @@ def test_a_machine_that_is_down_while_its_worker_is_on_its_way_gives_none():
 
 def host_of_two(*faults, times=TIMES):
     """Workers a-1 and b-2 on a bad host n1, and c-3 on another, each with its context asked for."""
-    machines = [Machine("a", host="n1"), Machine("b", host="n1"), Machine("c", host="n2")]
+    machines = [SimulatedMachine("a", host="n1"), SimulatedMachine("b", host="n1"), SimulatedMachine("c", host="n2")]
     engine = SimulatedEngine(machines, times, faults=faults)
     engine.execute([cmd.Acquire("default", 3)])
     joined = [event.worker.id for event in all_of(engine, 4.0) if type(event) is ev.WorkerJoined]
@@ -187,7 +187,12 @@ def test_a_host_on_which_no_context_can_be_built_says_so_at_once():
 
 
 def test_no_worker_comes_from_a_host_that_is_left_out_until_it_is_not():
-    machines = [Machine("a", host="n1"), Machine("b", host="n1"), Machine("c"), Machine("d", tier="other", host="n1")]
+    machines = [
+        SimulatedMachine("a", host="n1"),
+        SimulatedMachine("b", host="n1"),
+        SimulatedMachine("c"),
+        SimulatedMachine("d", tier="other", host="n1"),
+    ]
     engine = SimulatedEngine(machines, TIMES)
     engine.execute([cmd.Acquire("default", 3), cmd.Exclude("default", ["n1"]), cmd.Acquire("other", 1)])
     joined = [event.worker.id for event in all_of(engine, 100.0) if type(event) is ev.WorkerJoined]
@@ -200,7 +205,7 @@ def test_no_worker_comes_from_a_host_that_is_left_out_until_it_is_not():
 
 
 def test_a_poisoned_item_raises_wherever_it_runs_and_the_machine_is_not_to_blame():
-    engine = SimulatedEngine([Machine("a"), Machine("b")], TIMES, poison={"a": 5})
+    engine = SimulatedEngine([SimulatedMachine("a"), SimulatedMachine("b")], TIMES, poison={"a": 5})
     engine.execute([cmd.Acquire("default", 2)])
     all_of(engine, 4.0)
     engine.execute([cmd.Load("a-1", "c"), cmd.Load("b-2", "c")])

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -24,7 +24,7 @@ def graph(host, gpus=8):
 def machines(*hosts, **available):
     """A machine for each GPU; those named in `available` are somebody else's at times."""
     return [
-        Machine(
+        SimulatedMachine(
             f"{host}-{n}",
             host=host,
             devices=(f"GPU-{host}-{n}",),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from observe_data import EVENTS
 from played_run import Played
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.observe.history_reader import read_history
 from ctxflow.observe.summary import SUMMARY, fluid_seconds, keep, parts_rows, span_unit, summarise, summary_text
 from ctxflow.policies.registry import make
@@ -78,7 +78,7 @@ def test_the_bound_is_the_simulators(workers, items):
     presence = [(joined, model, 1) for joined, model, _ in workers]
     presence += [(joined + stayed, model, -1) for joined, model, stayed in workers]
     presence.sort(key=lambda each: each[0])
-    machines = {model: Machine(model, model) for model in SECONDS}
+    machines = {model: SimulatedMachine(model, model) for model in SECONDS}
     theirs = simulated_bound(
         [(time, machines[model], change) for time, model, change in presence], lambda m: SECONDS[m.gpu_model], items
     )

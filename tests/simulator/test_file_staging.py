@@ -3,7 +3,7 @@ import math
 import pytest
 from simulator_data import Clock
 
-from ctxflow.executors.simulated import Machine
+from ctxflow.executors.simulated import SimulatedMachine
 from ctxflow.simulator import Origin, Part, TreeStaging
 
 MODEL = Part("model", 100.0, "fs")
@@ -15,7 +15,9 @@ def staged(part, hosts, **options):
     staging = TreeStaging({"c": [part]}, {"fs": Origin(1000.0, 100.0, 10.0)}, peer_bandwidth=100.0, **options)
     staging.attach(clock)
     for host in range(hosts):
-        staging.fetch(f"w{host}", Machine(f"h{host}"), "c", lambda host=host: there.setdefault(host, clock.now))
+        staging.fetch(
+            f"w{host}", SimulatedMachine(f"h{host}"), "c", lambda host=host: there.setdefault(host, clock.now)
+        )
     return clock, staging, there
 
 
@@ -51,11 +53,11 @@ def test_a_sender_that_is_lost_is_replaced_and_a_receiver_that_is_lost_frees_its
 def test_a_second_worker_of_a_host_needs_no_transfer():
     clock, staging, there = staged(MODEL, 1)
     clock.run()
-    staging.fetch("sibling", Machine("other", host="h0"), "c", lambda: there.setdefault("sibling", clock.now))
+    staging.fetch("sibling", SimulatedMachine("other", host="h0"), "c", lambda: there.setdefault("sibling", clock.now))
     clock.run()
     assert there["sibling"] == there[0]
     staging.lost("w0")
-    staging.fetch("third", Machine("third", host="h0"), "c", lambda: there.setdefault("third", clock.now))
+    staging.fetch("third", SimulatedMachine("third", host="h0"), "c", lambda: there.setdefault("third", clock.now))
     clock.run()
     assert there["third"] == there[0], "the sibling keeps the copy"
     assert staging.moved["fs"] == pytest.approx(100)
@@ -67,7 +69,7 @@ def test_removed_files_are_brought_anew_and_a_fetch_that_is_stopped_never_ends()
     clock.run()
     assert there == {}
     for time in range(2):
-        staging.fetch("w0", Machine("h0"), "c", lambda time=time: there.setdefault(time, clock.now))
+        staging.fetch("w0", SimulatedMachine("h0"), "c", lambda time=time: there.setdefault(time, clock.now))
         clock.run()
         staging.remove("w0", "c")
     assert there[1] >= there[0] + 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxflow.executors.simulated import Machine
+from ctxflow.executors.simulated import SimulatedMachine
 from ctxflow.simulator import fluid_seconds, pools
 
 
@@ -18,7 +18,7 @@ def count(machines, time):
     return sum(up(machine, time) for machine in machines)
 
 
-MACHINES = [Machine(f"m{n}") for n in range(16)]
+MACHINES = [SimulatedMachine(f"m{n}") for n in range(16)]
 
 
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=30))
@@ -72,7 +72,7 @@ def test_evictions_have_the_given_rates_and_the_same_for_the_same_generator():
 
 
 def test_the_fluid_bound_counts_who_was_there():
-    a, b = Machine("a"), Machine("b")
+    a, b = SimulatedMachine("a"), SimulatedMachine("b")
     seconds = {a: 1.0, b: 2.0}
     presence = [(0.0, a, 1), (10.0, b, 1), (20.0, a, -1)]
     # 10 items until 10 s, 15 until 20 s, then one every 2 s.

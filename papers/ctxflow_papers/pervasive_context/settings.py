@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxflow.executors.simulated import Machine
+from ctxflow.executors.simulated import SimulatedMachine
 from ctxflow.scheduler import events as ev
 from ctxflow.simulator import pools
 from ctxflow.simulator.times import Drawn, GpuTimes
@@ -101,33 +101,33 @@ def fixed(size: int) -> dict[str, Any]:
     return {"policy": "fixed", "size": size, "share": False}
 
 
-def pool_of_20() -> list[Machine]:
+def pool_of_20() -> list[SimulatedMachine]:
     """Half A10, half TITAN X, all there from the start."""
     return pools.machines(10, A10, pools.during(0.0), "a10") + pools.machines(10, TITAN_X, pools.during(0.0), "titan")
 
 
-def busy_pool() -> list[Machine]:
+def busy_pool() -> list[SimulatedMachine]:
     """The pool of 20, of which now and then one is taken."""
     taken = pools.evicted(TAKEN_EVERY, GONE_FOR)
     return [dataclasses.replace(machine, available=taken) for machine in pool_of_20()]
 
 
-def drained_pool() -> list[Machine]:
+def drained_pool() -> list[SimulatedMachine]:
     """From minute 15 on one machine a minute goes, the A10s first."""
     return pools.drained(busy_pool(), start=900.0, every=60.0)
 
 
-def drained_pool_of_18() -> list[Machine]:
+def drained_pool_of_18() -> list[SimulatedMachine]:
     """The same less the two that pv5s lost from the beginning (printed; chosen: one of each kind)."""
     machines = pools.drained(pool_of_20(), start=900.0, every=60.0)
     return machines[:9] + machines[10:19]
 
 
-def cluster(most: int, ramp: float) -> list[Machine]:
+def cluster(most: int, ramp: float) -> list[SimulatedMachine]:
     """As many GPUs of the cluster's mix, joining evenly over some seconds."""
     models = [model for model, count in COUNTS.items() for _ in range(count)]
     random.Random("the cluster").shuffle(models)
-    order = [Machine(f"gpu-{n}", model) for n, model in enumerate(models[:most])]
+    order = [SimulatedMachine(f"gpu-{n}", model) for n, model in enumerate(models[:most])]
     return pools.joining(order, [(0.0, 1), (ramp, most)])
 
 
@@ -147,7 +147,7 @@ class Settings:
     name: str
     level: str = ev.PERVASIVE
     batching: Any = dataclasses.field(default_factory=lambda: fixed(100))
-    machines: Callable[[], Sequence[Machine]] = busy_pool
+    machines: Callable[[], Sequence[SimulatedMachine]] = busy_pool
     items: int = ITEMS
     until: float = math.inf
     kept: Sequence[Part] = KEPT

@@ -34,7 +34,7 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class OutputFile:
     """A file that a call makes.
 
     :ivar name: its path in the call's folder.
@@ -57,7 +57,7 @@ class CallFiles:
     """
 
     inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[OutputFile, ...] = ()
     settled: bool = False
 
 
@@ -147,13 +147,13 @@ def _source(file: File) -> str:
     return str(file.path if file.scheme == "file" else file.url)
 
 
-def _output(file: File, required: bool = True) -> Output:
+def _output(file: File, required: bool = True) -> OutputFile:
     if file.scheme != "file":
         raise ValueError(f"an output cannot be sent to {file.url}: give the path of a file here")
-    return Output(str(file.local_path), file.path, required=required)
+    return OutputFile(str(file.local_path), file.path, required=required)
 
 
-def _redirects(kwargs: dict[str, Any]) -> Iterator[Output]:
+def _redirects(kwargs: dict[str, Any]) -> Iterator[OutputFile]:
     """Have a bash app write its output in its folder, and say where that belongs."""
     for name in ("stdout", "stderr"):
         given = kwargs.get(name)
@@ -168,7 +168,7 @@ def _redirects(kwargs: dict[str, Any]) -> Iterator[Output]:
             _check_writable(path)
             kwargs[name] = (place, *mode) if isinstance(given, tuple) else place
             append = str(mode[0] if mode else "a").startswith("a")  # Parsl's own default.
-            yield Output(place, os.path.abspath(path), append, required=False)
+            yield OutputFile(place, os.path.abspath(path), append, required=False)
 
 
 def _check_writable(path: str | os.PathLike[str]) -> None:

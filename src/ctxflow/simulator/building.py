@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ctxflow.executors.simulated import Fault, Machine, SimulatedEngine
+from ctxflow.executors.simulated import Fault, SimulatedEngine, SimulatedMachine
 from ctxflow.policies.registry import FAMILIES
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import events as ev
@@ -27,9 +27,9 @@ _BYTES = 1e9 / 8  # A second, of 1 Gbit/s.
 # --- machines, and when they can be had
 
 
-def machines_of(scenario: Scenario) -> tuple[list[Machine], dict[str, float]]:
+def machines_of(scenario: Scenario) -> tuple[list[SimulatedMachine], dict[str, float]]:
     """Return all machines, and by name how many times longer than their kind those of a recorded run take."""
-    machines: list[Machine] = []
+    machines: list[SimulatedMachine] = []
     paces: dict[str, float] = {}
     for tier in tiers_of_site(scenario.site):
         places, steps = scenario.places(tier.spec.name), scenario.steps(tier.spec.name)
@@ -47,14 +47,14 @@ def machines_of(scenario: Scenario) -> tuple[list[Machine], dict[str, float]]:
     return machines, paces
 
 
-def _plain(scenario: Scenario, tier: ScenarioTier) -> list[Machine]:
+def _plain(scenario: Scenario, tier: ScenarioTier) -> list[SimulatedMachine]:
     """Return a tier's machines, which are always available or evicted at random."""
     evictions, spec = scenario.workload.evictions, tier.spec
     rate = evictions.per_hour if isinstance(evictions.per_hour, float) else evictions.per_hour.get(spec.name, 0.0)
     available = pools.evicted(3600 / rate, evictions.away_seconds) if rate else pools.during(0.0)
     together = scenario.workload.workers_per_host
     return [
-        Machine(
+        SimulatedMachine(
             f"{spec.name}-{number}",
             tier.gpu_model,
             spec.name,
@@ -71,7 +71,7 @@ def _plain(scenario: Scenario, tier: ScenarioTier) -> list[Machine]:
 
 def _as_recorded(
     site: Site, tier: ScenarioTier, places: Sequence[RecordedPlace], paces: dict[str, float]
-) -> Iterator[Machine]:
+) -> Iterator[SimulatedMachine]:
     """Yield a tier's machines as a recorded run had them; more workers than it had are copies of its first ones."""
     for number in range(tier.spec.maximum):
         copy, which = divmod(number, len(places))
@@ -81,7 +81,7 @@ def _as_recorded(
             host = f"{stay.host}{'+' * copy}"
             region = region_of(site.regions, site.home, tier.spec.name, host)
             model = stay.gpu_model or tier.gpu_model
-            yield Machine(
+            yield SimulatedMachine(
                 name, model, tier.spec.name, region, host, stay.gpus, site.slots, stay.memory, stay.gpu_memory,
                 pools.during(stay.joined, stay.until),
             )  # fmt: skip
@@ -136,7 +136,7 @@ def build(scenario: Scenario, seed: int = 0, listener: Listener | None = None) -
 
 
 def _times(
-    scenario: Scenario, machines: Iterable[Machine], paces: Mapping[str, float], tiers: Sequence[ScenarioTier]
+    scenario: Scenario, machines: Iterable[SimulatedMachine], paces: Mapping[str, float], tiers: Sequence[ScenarioTier]
 ) -> MixedTimes:
     workload = scenario.workload
     models = {tier.spec.name: tier.gpu_model for tier in tiers}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxflow.executors.simulated import Availability, Fault, Machine
+from ctxflow.executors.simulated import Availability, Fault, SimulatedMachine
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
@@ -76,15 +76,15 @@ def intervals(given: Sequence[tuple[float, float]]) -> Availability:
 
 def machines(
     count: int, gpu_model: str, available: Availability, name: str = "", tier: str = "default"
-) -> list[Machine]:
+) -> list[SimulatedMachine]:
     """Return machines of one kind.
 
     :param name: what their names begin with; by default the GPU model.
     """
-    return [Machine(f"{name or gpu_model}-{n}", gpu_model, tier, available=available) for n in range(count)]
+    return [SimulatedMachine(f"{name or gpu_model}-{n}", gpu_model, tier, available=available) for n in range(count)]
 
 
-def drained(order: Sequence[Machine], start: float, every: float) -> list[Machine]:
+def drained(order: Sequence[SimulatedMachine], start: float, every: float) -> list[SimulatedMachine]:
     """Return the machines, drained one by one; before that, each is available as it was.
 
     :param order: the first is drained first.
@@ -97,7 +97,7 @@ def drained(order: Sequence[Machine], start: float, every: float) -> list[Machin
     ]
 
 
-def joining(order: Sequence[Machine], curve: Sequence[tuple[float, float]]) -> list[Machine]:
+def joining(order: Sequence[SimulatedMachine], curve: Sequence[tuple[float, float]]) -> list[SimulatedMachine]:
     """Return the machines, as many available at a time as a curve says: the last to join is the first to leave.
 
     :param curve: (time, how many there are), linear between the points and level after the last.
@@ -117,7 +117,7 @@ def _steps(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float,
     return steps
 
 
-def with_counts(order: Sequence[Machine], steps: Iterable[tuple[float, int]]) -> list[Machine]:
+def with_counts(order: Sequence[SimulatedMachine], steps: Iterable[tuple[float, int]]) -> list[SimulatedMachine]:
     """Return the machines, as many available at a time as a step function says: last to join, first to leave.
 
     :param steps: (time, how many there are from then on), in order of time.
@@ -157,12 +157,12 @@ def spot_steps(path: Path) -> list[tuple[float, int]]:
 # --- bad hosts
 
 
-def faults_of(entries: Sequence[FaultEntry], machines: Iterable[Machine], seed: int) -> list[Fault]:
+def faults_of(entries: Sequence[FaultEntry], machines: Iterable[SimulatedMachine], seed: int) -> list[Fault]:
     """Draw the faults of a pool's hosts; a host has one of them at most.
 
     :raises ValueError: if there are fewer hosts than are to be bad.
     """
-    hosts: dict[str, list[Machine]] = {}
+    hosts: dict[str, list[SimulatedMachine]] = {}
     for machine in machines:
         hosts.setdefault(machine.host or machine.name, []).append(machine)
     found: list[Fault] = []
@@ -180,7 +180,7 @@ def faults_of(entries: Sequence[FaultEntry], machines: Iterable[Machine], seed: 
     return found
 
 
-def fault_on(entry: FaultEntry, host: str, machines: Sequence[Machine]) -> Iterator[Fault]:
+def fault_on(entry: FaultEntry, host: str, machines: Sequence[SimulatedMachine]) -> Iterator[Fault]:
     """Yield a host's fault; a flaky GPU is that of one of its machines."""
     end = math.inf if entry.end is None else entry.end
     if entry.kind == "slow":

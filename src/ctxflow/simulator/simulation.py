@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ctxflow.executors.simulated import Account, Machine, SimulatedEngine
+from ctxflow.executors.simulated import Account, SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Limits, Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -74,11 +74,11 @@ class SimulationOutcome:
     wasted_items: int
     events: int
     account: Account
-    presence: Sequence[tuple[float, Machine, int]]
+    presence: Sequence[tuple[float, SimulatedMachine, int]]
     times: Sequence[float]
     answered: Sequence[int]
 
-    def fluid(self, item_seconds: Callable[[Machine], float]) -> float:
+    def fluid(self, item_seconds: Callable[[SimulatedMachine], float]) -> float:
         """Return the time before which no scheduler could have been done with these workers: `fluid_seconds`."""
         return fluid_seconds(self.presence, item_seconds, self.done)
 
@@ -227,9 +227,9 @@ class Simulation:
         )
 
 
-def tiers_of(machines: Iterable[Machine]) -> list[ev.TierSpec]:
+def tiers_of(machines: Iterable[SimulatedMachine]) -> list[ev.TierSpec]:
     """Return a tier for each that the machines name, with as many workers as it has machines."""
-    found: dict[str, list[Machine]] = {}
+    found: dict[str, list[SimulatedMachine]] = {}
     for machine in machines:
         found.setdefault(machine.tier, []).append(machine)
     return [ev.TierSpec(name, 0, len(those), gpus=min(m.gpus for m in those)) for name, those in found.items()]
@@ -239,7 +239,9 @@ def tiers_of(machines: Iterable[Machine]) -> list[ev.TierSpec]:
 
 
 def fluid_seconds(
-    presence: Iterable[tuple[float, Machine, int]], item_seconds: Callable[[Machine], float], items: float
+    presence: Iterable[tuple[float, SimulatedMachine, int]],
+    item_seconds: Callable[[SimulatedMachine], float],
+    items: float,
 ) -> float:
     """Return the fluid bound: when items would be done if each worker worked all its time and work were divisible.
 
@@ -249,7 +251,7 @@ def fluid_seconds(
     :param item_seconds: of an item on a machine.
     :returns: seconds on the run's clock; infinity if the workers could not do it.
 
-    >>> machines = [Machine(f"m{n}", "A10" if n < 10 else "TITAN X") for n in range(20)]
+    >>> machines = [SimulatedMachine(f"m{n}", "A10" if n < 10 else "TITAN X") for n in range(20)]
     >>> seconds = {"A10": 0.2727, "TITAN X": 0.3846}
     >>> round(fluid_seconds([(0.0, m, 1) for m in machines], lambda m: seconds[m.gpu_model], 150_000))
     2393
@@ -266,8 +268,8 @@ def fluid_seconds(
 
 
 def mixed_fluid_seconds(
-    presence: Iterable[tuple[float, Machine, int]],
-    item_seconds: Callable[[str, Machine], float],
+    presence: Iterable[tuple[float, SimulatedMachine, int]],
+    item_seconds: Callable[[str, SimulatedMachine], float],
     items: Mapping[str, int],
 ) -> float:
     """Return the fluid bound for several apps, each of which may be faster on other workers.
@@ -280,17 +282,17 @@ def mixed_fluid_seconds(
     :param item_seconds: of an app's item on a machine.
     :param items: of each app.
 
-    >>> mixed_fluid_seconds([(0.0, Machine("m"), 1)], lambda app, m: 0.5 if app == "a" else 2.0, {"a": 10, "b": 10})
+    >>> mixed_fluid_seconds([(0.0, SimulatedMachine("m"), 1)], lambda app, m: 0.5 if app == "a" else 2.0, {"a": 10, "b": 10})
     25.0
     """
     presence = list(presence)
-    kinds: dict[tuple[float, ...], Machine] = {}
+    kinds: dict[tuple[float, ...], SimulatedMachine] = {}
     for _, machine, _ in presence:
         kinds.setdefault(tuple(item_seconds(app, machine) for app in items), machine)
     if not kinds or not any(items.values()):
         return 0.0 if not any(items.values()) else math.inf
 
-    def mix(machine: Machine) -> float:
+    def mix(machine: SimulatedMachine) -> float:
         return sum(count * item_seconds(app, machine) for app, count in items.items()) / sum(items.values())
 
     prices = {speeds: 1 / mix(machine) for speeds, machine in kinds.items()}

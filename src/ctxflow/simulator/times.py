@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from ctxflow.executors.simulated import Machine
+from ctxflow.executors.simulated import SimulatedMachine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class GpuTimes:
     :ivar matching: seconds from asking for a worker until it has joined.
 
     >>> times = GpuTimes({"A10": 0.25})
-    >>> times.call("app", Machine("m", "A10"), range(8), random.Random(0))
+    >>> times.call("app", SimulatedMachine("m", "A10"), range(8), random.Random(0))
     2.0
     """
 
@@ -77,7 +77,7 @@ class GpuTimes:
     loading: Drawn = Drawn()
     matching: Drawn = Drawn()
 
-    def item(self, machine: Machine) -> float:
+    def item(self, machine: SimulatedMachine) -> float:
         """Return the mean seconds of an item on a machine.
 
         :raises ValueError: for a GPU model without a figure.
@@ -87,19 +87,19 @@ class GpuTimes:
             raise ValueError(f"item_seconds has no figure for {machine.gpu_model!r}: add one, or one for any under ''")
         return seconds
 
-    def match(self, machine: Machine, generator: random.Random) -> float:
+    def match(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds from requesting a worker until it has joined."""
         return self.matching.draw(generator)
 
-    def load(self, context: str, machine: Machine, generator: random.Random) -> float:
+    def load(self, context: str, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds of loading a context."""
         return self.loading.draw(generator)
 
-    def dispatch(self, machine: Machine, generator: random.Random) -> float:
+    def dispatch(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds from sending a call until it begins."""
         return self.dispatched.draw(generator)
 
-    def call(self, app: str, machine: Machine, items: Sequence[int], generator: random.Random) -> float:
+    def call(self, app: str, machine: SimulatedMachine, items: Sequence[int], generator: random.Random) -> float:
         """Draw the seconds of a batch: a sum of independent items, whose relative spread falls with their number."""
         mean, count = self.item(machine), len(items)
         seconds = mean * count
@@ -131,25 +131,25 @@ class MixedTimes:
     dispatched: Drawn = Drawn()
     paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def match(self, machine: Machine, generator: random.Random) -> float:
+    def match(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds from requesting a worker until it has joined."""
         drawn = self.matching.get(machine.tier)
         return 0.0 if drawn is None else drawn.draw(generator)
 
-    def load(self, context: str, machine: Machine, generator: random.Random) -> float:
+    def load(self, context: str, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds of loading a context."""
         kinds = self.loading.get(context)
         return 0.0 if kinds is None else kinds[machine.tier, machine.gpu_model].draw(generator)
 
-    def dispatch(self, machine: Machine, generator: random.Random) -> float:
+    def dispatch(self, machine: SimulatedMachine, generator: random.Random) -> float:
         """Draw the seconds of a call's way to its worker and back."""
         return self.dispatched.draw(generator)
 
-    def call(self, app: str, machine: Machine, items: Sequence[int], generator: random.Random) -> float:
+    def call(self, app: str, machine: SimulatedMachine, items: Sequence[int], generator: random.Random) -> float:
         """Draw the seconds of a batch."""
         times = self.items[app][machine.tier, machine.gpu_model]
         return self.paces.get(machine.name, 1.0) * times.call(app, machine, items, generator)
 
-    def item(self, app: str, machine: Machine) -> float:
+    def item(self, app: str, machine: SimulatedMachine) -> float:
         """Return the mean seconds of an app's item on a machine."""
         return self.paces.get(machine.name, 1.0) * self.items[app][machine.tier, machine.gpu_model].item(machine)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ctxflow.executors.simulated import Machine, Timers
+from ctxflow.executors.simulated import SimulatedMachine, Timers
 
 
 class LinkTransfer:
@@ -218,7 +218,7 @@ class TreeStaging:
             link = self._peers[host] = FairLink(self._timers, self._peer_bandwidth, self._peer_bandwidth)
         return link
 
-    def fetch(self, worker: str, machine: Machine, context: str, done: Callable[[], None]) -> None:
+    def fetch(self, worker: str, machine: SimulatedMachine, context: str, done: Callable[[], None]) -> None:
         """Bring a context's files to a worker."""
         host = machine.host or machine.name
         self._of_worker.setdefault(worker, set()).add(context)

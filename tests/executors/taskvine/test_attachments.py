@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ctxflow.executors.call_files import CallFiles, Input, Output
+from ctxflow.executors.call_files import CallFiles, Input, OutputFile
 from ctxflow.executors.taskvine import attachments
 from ctxflow.executors.taskvine.attachments import Attachments
 from ctxflow.host.messages import CallFinished, CallRaised
@@ -44,7 +44,7 @@ def brought(said, files, content):
 
 def test_of_two_runs_of_a_call_the_first_that_ends_counts(attached, said, tmp_path):
     target = tmp_path / "out.txt"
-    call = CallFiles((), (Output("out.txt", str(target)),))
+    call = CallFiles((), (OutputFile("out.txt", str(target)),))
     runs = {worker: attached.attach(worker, call) for worker in ("a", "b")}
     for worker, files in runs.items():
         brought(said, files, worker)
@@ -55,7 +55,7 @@ def test_of_two_runs_of_a_call_the_first_that_ends_counts(attached, said, tmp_pa
 
 
 def test_an_output_that_came_in_part_is_an_error(attached, said, tmp_path):
-    files = attached.attach("a", CallFiles((), (Output("out.txt", str(tmp_path / "out.txt")),)))
+    files = attached.attach("a", CallFiles((), (OutputFile("out.txt", str(tmp_path / "out.txt")),)))
     brought(said, files, "half")
     (raised,) = attached.answered("a", files, finished(**{"output-0": 8}))
     assert isinstance(raised, CallRaised) and raised.trouble.kind == "exception"
@@ -69,7 +69,7 @@ def test_links_and_pipes_stay_what_they_are(attached, said, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for name in ("link", "pipe"):
-        files = attached.attach("a", CallFiles((), (Output(name, str(tmp_path / name)),)))
+        files = attached.attach("a", CallFiles((), (OutputFile(name, str(tmp_path / name)),)))
         brought(said, files, name)
         assert attached.answered("a", files, finished(**{"output-0": 4})) == finished(**{"output-0": 4})
     assert (tmp_path / "real").read_text() == "link"
@@ -80,7 +80,7 @@ def test_links_and_pipes_stay_what_they_are(attached, said, tmp_path):
 
 def test_nothing_is_kept_for_a_worker_that_is_lost(attached, said, tmp_path):
     (tmp_path / "in").touch()
-    call = CallFiles((Input("in", str(tmp_path / "in")),), (Output("out", str(tmp_path / "out")),))
+    call = CallFiles((Input("in", str(tmp_path / "in")),), (OutputFile("out", str(tmp_path / "out")),))
     files = [attached.attach("a", call) for _ in range(2)]
     brought(said, files[0], "x")
     attached.lost("a")

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -34,7 +34,7 @@ class Divided:
         self.since_plan: list[tuple[float, dict, Counter]] = []
         self._runs: dict[int, str] = {}
         machines = [
-            Machine(f"{tier}-{n}", tier, tier, gpus=1, available=pools.during(0.0))
+            SimulatedMachine(f"{tier}-{n}", tier, tier, gpus=1, available=pools.during(0.0))
             for tier, count in TIERS.items()
             for n in range(count)
         ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.policies.agh.placement import AdaptivePlacement
 from ctxflow.policies.registry import make
 from ctxflow.scheduler import Policies, Scheduler, log
@@ -43,7 +43,7 @@ def arrivals(until, every=60.0):
 def simulated(until, listener=None, placement=None, counts=None, evicted=None, arriving=None, **engine_options):
     counts = counts or COUNTS
     machines = [
-        Machine(f"{tier}-{n}", tier, tier, gpus=1, available=(evicted or {}).get(tier, pools.during(0.0)))
+        SimulatedMachine(f"{tier}-{n}", tier, tier, gpus=1, available=(evicted or {}).get(tier, pools.during(0.0)))
         for tier, count in counts.items()
         for n in range(count)
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.policies.agh.demand import ContextOption, Wanted
 from ctxflow.policies.agh.live_plan import cut_best, cuts, groups, limited
 from ctxflow.policies.agh.staffing import Offer
@@ -97,7 +97,9 @@ def test_a_context_is_not_planned_where_its_weights_do_not_fit(declared, expecte
 def test_a_run_holds_no_more_gpus_than_the_machines_have():
     seconds = {"ask-small": {"one": 1.0, "four": 0.7}, "ask-large": {"four": 2.0}}
     names = ("one", "four")
-    machines = [Machine(f"{name}-{n}", name, name, gpus=GPUS[name]) for name in names for n in range(8 // GPUS[name])]
+    machines = [
+        SimulatedMachine(f"{name}-{n}", name, name, gpus=GPUS[name]) for name in names for n in range(8 // GPUS[name])
+    ]
     items = {
         app: {(tier, tier): GpuTimes({tier: by_tier.get(tier, 1e3)}) for tier in names}
         for app, by_tier in seconds.items()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -26,7 +26,7 @@ class Streams(Simulation):
     """A simulation in which "talk" is an app of sessions: so many are opened, or the oldest closed, at a time."""
 
     def __init__(self, arrivals, prices, policies, seed=1, tiers=None, **engine_options):
-        machines = [Machine(f"{t}-{n}", t, t, gpus=1) for t, count in COUNTS.items() for n in range(count)]
+        machines = [SimulatedMachine(f"{t}-{n}", t, t, gpus=1) for t, count in COUNTS.items() for n in range(count)]
         items = {
             "talk": {(t, t): GpuTimes({t: CHUNK[t]}, 0.05) for t in COUNTS},
             "ask": {(t, t): GpuTimes({t: 2.0}, 0.2) for t in COUNTS},

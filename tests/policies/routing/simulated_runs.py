@@ -5,7 +5,7 @@ Every one while few items are open, else one in twenty: what is checked is all t
 
 import math
 
-from ctxflow.executors.simulated import Machine, SimulatedEngine
+from ctxflow.executors.simulated import SimulatedEngine, SimulatedMachine
 from ctxflow.scheduler import Policies
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -62,4 +62,4 @@ class Run:
 
 
 def machine(name, region="campus", model=None, until=math.inf, since=0.0, tier="default"):
-    return Machine(name, model, tier, region, gpu_memory=10, available=pools.during(since, until))
+    return SimulatedMachine(name, model, tier, region, gpu_memory=10, available=pools.during(since, until))

@@ -1,4 +1,4 @@
-"""Where answers go: futures of single calls, streams of many items, and the exceptions made of failures.
+"""Where answers go: opened, into futures of single calls and streams of many items, or as the exceptions of failures.
 
 What does not live here: when something is answered (scheduler/), or by whom (engines).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import pickle
 import socket
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from ctxflow import errors
 from ctxflow.executors.run.threads import Callback, Callbacks
 from ctxflow.process_identity import Process, foreign_text
+from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.events import Failure
 
 _KINDS: dict[str, type[errors.CallError]] = {
@@ -319,3 +321,29 @@ async def arrival(stream: Stream) -> None:
 
     if stream.listen(wake):
         await arrived
+
+
+def opened(event: ev.Event) -> ev.Event:
+    """Unpickle a batch's results or exception; results that cannot be unpickled here are a failure.
+
+    >>> import pickle
+    >>> opened(ev.BatchFinished(2.0, "w", 7, 1.5, pickle.dumps([4, 9]))).results
+    [4, 9]
+    """
+    if isinstance(event, ev.BatchFailed) and isinstance(event.exception, bytes):
+        return dataclasses.replace(event, exception=unpickled_error(event.exception))
+    if not isinstance(event, (ev.BatchFinished, ev.ItemsFinished)):
+        return event
+    try:
+        results = pickle.loads(event.results)
+        if isinstance(event, ev.ItemsFinished):
+            return ev.ItemsFinished(event.time, event.worker, event.attempt, event.first, event.count, results)
+        return ev.BatchFinished(event.time, event.worker, event.attempt, event.seconds, results)
+    except BaseException as error:  # Unpickling runs code of the user's, which must not end this thread.
+        failure = ev.Failure(
+            "exception",
+            type(error).__name__,
+            f"the app's result cannot be opened here ({error}): return plain data, or install its package here too",
+            worker=event.worker,
+        )
+        return ev.BatchFailed(event.time, event.worker, event.attempt, failure)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, RunEnded
-from ctxflow.executors.answers import opened
 from ctxflow.executors.call_files import CallFiles, inputs_of, placed
 from ctxflow.executors.contract import (
     Bounded,
@@ -47,7 +46,7 @@ from ctxflow.executors.run.declarations import (
     spec_of,
 )
 from ctxflow.executors.run.figures import SessionStatus, Status, status_of
-from ctxflow.executors.run.futures import CallFuture, Delivery, Sink
+from ctxflow.executors.run.futures import CallFuture, Delivery, Sink, opened
 from ctxflow.executors.run.kept_files import NOTED, AwaitingReminder, EventLog, RunStatusFile, WorkerTable
 from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
 from ctxflow.executors.run.session_store import News, SessionStore

@@ -1,26 +1,31 @@
 """The simulated engine: workers in virtual time.
 
-- `machines.py`: what can be had of a resource manager, and when.
+- `machine_models.py`: what a resource manager may lend and when, what takes how long there, and what may be wrong.
 - `market.py`: machines that come, go and are given to workers.
-- `faults.py`: what may be wrong with hosts.
-- `models.py`: the protocols of what takes time: matching, staging, loading, running.
 - `engine.py`: the engine, which does with each command what a worker would do.
 
 How long things take at a real site is in ctxflow.simulator.
 """
 
 from ctxflow.executors.simulated.engine import Account, SimulatedEngine
-from ctxflow.executors.simulated.faults import Fault
-from ctxflow.executors.simulated.machines import Availability, Machine, always
-from ctxflow.executors.simulated.models import NoStaging, Staging, Timers, Times
+from ctxflow.executors.simulated.machine_models import (
+    Availability,
+    Fault,
+    NoStaging,
+    SimulatedMachine,
+    Staging,
+    Timers,
+    Times,
+    always,
+)
 
 __all__ = [
     "Account",
     "Availability",
     "Fault",
-    "Machine",
     "NoStaging",
     "SimulatedEngine",
+    "SimulatedMachine",
     "Staging",
     "Timers",
     "Times",

@@ -1,6 +1,6 @@
 """The engine: a virtual clock with its heap of timers, and what a worker does with each command.
 
-What does not live here: how long things take (the models), what a worker holds (worker.py), and the loop that feeds a
+What does not live here: how long things take (the models), what a worker holds (market.py), and the loop that feeds a
 scheduler (ctxflow.simulator.simulation).
 """
 
@@ -16,11 +16,16 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from typing import Any
 
 from ctxflow.executors.contract import NO_PAYLOADS, Payloads, RunServices
-from ctxflow.executors.simulated.faults import POISON, Fault, Faults
-from ctxflow.executors.simulated.machines import Machine
-from ctxflow.executors.simulated.market import Market, Place
-from ctxflow.executors.simulated.models import NoStaging, Staging, Times
-from ctxflow.executors.simulated.worker import Call, Library, Worker
+from ctxflow.executors.simulated.machine_models import (
+    POISON,
+    Fault,
+    Faults,
+    NoStaging,
+    SimulatedMachine,
+    Staging,
+    Times,
+)
+from ctxflow.executors.simulated.market import Call, Library, MachineState, Market, SimulatedWorker
 from ctxflow.host.yielding import EVERY_SECONDS
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -69,7 +74,7 @@ class SimulatedEngine:
     ...     match = dispatch = lambda self, *of: 0.0
     ...     load = lambda self, *of: 20.0
     ...     call = lambda self, app, machine, items, generator: 0.5 * len(items)
-    >>> engine = SimulatedEngine([Machine("m")], Times())
+    >>> engine = SimulatedEngine([SimulatedMachine("m")], Times())
     >>> engine.execute([cmd.Acquire("default", 1)])
     >>> [type(event).__name__ for event in engine.poll(60.0)]
     ['JobStarted', 'WorkerJoined']
@@ -85,7 +90,7 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        machines: Iterable[Machine],
+        machines: Iterable[SimulatedMachine],
         times: Times,
         staging: Staging | None = None,
         seed: int = 0,
@@ -105,7 +110,7 @@ class SimulatedEngine:
         self.now = 0.0
         self.account = Account()
         # (time, machine, +1 or -1) for every worker that joined or went.
-        self.presence: list[tuple[float, Machine, int]] = []
+        self.presence: list[tuple[float, SimulatedMachine, int]] = []
         self._times = times
         self._staging = staging or NoStaging()
         self._salvage = salvage
@@ -114,8 +119,8 @@ class SimulatedEngine:
         self._order = itertools.count()
         self._numbers = itertools.count(1)
         self._out: list[ev.Event] = []
-        self._workers: dict[str, Worker] = {}
-        self._holders: dict[Place, Worker] = {}
+        self._workers: dict[str, SimulatedWorker] = {}
+        self._holders: dict[MachineState, SimulatedWorker] = {}
         self._lock = threading.Lock()
         self._stopped = False
         self._commands: dict[type[cmd.Command], Callable[[Any], None]] = {
@@ -201,23 +206,23 @@ class SimulatedEngine:
 
     # --- what becomes of machines (Tenant)
 
-    def joined(self, place: Place) -> None:
+    def joined(self, place: MachineState) -> None:
         """A worker starts on a machine."""
         machine = place.machine
-        worker = Worker(f"{machine.name}-{next(self._numbers)}", place, self.now)
+        worker = SimulatedWorker(f"{machine.name}-{next(self._numbers)}", place, self.now)
         self._workers[worker.id] = self._holders[place] = worker
         self.account.joined += 1
         self.presence.append((self.now, machine, 1))
         self._out.append(ev.JobStarted(self.now, machine.tier, worker.id, self.now - place.since, place.pin))
         self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id, place.pin)))
 
-    def noticed(self, place: Place) -> None:
+    def noticed(self, place: MachineState) -> None:
         """A worker's machine will be taken soon."""
         worker = self._holders[place]
         self._out.append(ev.EvictionNotice(self.now, worker.id))
         self._end_calls(worker)
 
-    def _end_calls(self, worker: Worker) -> None:
+    def _end_calls(self, worker: SimulatedWorker) -> None:
         """Calls that answer their items one by one end as soon as they can."""
         for attempt, call in worker.calls.items():
             if call.salvaged:
@@ -226,7 +231,7 @@ class SimulatedEngine:
                 ends = call.begins + call.seconds * done / call.items if done else self.now
                 self.at(ends, self._cut, worker, attempt, done)
 
-    def _cut(self, worker: Worker, attempt: int, done: int) -> None:
+    def _cut(self, worker: SimulatedWorker, attempt: int, done: int) -> None:
         """A call ends with what is done."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
@@ -236,14 +241,14 @@ class SimulatedEngine:
                 self._out.append(ev.ItemsFinished(self.now, worker.id, attempt, 0, done))
             self._out.append(ev.BatchEnded(self.now, worker.id, attempt, seconds))
 
-    def taken(self, place: Place) -> None:
+    def taken(self, place: MachineState) -> None:
         """A worker's machine is taken."""
         worker = self._holders[place]
         self.account.evicted += 1
         self._out.append(ev.JobEvicted(self.now, place.machine.tier, worker.id))
         self._lose(worker)
 
-    def _lose(self, worker: Worker) -> None:
+    def _lose(self, worker: SimulatedWorker) -> None:
         """A worker is gone with all that it held."""
         del self._workers[worker.id], self._holders[worker.place]
         self.account.worker_seconds += self.now - worker.joined
@@ -277,7 +282,7 @@ class SimulatedEngine:
         self._market.exclude(command.tier, command.hosts)
 
     def _survey(self, command: cmd.Survey) -> None:
-        def name_of(place: Place) -> str | None:
+        def name_of(place: MachineState) -> str | None:
             worker = self._holders.get(place)
             return worker.id if worker is not None else None
 
@@ -306,7 +311,7 @@ class SimulatedEngine:
                 worker.id, worker.place.machine, command.context, lambda: self._staged(worker, command.context)
             )
 
-    def _staged(self, worker: Worker, context: str) -> None:
+    def _staged(self, worker: SimulatedWorker, context: str) -> None:
         begun = worker.staging.pop(context, None)
         if begun is not None and worker.id in self._workers:
             self.account.stage_seconds += self.now - begun
@@ -325,7 +330,7 @@ class SimulatedEngine:
         else:
             self.at(self.now + seconds, self._ready, worker, command.context, library, seconds)
 
-    def _ready(self, worker: Worker, context: str, library: Library, seconds: float) -> None:
+    def _ready(self, worker: SimulatedWorker, context: str, library: Library, seconds: float) -> None:
         if worker.id not in self._workers or worker.libraries.get(context) is not library:
             return
         library.ready = True
@@ -333,7 +338,7 @@ class SimulatedEngine:
         self.account.load_seconds += seconds
         self._out.append(ev.ContextReady(self.now, worker.id, context, seconds))
 
-    def _not_ready(self, worker: Worker, context: str, library: Library, fault: Fault) -> None:
+    def _not_ready(self, worker: SimulatedWorker, context: str, library: Library, fault: Fault) -> None:
         if worker.id not in self._workers or worker.libraries.get(context) is not library:
             return
         del worker.libraries[context]
@@ -373,12 +378,12 @@ class SimulatedEngine:
         worker.calls[command.attempt] = Call(command.context, len(items), begins, seconds, salvaged)
         self.at(ends, end, worker, command.attempt, *more)
 
-    def _finish(self, worker: Worker, attempt: int) -> None:
+    def _finish(self, worker: SimulatedWorker, attempt: int) -> None:
         call = self._ended(worker, attempt)
         if call is not None:
             self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
 
-    def _fault(self, command: cmd.Run, items: Sequence[int], seconds: float, worker: Worker) -> Fault | None:
+    def _fault(self, command: cmd.Run, items: Sequence[int], seconds: float, worker: SimulatedWorker) -> Fault | None:
         """What makes a call raise, if anything does: its host, or one of its items, once it has been at work."""
         place = worker.place
         fault = self._faults.of_call(place.machine, self.now, place.generator)
@@ -387,7 +392,7 @@ class SimulatedEngine:
             fault = dataclasses.replace(POISON, seconds=seconds)
         return fault
 
-    def _raise(self, worker: Worker, attempt: int, fault: Fault) -> None:
+    def _raise(self, worker: SimulatedWorker, attempt: int, fault: Fault) -> None:
         """A call ends with an error."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
@@ -395,11 +400,11 @@ class SimulatedEngine:
             self.account.raised += 1
             self._out.append(ev.BatchFailed(self.now, worker.id, attempt, self._failure(worker, fault)))
 
-    def _failure(self, worker: Worker, fault: Fault) -> ev.Failure:
+    def _failure(self, worker: SimulatedWorker, fault: Fault) -> ev.Failure:
         machine = worker.place.machine
         return fault.failure(worker.id, machine.host or machine.name)
 
-    def _ended(self, worker: Worker, attempt: int) -> Call | None:
+    def _ended(self, worker: SimulatedWorker, attempt: int) -> Call | None:
         """A call that has run to its end, unless its worker or its context went before."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
@@ -411,7 +416,7 @@ class SimulatedEngine:
         made = sum(order.chunk is not None for order in command.orders)
         self._begin(command, range(made), self._step_ended, command.orders)
 
-    def _step_ended(self, worker: Worker, attempt: int, orders: Sequence[cmd.Order]) -> None:
+    def _step_ended(self, worker: SimulatedWorker, attempt: int, orders: Sequence[cmd.Order]) -> None:
         call = self._ended(worker, attempt)
         if call is None:
             return

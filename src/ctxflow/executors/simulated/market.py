@@ -1,7 +1,7 @@
-"""Machines that come, go and are given to whoever asks: the resource manager of the simulated engine.
+"""The simulated engine's resource manager: machines that come, go and are given to workers.
 
 A machine is down, or idle, or matching (its worker is on its way), or held by a worker. What does not live here: what
-workers do.
+workers do with commands (engine.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ctxflow.executors.simulated.machines import Machine, together
-from ctxflow.executors.simulated.models import Timers
+from ctxflow.executors.simulated.machine_models import SimulatedMachine, Timers, together
 from ctxflow.topology import from_graph, to_graph, used_by
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Place:
+class MachineState:
     """A machine as it is now.
 
     :ivar turn: goes up whenever what was planned for it no longer holds.
@@ -28,27 +27,27 @@ class Place:
     :ivar pin: the number by which it was asked for, None for others.
     """
 
-    machine: Machine
+    machine: SimulatedMachine
     periods: Iterator[tuple[float, float]]
     generator: random.Random
     state: str = "down"
     turn: int = 0
     since: float = 0.0
-    parts: tuple[Place, ...] = ()
-    whole: Place | None = None
+    parts: tuple[MachineState, ...] = ()
+    whole: MachineState | None = None
     pin: int | None = None
 
 
 class Tenant(Protocol):
     """Who gets machines."""
 
-    def joined(self, place: Place) -> None:
+    def joined(self, place: MachineState) -> None:
         """A worker starts on a machine."""
 
-    def noticed(self, place: Place) -> None:
+    def noticed(self, place: MachineState) -> None:
         """A held machine will be taken soon."""
 
-    def taken(self, place: Place) -> None:
+    def taken(self, place: MachineState) -> None:
         """A held machine is taken, with its worker."""
 
 
@@ -56,7 +55,7 @@ class Tenant(Protocol):
 class _Tier:
     asked: int = 0
     given: int = 0  # Machines that are held or matching.
-    idle: dict[str, Place] = dataclasses.field(default_factory=dict)
+    idle: dict[str, MachineState] = dataclasses.field(default_factory=dict)
     excluded: frozenset[str] = frozenset()  # Hosts.
 
 
@@ -69,8 +68,8 @@ class Market:
 
     def __init__(
         self,
-        machines: Iterable[Machine],
-        match: Callable[[Machine, random.Random], float],
+        machines: Iterable[SimulatedMachine],
+        match: Callable[[SimulatedMachine, random.Random], float],
         timers: Timers,
         tenant: Tenant,
         seed: int,
@@ -83,11 +82,11 @@ class Market:
         self._notice = notice
         self._tiers: dict[str, _Tier] = {}
         self._pins: dict[int, tuple[str, str, tuple[str, ...]]] = {}  # What is asked for and not given yet.
-        self._places: list[Place] = []
+        self._places: list[MachineState] = []
         for machine in machines:
             # A generator of its own each: when it can be had depends on no decision.
             own = random.Random(f"{seed}/{machine.name}")
-            self._places.append(Place(machine, iter(machine.available(own)), own))
+            self._places.append(MachineState(machine, iter(machine.available(own)), own))
             self._next_period(self._places[-1])
 
     def ask(self, tier: str, workers: int) -> None:
@@ -115,7 +114,7 @@ class Market:
                 self.give_back(place)
         self._match(its)
 
-    def survey(self, tier: str, name_of: Callable[[Place], str | None]) -> dict[str, Mapping[str, Any]]:
+    def survey(self, tier: str, name_of: Callable[[MachineState], str | None]) -> dict[str, Mapping[str, Any]]:
         """The hosts of a tier whose topology is known, with who uses their GPUs.
 
         :param name_of: the worker on a place, None if there is none.
@@ -133,7 +132,7 @@ class Market:
                 users.setdefault(host, {}).update(dict.fromkeys(machine.devices, who))
         return {host: to_graph(used_by(from_graph(graph), users.get(host, {}))) for host, graph in graphs.items()}
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: MachineState) -> None:
         """A worker has left its machine, which can be had again."""
         if place.parts:
             place.turn += 1
@@ -147,7 +146,7 @@ class Market:
         place.turn += 1
         self._become_idle(place)
 
-    def take(self, place: Place, notice: float = 0.0) -> None:
+    def take(self, place: MachineState, notice: float = 0.0) -> None:
         """Take a held machine, after notice or at once; it can be had again."""
         if notice:
             self._tenant.noticed(place)
@@ -155,22 +154,22 @@ class Market:
         else:
             self._take_if(place, place.turn)
 
-    def _take_if(self, place: Place, turn: int) -> None:
+    def _take_if(self, place: MachineState, turn: int) -> None:
         if place.turn == turn:
             self._tenant.taken(place)
             self.give_back(place)
 
-    def _tier(self, place: Place) -> _Tier:
+    def _tier(self, place: MachineState) -> _Tier:
         return self._tiers.setdefault(place.machine.tier, _Tier())
 
-    def _next_period(self, place: Place) -> None:
+    def _next_period(self, place: MachineState) -> None:
         now = self._timers.now
         for begin, end in place.periods:
             if end > now:
                 self._timers.at(max(begin, now), self._up, place, end)
                 return
 
-    def _up(self, place: Place, end: float) -> None:
+    def _up(self, place: MachineState, end: float) -> None:
         place.generator = random.Random(f"{self._seed}/{place.machine.name}/{self._timers.now}")
         if end < math.inf:
             self._timers.at(end, self._down, place)
@@ -178,18 +177,18 @@ class Market:
                 self._timers.at(max(self._timers.now, end - self._notice), self._announce, place)
         self._become_idle(place)
 
-    def _announce(self, place: Place) -> None:
+    def _announce(self, place: MachineState) -> None:
         holder = place.whole or place
         if holder.state == "held":
             self._tenant.noticed(holder)
 
-    def _become_idle(self, place: Place) -> None:
+    def _become_idle(self, place: MachineState) -> None:
         place.state, place.since = "idle", self._timers.now
         tier = self._tier(place)
         tier.idle[place.machine.name] = place
         self._match(tier)
 
-    def _down(self, place: Place) -> None:
+    def _down(self, place: MachineState) -> None:
         tier, whole, before = self._tier(place), place.whole, place.state
         if whole is None and before == "held":
             self._tenant.taken(place)
@@ -229,7 +228,9 @@ class Market:
             return
         del self._pins[pin]
         machine = together([part.machine for part in parts], devices)
-        whole = Place(machine, iter(()), parts[0].generator, "matching", 0, self._timers.now, tuple(parts), pin=pin)
+        whole = MachineState(
+            machine, iter(()), parts[0].generator, "matching", 0, self._timers.now, tuple(parts), pin=pin
+        )
         for part in parts:
             del idle[part.machine.name]
             part.state, part.whole = "held", whole
@@ -237,7 +238,7 @@ class Market:
         delay = self._match_seconds(machine, whole.generator)
         self._timers.at(self._timers.now + delay, self._join, whole, whole.turn)
 
-    def _join(self, place: Place, turn: int) -> None:
+    def _join(self, place: MachineState, turn: int) -> None:
         if place.turn != turn:
             return
         tier = self._tier(place)
@@ -248,5 +249,46 @@ class Market:
         self._tenant.joined(place)
 
 
-def _host(machine: Machine) -> str:
+def _host(machine: SimulatedMachine) -> str:
     return machine.host or machine.name
+
+
+class Library:
+    """A context's library process on a worker; calls on it take turns."""
+
+    __slots__ = ("busy_until", "ready")
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.busy_until = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """A call on its way.
+
+    :ivar salvaged: whether its app answers its items one by one.
+    """
+
+    context: str
+    items: int
+    begins: float
+    seconds: float
+    salvaged: bool
+
+    def done(self, time: float) -> int:
+        """How many items are done by then, if they take equally long."""
+        share = (time - self.begins) / self.seconds if self.seconds else 1.0
+        return max(0, min(self.items, math.floor(share * self.items + 1e-9)))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class SimulatedWorker:
+    """A worker on its machine, with its contexts by id, since when each is brought, and its calls by attempt."""
+
+    id: str
+    place: MachineState
+    joined: float
+    libraries: dict[str, Library] = dataclasses.field(default_factory=dict)
+    staging: dict[str, float] = dataclasses.field(default_factory=dict)
+    calls: dict[int, Call] = dataclasses.field(default_factory=dict)

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ctxflow.executors.call_files import CallFiles, Output
+from ctxflow.executors.call_files import CallFiles, OutputFile
 from ctxflow.executors.taskvine.calls import Reports
 from ctxflow.host.messages import CallFinished, CallFolder, CallRaised, Trouble
 from ctxflow.host.vine_messages import FromWorker
@@ -43,7 +43,7 @@ class Attached:
         self.made: list[tuple[str, str, bool]] = []
         self.inputs: dict[str, str] = {}
         self.outputs: dict[str, str] = {}
-        self.places: dict[str, tuple[str, Output]] = {}  # Name in the sandbox -> where it comes to, and what it is.
+        self.places: dict[str, tuple[str, OutputFile]] = {}  # Name in the sandbox -> where it comes to, and what it is.
 
     @property
     def folder(self) -> CallFolder:
@@ -192,7 +192,7 @@ def _identity(source: str) -> tuple[str, int, int] | None:
     return source, status.st_mtime_ns, status.st_size
 
 
-def _put(path: str, output: Output, size: int) -> None:
+def _put(path: str, output: OutputFile, size: int) -> None:
     """Put an output in its place, whole at once, also on another disk."""
     if (found := os.path.getsize(path)) != size:
         raise OSError(errno.EIO, f"{found} of its {size} bytes have come; is there room on this disk?")
