@@ -65,8 +65,7 @@ def until(condition):
 
 
 def is_idle(executor):
-    status = executor.status()
-    return not status.items_queued and not running_calls(executor)
+    return executor.run.wait_idle(0)
 
 
 def running_calls(executor):

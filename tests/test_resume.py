@@ -85,8 +85,7 @@ def test_a_stopped_map_goes_on(executor, double, calls, tmp_path, order):
     for _ in range(25):
         next(results)
     results.close()
-    while executor.calls.run._scheduler.state.attempts:  # What ran when the map was closed goes on to its end.
-        time.sleep(0.01)
+    assert executor.calls.run.wait_idle(60)  # What ran when the map was closed goes on to its end.
     kept = len(path.read_text().splitlines()) - 1
     assert 25 <= kept < 60
     first = calls.since()

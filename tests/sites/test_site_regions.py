@@ -3,6 +3,7 @@
 import pytest
 
 from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.host.vine_messages import WorkerFacts
 from ctxflow.sites import SiteError, load_site
 from ctxflow.sites.hints import hints
 from ctxflow.sites.listing import toml_lines
@@ -56,10 +57,7 @@ def test_what_is_written_out_reads_as_it_was(tmp_path):
 )
 def test_a_worker_tells_its_region_else_its_machine_or_tier_does(tmp_path, host, tier, told, region):
     site = loaded(tmp_path)
-    hello = {
-        "host": host, "tier": tier, "region": told, "transfer": {"device": 1}, "gpus": 1, "gpu_model": "A10",
-        "memory": 10**10, "gpu_memory": None,
-    }  # fmt: skip
+    hello = WorkerFacts(host, "0", tier=tier, region=told, device=1, gpus=1, gpu_model="A10", memory=10**10)
     worker = VineWorker("w1", host, "address", 0.0)
     worker.learn(hello, site.tiers)
     assert worker.spec(hello, site).region == region

@@ -282,7 +282,8 @@ def mixed_fluid_seconds(
     :param item_seconds: of an app's item on a machine.
     :param items: of each app.
 
-    >>> mixed_fluid_seconds([(0.0, SimulatedMachine("m"), 1)], lambda app, m: 0.5 if app == "a" else 2.0, {"a": 10, "b": 10})
+    >>> presence = [(0.0, SimulatedMachine("m"), 1)]
+    >>> mixed_fluid_seconds(presence, lambda app, m: 0.5 if app == "a" else 2.0, {"a": 10, "b": 10})
     25.0
     """
     presence = list(presence)

@@ -11,32 +11,28 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import logging
+import math
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError, RunEnded
-from ctxflow.executors.call_files import CallFiles, inputs_of, placed
+from ctxflow.executors.call_files import placed
 from ctxflow.executors.contract import (
     Bounded,
-    CallPayload,
     ContextPayload,
     Engine,
     EngineFailed,
     Explains,
-    LimitReached,
     Pickled,
 )
 from ctxflow.executors.run.declarations import (
-    ApplyCall,
     Declaration,
     Declared,
-    DeclaredApp,
     DeclaredContext,
     Retirement,
     carry_user_modules,
@@ -51,10 +47,8 @@ from ctxflow.executors.run.kept_files import NOTED, AwaitingReminder, EventLog, 
 from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
 from ctxflow.executors.run.session_store import News, SessionStore
 from ctxflow.executors.run.threads import Callbacks, DiskThread, uninterrupted
-from ctxflow.executors.run.worker_bounds import DrainRequests, TierBounds
-from ctxflow.factory.spending import reached
+from ctxflow.executors.run.worker_bounds import WorkerBounds
 from ctxflow.host.descriptors import advice, none_left
-from ctxflow.pickling import dumps
 from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
@@ -63,12 +57,12 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.dispatch import computed
 from ctxflow.scheduler.log import first_line
 from ctxflow.terminal import guard_log
-from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 guard_log(logger)  # Its lines quote what workers and batch systems say.
 _TICK_SECONDS = 1.0
 _MOST_SAMPLES = 3600
+_IDLE_SECONDS = 0.005  # How often `wait_idle` looks.
 
 
 class LiveRun:
@@ -125,9 +119,7 @@ class LiveRun:
         self._disk = DiskThread()
         self._status_file: RunStatusFile | None = None
         self._table: WorkerTable | None = None
-        self._drains: DrainRequests | None = None
-        self._bounds = TierBounds()
-        self._limit = ""  # What is said of a limit, once it is reached.
+        self._bounds = WorkerBounds(engine, self.directory)
         self._status_due = 0.0
         self._status_waits = False  # For the disk.
         self._reminder = AwaitingReminder()
@@ -145,18 +137,6 @@ class LiveRun:
     def clock(self) -> float:
         """Seconds since the run began."""
         return time.monotonic() - self._origin
-
-    def _making(self, command: cmd.Run) -> CallPayload | Callable[[], CallPayload]:
-        """A call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then."""
-        app = self._declared.apps[command.app]
-        if isinstance(command, cmd.Step):
-            return self.sessions.payload(command, self._scheduler.state.sessions, app.function, app.timeout)
-        inputs = self._waiting.inputs(command.items)
-        if app.style == "apply":
-            call: ApplyCall = inputs[0]
-            return CallPayload("apply", call.function, app.insert, app.timeout, call.body, call.files)
-        searched = (app.spec.alternative_of or app.spec.id) in self._with_files
-        return functools.partial(_batch_payload, app, inputs, searched)
 
     # --- life
 
@@ -188,7 +168,6 @@ class LiveRun:
         self._feed(*(ev.TierOffered(self.clock(), tier) for tier in self._tiers))
         self._status_file = RunStatusFile(self.directory)
         self._table = WorkerTable(self.directory, self._disk.give)
-        self._drains = DrainRequests(self.directory)
         if self.keeps_status:
             self._status_file.write(self.status())
         self._tick_due = self.clock() + _TICK_SECONDS
@@ -234,6 +213,21 @@ class LiveRun:
         with self._lock:
             deliveries, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
         self._deliver(deliveries)
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is queued and no call runs, not even one for which nobody waits any more.
+
+        :returns: whether it is so; False if `timeout` seconds have passed first.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                state = self._scheduler.state
+                if not state.open and not state.attempts and not self._outbox.waiting:
+                    return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_IDLE_SECONDS)
 
     def open_calls(self) -> list[CallFuture]:
         """The single calls that are not answered, in the order in which they were made."""
@@ -439,35 +433,10 @@ class LiveRun:
         if now >= due:
             self._tick_due = now + _TICK_SECONDS
             events.append(ev.Tick(now))
-            events += self._bounded(now)
+            events += self._bounds.events(self._scheduler.state, now)
         self._feed(*events)
         if now >= due:
             self._each_second(now)
-
-    def _bounded(self, now: float) -> list[ev.Event]:
-        """What a person, a factory and limits have the run do with fewer workers.
-
-        :raises LimitReached: if there are none any more, and something is not answered.
-        """
-        state, told = self._scheduler.state, []
-        if self._drains is not None:
-            told += self._drains.events(state, now)
-        maxima: Mapping[str, int] = {}
-        if isinstance(self.engine, Bounded):
-            maxima = self.engine.maxima()
-            limit = reached(self.engine.limits())
-            if limit and not self._limit:
-                logger.warning("%s; no worker is asked for, and those that run end what they do and leave", limit)
-            self._limit = limit
-        if self._limit and not state.workers and state.open:
-            own = "_per_run" in self._limit  # Else the next run has none left either.
-            how = "" if own else "raise it in the factory's site file, send the factory SIGHUP, and "
-            raise LimitReached(
-                f"{self._limit}; its workers were given back with {counted(len(state.open), 'item')} not answered: "
-                f"{how}call the same again, which goes on from what is kept"
-            )
-        left = self._drains.tiers if self._drains is not None else ()
-        return told + self._bounds.events(state, now, left, maxima, none=bool(self._limit))
 
     def _act(self) -> None:
         while self._actions:
@@ -523,6 +492,7 @@ class LiveRun:
                 raise EngineFailed(text) from error
             commanded: list[cmd.Command] = []
             calls: list[Making] = []
+            making = self._waiting.payload
             contexts: dict[str, ContextPayload] = {}
             for command in commands:
                 if isinstance(command, Telling):
@@ -532,7 +502,7 @@ class LiveRun:
                 else:
                     commanded.append(command)
                     if isinstance(command, cmd.Run):
-                        calls.append((command, self._making(command)))
+                        calls.append((command, making(command, self._declared.apps, state.sessions, self._with_files)))
                     elif isinstance(command, (cmd.Stage, cmd.Load, cmd.Unload)):
                         contexts[command.context] = self._declared.contexts[command.context]
             if commanded:
@@ -616,8 +586,7 @@ class LiveRun:
         state = self._scheduler.state
         if self.each_second is not None:
             self.each_second()
-        if self._drains is not None:
-            self._disk.give(self._drains.look)
+        self._disk.give(self._bounds.look)
         self.samples.append((now, len(state.workers), state.counters.done))
         if len(self.samples) > _MOST_SAMPLES:  # An hour's; of a longer run, every second, fourth, ... of them.
             del self.samples[1::2]
@@ -667,18 +636,6 @@ class LiveRun:
             reasons = self.engine.reasons() if isinstance(self.engine, Explains) else None
             limits = self.engine.limits() if isinstance(self.engine, Bounded) else ()
             return status_of(self._scheduler.state, self._declared.contexts, self.clock(), reasons, limits)
-
-
-def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
-    """The inputs of a batch as lists side by side, pickled together.
-
-    :param searched: whether there may be files among them.
-    """
-    columns = list(zip(*inputs, strict=True))
-    taken = inputs_of(itertools.chain(*columns)) if searched else ()
-    files = CallFiles(taken) if taken else None
-    body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
-    return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants)
 
 
 def _broken(error: Exception, where: str) -> EngineFailed:

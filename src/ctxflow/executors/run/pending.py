@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ctxflow.executors.call_files import CallFiles, inputs_of
 from ctxflow.executors.contract import CallPayload, ContextPayload, Engine, Payloads
-from ctxflow.executors.run.declarations import ApplyCall
+from ctxflow.executors.run.declarations import ApplyCall, DeclaredApp
 from ctxflow.executors.run.futures import CallFuture, Delivery, Sink, error_of, own_copy
 from ctxflow.executors.run.session_store import News, SessionStore
+from ctxflow.pickling import dumps
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.worker_state import SessionState
 
 Telling: TypeAlias = cmd.Deliver | cmd.Bury | cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession
 """The commands that are for those who wait, and for nobody else."""
@@ -56,10 +60,27 @@ class Waiting:
         self._sinks[item] = sink
         return item
 
-    def inputs(self, items: Sequence[int]) -> list[Any]:
-        """What these items are called with."""
-        inputs = self._inputs
-        return [inputs[item] for item in items]
+    def payload(
+        self,
+        call: cmd.Run,
+        apps: Mapping[str, DeclaredApp],
+        sessions: Mapping[int, SessionState],
+        with_files: Container[str],
+    ) -> CallPayload | Callable[[], CallPayload]:
+        """A call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then.
+
+        :param with_files: batch apps, of whose items some have held files.
+        """
+        app = apps[call.app]
+        if isinstance(call, cmd.Step):
+            return self._sessions.payload(call, sessions, app.function, app.timeout)
+        known = self._inputs
+        inputs = [known[item] for item in call.items]
+        if app.style == "apply":
+            single: ApplyCall = inputs[0]
+            return CallPayload("apply", single.function, app.insert, app.timeout, single.body, single.files)
+        searched = (app.spec.alternative_of or app.spec.id) in with_files
+        return functools.partial(_batch_payload, app, inputs, searched)
 
     def calls(self) -> list[CallFuture]:
         """The single calls that somebody waits for, in the order in which they were made."""
@@ -118,6 +139,18 @@ class Waiting:
 Making = tuple[cmd.Run, CallPayload | Callable[[], CallPayload]]
 """A call, and its payload, or what makes that."""
 _Batch = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayload]]
+
+
+def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
+    """The inputs of a batch as lists side by side, pickled together.
+
+    :param searched: whether there may be files among them.
+    """
+    columns = list(zip(*inputs, strict=True))
+    taken = inputs_of(itertools.chain(*columns)) if searched else ()
+    files = CallFiles(taken) if taken else None
+    body = dumps(columns, f"the input of {app.spec.name}", "give it plain data")
+    return CallPayload("batch", app.function, False, app.timeout, body, files, app.constants)
 
 
 class Outbox:

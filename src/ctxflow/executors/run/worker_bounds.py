@@ -14,9 +14,12 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ctxflow.executors.contract import Bounded, Engine, LimitReached
+from ctxflow.factory.spending import reached
 from ctxflow.safe_files import NotOwnError, read_own, tell_once, write_private
 from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.run_state import RunState
+from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
 NAME = "drain.json"
@@ -113,3 +116,42 @@ class TierBounds:
             if spec != tier.spec:
                 told.append(ev.TierOffered(now, spec))
         return told
+
+
+class WorkerBounds:
+    """All that bounds a live run's workers besides its site: what a person asks, a factory's numbers, and limits.
+
+    :param directory: the run's.
+    """
+
+    def __init__(self, engine: Engine, directory: str) -> None:
+        self._engine = engine
+        self._drains = DrainRequests(directory)
+        self._tiers = TierBounds()
+        self._limit = ""  # What is said of a limit, once it is reached.
+
+    def look(self) -> None:
+        """Read what a person asks; on a thread that may wait for a disk."""
+        self._drains.look()
+
+    def events(self, state: RunState, now: float) -> list[ev.Event]:
+        """Return what the scheduler has to hear.
+
+        :raises LimitReached: if there are no workers any more, and something is not answered.
+        """
+        told = self._drains.events(state, now)
+        maxima: Mapping[str, int] = {}
+        if isinstance(self._engine, Bounded):
+            maxima = self._engine.maxima()
+            limit = reached(self._engine.limits())
+            if limit and not self._limit:
+                logger.warning("%s; no worker is asked for, and those that run end what they do and leave", limit)
+            self._limit = limit
+        if self._limit and not state.workers and state.open:
+            own = "_per_run" in self._limit  # Else the next run has none left either.
+            how = "" if own else "raise it in the factory's site file, send the factory SIGHUP, and "
+            raise LimitReached(
+                f"{self._limit}; its workers were given back with {counted(len(state.open), 'item')} not answered: "
+                f"{how}call the same again, which goes on from what is kept"
+            )
+        return told + self._tiers.events(state, now, self._drains.tiers, maxima, none=bool(self._limit))

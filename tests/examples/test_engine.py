@@ -1,0 +1,75 @@
+"""The example engine: selected by a site file, and all that an engine must do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxflow import ContextExecutor, batch_app, context
+from ctxflow.host.processes import descendants
+from ctxflow.sites import load_site
+from ctxflow.testing.engines import EngineContract
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine"
+ENTRIES = "[ctxflow.engines]\nsubprocesses = subprocess_engine:SubprocessEngine\n"
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory, monkeypatch):
+    """The example as pip leaves it in site-packages."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    (folder / "subprocess_engine.py").write_text((EXAMPLE / "subprocess_engine.py").read_text())
+    info = folder / "subprocess_engine-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: subprocess-engine\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(folder)
+    yield
+    sys.modules.pop("subprocess_engine", None)
+
+
+class TestSubprocesses(EngineContract):
+    def make(self):
+        from subprocess_engine import SubprocessEngine
+
+        return SubprocessEngine(workers=2)
+
+    def evict(self, engine, worker):
+        engine.evict(worker)
+
+    def notify(self, engine, worker):
+        os.kill(engine.processes()[worker], signal.SIGTERM)
+
+    def processes(self, engine):
+        hosts = list(engine.processes().values())
+        return hosts + [pid for host in hosts for pid in descendants(host)]
+
+
+@context
+def ten():
+    return 10
+
+
+@batch_app(ten(), batch_size=3)
+def added(model, numbers):
+    return [model + number for number in numbers]
+
+
+def test_a_site_file_selects_it(tmp_path):
+    executor = ContextExecutor(site=str(EXAMPLE / "site.toml"))
+    executor.run_dir = str(tmp_path)
+    with executor:
+        assert list(added.map(range(20))) == [10 + n for n in range(20)]
+        assert executor.submit(divmod, {}, 17, 5).result() == (3, 2)
+    assert type(executor.engine).__name__ == "SubprocessEngine"
+
+
+def test_the_entry_point_is_the_one_of_its_pyproject():
+    text = (EXAMPLE / "pyproject.toml").read_text()
+    name, place = ENTRIES.splitlines()[1].split(" = ")
+    assert f'[project.entry-points."ctxflow.engines"]\n{name} = "{place}"\n' in text
+    assert load_site(EXAMPLE / "site.toml").options.nice == 5
