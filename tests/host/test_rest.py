@@ -83,7 +83,7 @@ def import_in_another_process():
     import multiprocessing
 
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(eval, ("__import__('ctxflow.observe.progress').observe.rates.__file__",))
+        return pool.apply(eval, ("__import__('ctxflow.observe.progress').observe.progress.__file__",))
 
 
 def import_in_a_fork():

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ctxflow.topology import Topology, from_graph, to_graph
 from ctxflow.topology.drawing import draw
-from ctxflow.topology.graph import read_topologies
-from ctxflow.topology.machine_ads import from_ads, parse_ads, parse_value, to_classad, write_value
+from ctxflow.topology.machine_ads import from_ads, parse_ads, parse_value, read_topologies, to_classad, write_value
 
 sys.path.insert(0, str(Path(__file__).parent))
 from played_machine import Nvml, cards, machine, topologies

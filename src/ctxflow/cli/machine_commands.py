@@ -299,9 +299,8 @@ def topo(
     """
     from ctxflow.topology import to_graph
     from ctxflow.topology.drawing import draw
-    from ctxflow.topology.graph import read_topologies
     from ctxflow.topology.machine import read_machine
-    from ctxflow.topology.machine_ads import to_classad
+    from ctxflow.topology.machine_ads import read_topologies, to_classad
 
     if as_json and classad:
         raise typer.BadParameter("give --json or --classad, not both")

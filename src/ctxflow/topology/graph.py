@@ -4,19 +4,15 @@ Nodes are of the types Socket, NUMANode, CoreGroup, CPUCore and GPU; edges are *
 (core group to core, and socket to NUMA node), *localized* (core group to NUMA node) and *nearby* (GPU to NUMA node),
 as Table 2 of FlexTopo has them. The custom resources that its agent writes differ: all their edges are "contains",
 from sockets over NUMA nodes down to cores, and GPUs have none. Both are read; the table's form is written.
-`read_topologies` reads a file in any form, machine ads included.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ctxflow.installing import how_to_install_package
 from ctxflow.topology.hardware import Core, CoreGroup, Gpu, NumaNode, Topology
-from ctxflow.topology.machine_ads import from_ads, parse_ads
 
 _TYPES = ("Socket", "NUMANode", "CoreGroup", "CPUCore", "GPU")
 _EDGES = ("host", "hosts", "contain", "contains", "localized", "nearby")
@@ -210,44 +206,3 @@ def _node(name: str, kind: str, attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _edge(source: str, target: str, kind: str) -> dict[str, str]:
     return {"source": source, "target": target, "type": kind}
-
-
-def read_topologies(text: str, name: str) -> list[Topology]:
-    """Return the topologies of all machines in a file.
-
-    :param text: JSON of `ctxflow topo --json`, FlexTopo resources of Kubernetes as YAML or JSON (one, or a list), or
-        machine ads of HTCondor (`condor_status -long` or `-json`).
-    :param name: of the file, for messages.
-    :raises ValueError: if it is none of these, or is wrong in itself, in one sentence.
-    """
-    try:
-        data = _data(text)
-        if data is None:
-            return from_ads(parse_ads(text))
-        items = data.get("items", [data]) if isinstance(data, dict) else data
-        if not isinstance(items, list) or not items or not all(isinstance(each, dict) for each in items):
-            raise ValueError("it holds no topology")
-        if not any({"nodes", "spec"} & set(each) for each in items):
-            return from_ads(items)
-        return [from_graph(each) for each in items]
-    except RecursionError:
-        raise ValueError(f"{name}: it is nested too deep") from None
-    except ValueError as error:
-        raise ValueError(f"{name}: {' '.join(str(error).split())}") from None
-
-
-def _data(text: str) -> Any:
-    """Return JSON's or YAML's data; None if the text is neither."""
-    if text.lstrip().startswith(("{", "[")):
-        return json.loads(text)
-    if not any(line.startswith("apiVersion:") for line in text.splitlines()):
-        return None
-    try:
-        import yaml
-    except ImportError:
-        advice = how_to_install_package("PyYAML")
-        raise ValueError(f"YAML needs PyYAML: {advice}, or give JSON (kubectl get -o json)") from None
-    try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise ValueError(f"it is no YAML: {error}") from None
