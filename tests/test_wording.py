@@ -16,7 +16,7 @@ from ctxflow.models.reading import check_texts
 from ctxflow.models.results import InputTooLong
 from ctxflow.models.sampling import per_row
 from ctxflow.observe.progress import Progress
-from ctxflow.rows.inputs import open_source, open_table
+from ctxflow.rows.readers import open_source, open_table
 from ctxflow.scheduler.context_moves import refused
 from ctxflow.scheduler.events import ContextSpec, TierSpec
 

@@ -26,7 +26,7 @@ from ctxflow.app_options import Options
 from ctxflow.executors.run.futures import Failed
 from ctxflow.option_values import refuse
 from ctxflow.rows.columns import IN_MAP, columns_for, item_maker
-from ctxflow.rows.inputs import open_table
+from ctxflow.rows.readers import open_table
 from ctxflow.rows.source import RowError, Table
 from ctxflow.rows.tables import values_of
 from ctxflow.wording import article, closest, short

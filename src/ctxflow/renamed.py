@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 RENAMED: dict[str, str] = {
+    "ctxflow.batch.status_file": "ctxflow.batch.job_status",
     "ctxflow.alternatives": "ctxflow.app_options",
     "ctxflow.mapped": "ctxflow.map_results",
     "ctxflow.mapped:Mapped": "ctxflow.map_results:MapResult",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ctxflow.batch import publish
 from ctxflow.batch.publish import publish_csv, publish_parquet
 from ctxflow.batch.records import line
-from ctxflow.rows.inputs import open_source
+from ctxflow.rows.readers import open_source
 
 
 def published(tmp_path, records, **options):

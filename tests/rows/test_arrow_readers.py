@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ctxflow.rows.inputs import Reading, open_source
+from ctxflow.rows.readers import Reading, open_source
 from ctxflow.rows.source import RowError
 
 

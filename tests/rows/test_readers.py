@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctxflow.rows import text_lines
 from ctxflow.rows.formats import CsvSource, JsonLinesSource
-from ctxflow.rows.inputs import Reading, detect, open_source
+from ctxflow.rows.readers import Reading, detect, open_source
 from ctxflow.rows.source import RowError
 from ctxflow.rows.text_lines import file_identity
 

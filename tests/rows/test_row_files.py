@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ctxflow.rows.inputs import Reading, open_source
+from ctxflow.rows.readers import Reading, open_source
 from ctxflow.rows.source import RowError
 from ctxflow.rows.text_lines import TextLines, open_lines
 

@@ -11,7 +11,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-from ctxflow.rows.inputs import open_source, open_table
+from ctxflow.rows.readers import open_source, open_table
 from ctxflow.rows.source import CHUNK_ROWS, RowError
 from ctxflow.rows.tables import values_of
 
@@ -197,7 +197,7 @@ def test_a_streaming_dataset_may_not_know_its_columns():
 
 def test_nothing_is_imported_that_was_not_given():
     program = (
-        "import sys, ctxflow.mapping, ctxflow.rows.inputs as opening, ctxflow.rows.tables as tables\n"
+        "import sys, ctxflow.mapping, ctxflow.rows.readers as opening, ctxflow.rows.tables as tables\n"
         "opening.open_table([1]); list(tables.values_of(range(3)))\n"
         "print([name for name in ('pandas', 'pyarrow', 'datasets') if name in sys.modules])"
     )

@@ -53,7 +53,7 @@ class Standing:
 
     @property
     def exit_status(self) -> int:
-        """What waiting for the job ends with: as the driver itself ended, 130 if it was cancelled.
+        """Return the exit status of waiting for the job: the driver's own, 130 if it was cancelled.
 
         >>> Standing("done", since=0, status=3).exit_status, Standing("lost", since=0).exit_status
         (3, 1)
@@ -64,7 +64,7 @@ class Standing:
 
 
 def standing_of(events: Iterable[Mapping[str, Any]], submitted: float) -> Standing:
-    """How a job stands after some events.
+    """Return how a job stands after some events.
 
     :param events: HTCondor's, each with "time"; in the order of its log.
     :param submitted: when the job was submitted.
@@ -104,7 +104,7 @@ def standing_of(events: Iterable[Mapping[str, Any]], submitted: float) -> Standi
 
 
 def _why_again(event: Mapping[str, Any], reason: str) -> str:
-    """Why a driver that ended starts again.
+    """Return why a driver that ended starts again.
 
     >>> _why_again({"TerminatedAndRequeued": True, "TerminatedNormally": True, "ReturnValue": 130}, "OnExitRemove ...")
     'it was interrupted'
@@ -147,12 +147,12 @@ class Detached:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept."""
+        """Return the job's folder."""
         return jobs_directory() / str(self.id)
 
     @property
     def log(self) -> Path:
-        """What the driver said."""
+        """Return the driver's log."""
         return self.folder / "driver.log"
 
 
@@ -169,7 +169,7 @@ class DetachedView:
 
 
 def jobs_directory() -> Path:
-    """Where the folders of the user's jobs are.
+    """Return the folder of the user's jobs.
 
     >>> jobs_directory().parts[-2:]
     ('ctxflow', 'jobs')
@@ -179,7 +179,7 @@ def jobs_directory() -> Path:
 
 
 def found_jobs() -> list[Detached]:
-    """The user's jobs, the oldest first."""
+    """Return the user's jobs, the oldest first."""
     jobs = []
     base = jobs_directory()
     for name in os.listdir(base) if own_folder(str(base)) else ():
@@ -189,7 +189,7 @@ def found_jobs() -> list[Detached]:
 
 
 def job_named(name: str) -> Detached:
-    """The job of that id.
+    """Return the job of that id.
 
     :raises ValueError: if there is none.
     """
@@ -202,7 +202,7 @@ def job_named(name: str) -> Detached:
 
 
 def views(jobs: Sequence[Detached]) -> list[DetachedView]:
-    """How jobs stand, by what HTCondor wrote in their folders, and one question to its queue about those not over.
+    """Return how jobs stand, by the logs in their folders, and one query of the queue for those not over.
 
     :raises CtxflowError: if HTCondor's Python bindings are missing.
     """
@@ -217,7 +217,7 @@ def views(jobs: Sequence[Detached]) -> list[DetachedView]:
 
 
 def view_of(job: Detached) -> DetachedView:
-    """How a job stands, by what is in its folder."""
+    """Return how a job stands, by what is in its folder."""
     standing = standing_of(condor_driver.driver_events(str(job.folder / "events.log")), job.submitted)
     if standing.state == "failed":
         standing = dataclasses.replace(standing, reason=last_complaint(job) or standing.reason)
@@ -228,7 +228,7 @@ def view_of(job: Detached) -> DetachedView:
 
 
 def _lost(view: DetachedView) -> DetachedView:
-    """A job that the queue has no more: it ended in this moment, or nobody knows how."""
+    """Return a job that the queue no longer has: it ended in this moment, or nobody knows how."""
     if view.standing.state in ENDED:
         return view
     reason = "HTCondor has it no more, and does not say why: the same ctxflow batch command goes on"
@@ -236,7 +236,7 @@ def _lost(view: DetachedView) -> DetachedView:
 
 
 def last_complaint(job: Detached) -> str:
-    """What a driver said last of itself, "" if it said nothing."""
+    """Return the last line that a driver logged, "" if there is none."""
     for path in (job.log, job.folder / "shell.log"):
         with contextlib.suppress(OSError):
             lines = [line for line in path.read_text(errors="replace").splitlines()[-20:] if line.strip()]

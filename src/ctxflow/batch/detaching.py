@@ -35,7 +35,7 @@ _TEMPORARY = ("TMPDIR", "TEMP", "TMP")  # HTCondor sets them to a folder that it
 
 
 def site_for_detaching(job: Job) -> Site:
-    """The site of a job that is to be detached.
+    """Return the site of a job that is to be detached.
 
     :raises UsageError: if it is a site for which no driver can be submitted.
     :raises CtxflowError: if none can be submitted from here, or one that is not over writes the same
@@ -117,7 +117,7 @@ def _new_folder() -> tuple[int, Path]:
 
 
 def self_contained(job: Job) -> dict[str, Any]:
-    """A job as JSON, in which files that must be found are named in full, and templates are what their files hold now.
+    """Return a job as JSON, with absolute paths, and with the text of its templates in place of their files.
 
     The model stays as it was named: it is a part of what tells jobs apart, and the driver runs in the same directory.
 
@@ -136,7 +136,7 @@ def self_contained(job: Job) -> dict[str, Any]:
 
 
 def carried(environment: Mapping[str, str], keep_runtime: bool = False) -> dict[str, str]:
-    """The variables that a driver finds as they are now.
+    """Return the environment variables that a driver gets.
 
     :param keep_runtime: whether XDG_RUNTIME_DIR is one of them: a factory of the login's is found there.
 
@@ -152,7 +152,7 @@ def carried(environment: Mapping[str, str], keep_runtime: bool = False) -> dict[
 
 
 def driver_script(about: Detached, folder: Path, environment: Mapping[str, str], flags: Sequence[str]) -> str:
-    """The shell's program that becomes the driver."""
+    """Return the shell script that becomes the driver."""
     log, job = shlex.quote(str(folder / "driver.log")), shlex.quote(str(folder / "job.json"))
     words = [*_this_command(), "batch", "--job"]
     return "\n".join(
@@ -173,7 +173,7 @@ def driver_script(about: Detached, folder: Path, environment: Mapping[str, str],
 
 
 def _this_command() -> list[str]:
-    """The words that start ctxflow as it was started now."""
+    """Return the command line that starts ctxflow as it was started now."""
     script = os.path.abspath(sys.argv[0])
     called = os.path.basename(script) == "ctxflow" and os.path.isfile(script)
     return [sys.executable, script] if called else [sys.executable, "-m", "ctxflow"]
@@ -186,7 +186,7 @@ def _umask() -> int:
 
 
 def what_it_does(job: Job) -> str:
-    """A job in some words.
+    """Return a job in some words.
 
     >>> what_it_does(Job(input="in.csv", output="out.jsonl", model="package:minilm", task="embed"))
     'embed with package:minilm'

@@ -29,32 +29,32 @@ class Display(Protocol):
     """Something that shows a job. All is called on the job's thread."""
 
     def note(self, text: str) -> None:
-        """A sentence to the person."""
+        """Show a sentence."""
 
     def dead(self, place: str, message: str) -> None:
-        """A row went to the dead letters."""
+        """Show that a row went to the dead letters."""
 
     def progress(self, now: Progress) -> None:
-        """How it stands; called several times a second."""
+        """Show how the job stands; called several times a second."""
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End: nothing more comes."""
 
 
 class QuietDisplay:
     """Shows nothing but an error that ends the job, which the command prints."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def dead(self, place: str, message: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def progress(self, now: Progress) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class LineDisplay:
@@ -70,11 +70,11 @@ class LineDisplay:
         self._errors = 0
 
     def note(self, text: str) -> None:
-        """The sentence."""
+        """Print the sentence."""
         self._print(f"ctxflow: {text}")
 
     def dead(self, place: str, message: str) -> None:
-        """The first few, on a line each."""
+        """Print the first few, on a line each."""
         self._errors += 1
         if self._errors <= _SHOWN_ERRORS:
             self._print(f"{place}: {one_line(message)}")
@@ -82,13 +82,13 @@ class LineDisplay:
             self._print("further rows that fail are in the dead letters alone")
 
     def progress(self, now: Progress) -> None:
-        """A line, if it is time."""
+        """Print a line, if it is time."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
             self._print(describe(now))
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def _print(self, text: str) -> None:
         print(timed(visible(text)), file=self._stream, flush=True)
@@ -122,7 +122,7 @@ class LiveDisplay(LineDisplay):
 
 
 def make_display(quiet: bool, title: str = "") -> Display:
-    """The display for where standard error goes to.
+    """Return the display that fits standard error.
 
     :param title: what the job is called.
     """
@@ -157,7 +157,7 @@ class JobView:
         self._ended = state not in ("starting", "running", "silent")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Its lines."""
+        """Yield its lines."""
         now, width = self._now, options.max_width
         yield self._headline(width)
         if now.total:
@@ -258,13 +258,13 @@ def _run_lines(now: Progress) -> Lines:
 
 
 def _used(gpu_hours: float, worker_hours: float, cost: float | None) -> str:
-    """GPU-hours, or the workers' where none has a GPU; the cost where there are prices."""
+    """Return the GPU-hours, or the worker-hours where none has a GPU, and the cost where there are prices."""
     used = f"{hours(gpu_hours)} GPU-hours" if gpu_hours else f"{hours(worker_hours)} worker-hours"
     return used if cost is None else f"{used}, cost {cost:,.2f}"
 
 
 def _limit(each: Mapping[str, Any]) -> str:
-    """How much of a limit is used.
+    """Return how much of a limit is used.
 
     >>> _limit({"scope": "run", "measure": "gpu_hours", "used": 1.5, "limit": 8.0})
     '1.5 of 8 GPU-hours (run)'
@@ -274,7 +274,7 @@ def _limit(each: Mapping[str, Any]) -> str:
 
 
 def _tiers(now: Progress, ascii_only: bool) -> Table:
-    """A line for each tier, those with the most workers first."""
+    """Return a line for each tier, those with the most workers first."""
     tiers = now.tiers
     used = "gpu_hours" if now.gpu_hours else "worker_hours"
     priced = any(tier["cost"] is not None for tier in tiers.values())
@@ -296,7 +296,7 @@ def _tiers(now: Progress, ascii_only: bool) -> Table:
 
 
 def _joined(tier: Mapping[str, Any], ascii_only: bool) -> tuple[Text, str]:
-    """A bar and words on the workers that joined, of those that were asked for."""
+    """Return a bar and words on the workers that joined, of those requested."""
     joined, asked = tier["joined"], tier["asked"]
     if asked is None:
         return Text(), f"{joined:,}"
@@ -335,7 +335,7 @@ def _grid(lines: Lines) -> Table:
 
 
 def _bar(done: float, dead: float, width: int, ascii_only: bool) -> Text:
-    """A bar of what is done, what is dead and what is left; each has a mark of its own, whatever the colours."""
+    """Return a bar of what is done, dead and left, each with a mark of its own, whatever the colours."""
     good, bad, open_ = ("#", "x", "-") if ascii_only else ("━", "╍", "─")
     first = min(width, int(done * width))
     second = min(width - first, max(int(dead > 0), round(dead * width)))
@@ -348,7 +348,7 @@ def _bar(done: float, dead: float, width: int, ascii_only: bool) -> Text:
 
 
 def _percent(share: float) -> str:
-    """Never 100% before the end.
+    """Return a share in percent, never 100% before the end.
 
     >>> _percent(0.99999), _percent(1.0), _percent(0.5)
     ('99.9%', '100%', '50.0%')
@@ -357,7 +357,7 @@ def _percent(share: float) -> str:
 
 
 def _end_of(path: str, width: int) -> str:
-    """A path that is too long loses its beginning.
+    """Return a path without its beginning where it is too long.
 
     >>> _end_of("/a/long/way/results.jsonl", 16)
     '...results.jsonl'

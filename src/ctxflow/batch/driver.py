@@ -165,7 +165,7 @@ def _opened(work: Work, files: Files, ledger: Ledger, fresh: bool, retry_errors:
 
 @contextlib.contextmanager
 def _files(work: Work) -> Iterator[Files]:
-    """A job's files; where its output keeps nothing, those in a folder that is removed at the end."""
+    """Yield a job's files; where its output keeps nothing, those in a folder that is removed at the end."""
     if keeps(work.files.output):
         yield work.files
         return
@@ -196,7 +196,7 @@ def _say_finished(ledger: Ledger, files: Files) -> None:
 
 
 def facts_of(job: Job, source: Source, identity: Identity, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What the ledger keeps of a job, as JSON.
+    """Return what the ledger keeps of a job, as JSON.
 
     :param known: what it has, where what is not on this machine any more was told.
     """
@@ -239,13 +239,13 @@ def check_same(ledger: Ledger, facts: Mapping[str, Any], files: Files, retry_err
 
 
 def input_changed(ledger: Ledger, facts: Mapping[str, Any]) -> bool:
-    """Whether the input may not be what it was; an earlier ctxflow kept a digest of it alone."""
+    """Return whether the input may have changed; an earlier ctxflow kept a digest of it alone."""
     known = ledger.facts.get("input")
     return bool(known != (facts["input"]["digest"] if isinstance(known, str) else facts["input"]))
 
 
 def maker_then(ledger: Ledger, job: Job, make: Callable[[Job], Make]) -> Make:
-    """What made items of rows when those that are done were: by the settings as they were.
+    """Return what made items of the rows that are done: by the settings as they were.
 
     :raises ValueError: if it cannot be had any more.
     """

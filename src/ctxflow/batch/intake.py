@@ -41,12 +41,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def family_of(job: Job) -> str:
-    """Which of the apps does a job's task: "generate", "embed" or "classify"."""
+    """Return which app does a job's task: "generate", "embed" or "classify"."""
     return "generate" if job.task in ("generate", "chat") else str(job.task)
 
 
 def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) -> Make:
-    """What makes items of a job's rows.
+    """Return what makes items of a job's rows.
 
     :param app: the job's own function, None where a model does it.
     :param known: the input's columns, None where each row has its own.
@@ -58,7 +58,7 @@ def maker(job: Job, app: BatchApp | None, known: Sequence[str] | None = None) ->
 
 
 def openai_maker(job: Job) -> Make:
-    """For rows that are requests of OpenAI's batch format."""
+    """Return what makes items of requests in OpenAI's batch format."""
     family = family_of(job)
 
     def make(values: Mapping[str, Any]) -> Item:
@@ -99,7 +99,7 @@ def _openai_texts(value: Any, what: str) -> str | list[str]:
 
 
 def plain_maker(job: Job) -> Make:
-    """For rows of columns and a model's task."""
+    """Return what makes requests to a model of rows of columns."""
     system = compile_template(job.system, "system message") if job.system is not None else None
     template = compile_template(job.template) if job.template is not None else None
     column = job.columns[0] if job.columns else ""
@@ -128,7 +128,7 @@ def _conversation(content: Any, column: str, system: Render | None, values: Mapp
 
 
 def function_maker(job: Job, app: BatchApp, known: Sequence[str] | None = None) -> Make:
-    """For rows of columns and the user's own batch app.
+    """Return what makes arguments of the user's own batch app of rows of columns.
 
     :param known: the input's columns, None where each row has its own.
     :raises ValueError: if the app's parameters do not fit the columns.
@@ -188,7 +188,7 @@ def _messages(value: Any, what: str) -> list[dict[str, Any]]:
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """A row's own generation parameters, those that are None left out."""
+    """Return a row's own generation parameters, without those that are None."""
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return given
@@ -205,7 +205,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(value: Any) -> Any:
-    """A parameter's cell: in CSV it is text, and empty where the row has none."""
+    """Return the value of a parameter's cell: in CSV it is text, and empty where the row has none."""
     if not isinstance(value, str):
         return value
     try:
@@ -269,7 +269,7 @@ class Intake:
             self._seen.take(ledger.skipped)
 
     def chunks(self) -> Iterator[list[Prepared]]:
-        """Chunks of rows, which may be empty: all of a chunk may be settled."""
+        """Yield chunks of rows, which may be empty: all of a chunk may be settled."""
         for rows in self._source.chunks(self._skip):
             ids: list[Any] = [None] * len(rows)
             errors: list[RowError | None] = [None] * len(rows)
@@ -283,7 +283,7 @@ class Intake:
             ]
 
     def _keys(self, rows: list[Row], ids: list[Any], errors: list[RowError | None]) -> Keys:
-        """The rows' keys; fills in their ids, and what is wrong with them."""
+        """Return the rows' keys; fill in their ids, and what is wrong with them."""
         numbers = [row.number for row in rows]
         if self._id_column is None:
             return as_keys(numbers)

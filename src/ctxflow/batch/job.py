@@ -16,7 +16,7 @@ from ctxflow.batch.templates import template_text
 from ctxflow.errors import UsageError
 
 if TYPE_CHECKING:
-    from ctxflow.rows.inputs import Reading
+    from ctxflow.rows.readers import Reading
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -273,38 +273,38 @@ class Job(pydantic.BaseModel):
 
     @property
     def file(self) -> Path | None:
-        """The job file that it was read from."""
+        """Return the job file that it was read from."""
         return self._file
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The generation parameters that were given."""
+        """Return the generation parameters that were given."""
         from ctxflow.models.sampling import GENERATION
 
         return {name: value for name in GENERATION if (value := getattr(self, name)) not in (None, ())}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that a model's task or a function reads; none where the whole row or a template is read."""
+        """Return the columns that a model's task or a function reads; none for whole rows or a template."""
         if self.column or self.template is not None or self.task is None:
             return self.column
         return (_COLUMNS[self.task],)
 
     @property
     def reading(self) -> Reading:
-        """How the input is to be read."""
-        from ctxflow.rows.inputs import Reading
+        """Return how the input is to be read."""
+        from ctxflow.rows.readers import Reading
 
         return Reading(self.input_format, self.split, self.delimiter, self.encoding, self._called)
 
     def reads_copy(self, copy: Path, of: str) -> Job:
-        """It with a copy as its input, which a person knows as what it was copied of."""
+        """Return the job with a copy as its input, which messages name by what it was copied of."""
         job = self.model_copy(update={"input": copy})
         job._called = of
         return job
 
     def identity(self) -> dict[str, Any]:
-        """What the results depend on, as JSON: a job that differs here is another job."""
+        """Return what the results depend on, as JSON: a job that differs here is another job."""
         chosen = self.model_dump(mode="json", exclude={name for name, option in options().items() if option.free})
         for name in ("template", "system"):
             if chosen[name] is not None:
@@ -325,7 +325,7 @@ def options() -> dict[str, Option]:
 
 
 def defaults() -> dict[str, Any]:
-    """The settings of `Job.identity` as they are where nothing is said.
+    """Return the settings of `Job.identity` by default.
 
     >>> defaults()["keep"], defaults()["backend"]
     ([], 'transformers')
@@ -334,7 +334,7 @@ def defaults() -> dict[str, Any]:
 
 
 def load_job(file: Path | None, **flags: Any) -> Job:
-    """A job from a TOML (or JSON) file and from flags, which come first; None and empty flags say nothing.
+    """Return the job of a TOML (or JSON) file and of flags, which come first; None and empty flags say nothing.
 
     The file's keys are the flags' names with underscores, such as `max_new_tokens = 64`.
 

@@ -20,7 +20,7 @@ from ctxflow.wording import article
 
 
 def model_app(job: Job, family: str, staged: bool) -> tuple[BatchApp, dict[str, Any]]:
-    """The app that does a job's task, and its constants.
+    """Return the app that does a job's task, and its constants.
 
     :param family: "generate" (which answers conversations too), "embed" or "classify".
     :param staged: whether workers get a model's folder sent, since they do not share this machine's disk.
@@ -53,7 +53,7 @@ def _app(job: Job, function: Any, recipe: Any) -> BatchApp:
 
 
 def function_app(job: Job) -> BatchApp:
-    """The user's own batch app that a job names, or a function made one.
+    """Return the user's own batch app that a job names, or a function made one.
 
     :raises ValueError: if there is none of that name, or it is something else; its module may raise what it likes.
     """
@@ -71,7 +71,7 @@ def function_app(job: Job) -> BatchApp:
 
 
 def _found(named: str) -> Any:
-    """What is called MODULE:NAME."""
+    """Return what is called MODULE:NAME."""
     module, _, name = named.partition(":")
     if not name or module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
         hint = f" (without folders and .py: {Path(module).stem}:{name or 'name'})" if module.endswith(".py") else ""
@@ -95,7 +95,7 @@ def _found(named: str) -> Any:
 
 
 def _raised(error: BaseException, module: str) -> str:
-    """An error of a module's, with the line that it goes back to."""
+    """Return an error of a module's as text, with the line that it goes back to."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).stem == module.rpartition(".")[2]]
@@ -104,7 +104,7 @@ def _raised(error: BaseException, module: str) -> str:
 
 
 def _no_function(found: Any) -> str | None:
-    """What something is that is neither a batch app nor a function, and what to write."""
+    """Return what something is that is neither a batch app nor a function, and what to write."""
     if inspect.isfunction(found):
         return None
     from ctxflow.sessions import SessionApp

@@ -41,7 +41,7 @@ class Files:
 
     @property
     def written(self) -> list[Named]:
-        """All of them, by what a person calls them."""
+        """Return all of them, by what messages call them."""
         status = status_path(self.output)
         named = [
             ("the output", self.output),
@@ -59,7 +59,7 @@ class Files:
 
 
 def files_of(output: Path, form: str) -> Files:
-    """The files of a job with that output.
+    """Return the files of a job with that output.
 
     >>> files_of(Path("/results/out.parquet"), "parquet").rows.name
     'out.parquet.rows.jsonl'
@@ -126,7 +126,7 @@ def check_files(job: Job, source: Source, files: Files) -> None:
 
 
 def _read_beside(job: Job) -> list[Named]:
-    """What a job reads beside its input."""
+    """Return what a job reads beside its input."""
     named = [("the job file", job.file)] if job.file is not None else []
     for what, text in (("the template", job.template), ("the system message", job.system)):
         if text is not None and text.startswith("@"):
@@ -185,7 +185,7 @@ def check_not_among(folder: Path, shards: Iterable[Path], writes: Sequence[Named
 
 
 def _keys(path: Path) -> Iterable[object]:
-    """What tells a file apart: itself where it is there, else where it would be made."""
+    """Yield what identifies a file: itself if it exists, else where it would be made."""
     try:
         found = os.stat(path)
     except OSError:
@@ -206,7 +206,7 @@ _BLOCK = 1 << 20
 
 
 def with_input(job: Job, stream: BinaryIO, told: Callable[[str], None]) -> Job:
-    """The job with a copy of the stream as its input.
+    """Return the job with a copy of the stream as its input.
 
     Where the stream is a terminal, or is empty, the copy that an earlier run made is taken.
 
@@ -283,7 +283,7 @@ Take = Callable[[bytes], None]
 
 @contextlib.contextmanager
 def to_output(job: Job, descriptor: int, told: Callable[[str], None]) -> Iterator[tuple[Job, Take]]:
-    """The job with an output that is passed on and removed, and what passes its lines on.
+    """Yield the job with an output that is passed on and removed, and what passes its lines on.
 
     A form that is made at the end is passed on as a whole then.
 

@@ -32,13 +32,13 @@ _REASON = 500  # Characters.
 
 
 def status_path(output: Path) -> Path:
-    """Where the status of the job with that output is."""
+    """Return the path of the status file of the job with that output."""
     real = output.resolve()
     return real.with_name(real.name + SUFFIX)
 
 
 def find_status(path: Path) -> Path | None:
-    """The status file that is meant.
+    """Find the status file that is meant.
 
     :param path: it, its job's output, or a run's directory or the one above it.
     """
@@ -53,7 +53,7 @@ def find_status(path: Path) -> Path | None:
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """How a job stands, or stood when its driver ended; None if nothing tells.
+    """Return how a job stands, or stood when its driver ended; None if nothing tells.
 
     :param path: the job's output, its status file, or a run's directory.
     :returns: the file's JSON: "version", "state" ("starting", "running", "done", "failed", "interrupted"), "reason" (of
@@ -96,11 +96,11 @@ class StatusFile:
         self._thread = threading.Thread(target=self._rewrite, name="ctxflow-status", daemon=True)
 
     def update(self, progress: Progress) -> None:
-        """How it stands now; it is written within a second."""
+        """Take how the job stands now; it is written within a second."""
         self.progress, self._state = progress, "running"
 
     def run_began(self, run: LiveRun) -> None:
-        """A run has begun: its directory gets a copy, in place of the run's own status file, which says less."""
+        """Keep a copy in the run's directory, in place of the run's own status file, which says less."""
         run.keeps_status = False
         self._facts["run"] = run.directory
         self._paths.append(Path(run.directory) / STATUS)
@@ -144,7 +144,7 @@ LIVE = ("starting", "running")
 
 
 def found_below(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The status files below a folder, four levels deep: the live ones first, then the newest.
+    """Return the status files below a folder, four levels deep: the live ones first, then the newest.
 
     A run's copy of a job's status is left out where the job's own is found.
     """
@@ -167,7 +167,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def exit_status(status: Mapping[str, Any]) -> int:
-    """0 while it runs and when it is done, 3 if it is done with dead rows, 1 if it ended otherwise or is silent.
+    """Return 0 while it runs and when it is done, 3 if rows failed, 1 if it ended otherwise or is silent.
 
     >>> exit_status({"state": "done", "dead": 2}), exit_status({"state": "failed"})
     (3, 1)
@@ -179,7 +179,7 @@ def exit_status(status: Mapping[str, Any]) -> int:
 
 
 def told(status: Mapping[str, Any], now: float | None = None) -> tuple[str, str, str]:
-    """What became of a job: its condition, a sentence that says more where there is more to say, and a style.
+    """Return what became of a job: its condition, a sentence that says more where there is more to say, and a style.
 
     >>> told({"state": "failed", "reason": "the disk is full"})
     ('failed', 'the disk is full', 'red')
@@ -225,7 +225,7 @@ class BatchCollector:
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """The figures."""
+        """Yield the figures."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = self._now()

@@ -26,7 +26,7 @@ _IDS = 1 << 63
 
 
 def id_key(identifier: str) -> int:
-    """The key of a row with an id: its highest bit is set, which tells it from a row's number.
+    """Return the key of a row with an id: its highest bit is set, which tells it from a row's number.
 
     >>> id_key("request-1") >> 63
     1
@@ -36,7 +36,7 @@ def id_key(identifier: str) -> int:
 
 
 def row_digest(item: tuple[Any, ...], kept: Mapping[str, Any]) -> bytes:
-    """8 bytes by which to tell whether a row is what it was: of what was asked of it, and of the columns kept.
+    """Return 8 bytes by which to tell whether a row is as it was: of its item, and of the columns kept.
 
     >>> row_digest(("a",), {}) == row_digest(("a",), {}), row_digest(("a",), {}) == row_digest(("a",), {"id": 1})
     (True, False)
@@ -49,12 +49,12 @@ def row_digest(item: tuple[Any, ...], kept: Mapping[str, Any]) -> bytes:
 
 
 def as_keys(numbers: Iterable[int]) -> Keys:
-    """Numbers as an array of keys."""
+    """Return numbers as an array of keys."""
     return np.array(list(numbers), dtype=np.uint64)
 
 
 def contained(keys: Keys, among: Keys) -> NDArray[np.bool_]:
-    """For each key whether it is in a sorted array.
+    """Return for each key whether it is in a sorted array.
 
     >>> contained(as_keys([1, 2, 3]), as_keys([2, 9])).tolist()
     [False, True, False]
@@ -110,6 +110,10 @@ _LARGEST = 1 << 30
 DIGEST_BYTES = 8
 
 
+Pair = tuple[int, int]
+"""A row's key and its number."""
+
+
 @dataclasses.dataclass(slots=True)
 class Frame:
     """A frame of the journal.
@@ -127,25 +131,33 @@ class Frame:
 
     @property
     def pairs(self) -> Keys:
-        """Keys and numbers of its rows, those that are done first."""
+        """Return keys and numbers of its rows, those that are done first."""
         return np.frombuffer(self.body, dtype="<u8", count=2 * (self.done + self.dead)).reshape(-1, 2)
 
     @property
     def digests(self) -> Keys:
-        """Digests of its rows that are done; zeros where there are none, as an earlier ctxflow kept none."""
+        """Return digests of its rows that are done; zeros where there are none, as an earlier ctxflow kept none."""
         if self.kind != DIGESTED:
             return np.zeros(self.done, dtype=np.uint64)
         return np.frombuffer(self.body, dtype="<u8", offset=16 * (self.done + self.dead))
 
 
 def packed(kind: int, body: bytes, done: int, dead: int, sizes: Sequence[int]) -> bytes:
-    """A frame as bytes."""
+    """Return a frame as bytes."""
     frame = _HEAD.pack(kind, done, dead, len(body), *sizes) + body
     return frame + _SUM.pack(zlib.crc32(frame))
 
 
+def rows_body(done: Sequence[Pair], dead: Sequence[Pair], digests: bytes = b"") -> bytes:
+    """Return the body of a frame of rows (`DIGESTED`), which `Frame.pairs` and `Frame.digests` read.
+
+    :param digests: `DIGEST_BYTES` for each row that is done; by default nothing is known of them.
+    """
+    return np.array([*done, *dead], dtype="<u8").tobytes() + (digests or bytes(DIGEST_BYTES * len(done)))
+
+
 def frames(journal: AppendFile, limit: int | None = None) -> Iterator[Frame]:
-    """The whole frames of a journal, up to the first that is torn; one at a time is held.
+    """Yield the whole frames of a journal, up to the first that is torn; one at a time is held.
 
     :param limit: where to end.
     """

@@ -22,7 +22,6 @@ import numpy as np
 
 from ctxflow.append_file import AppendFile
 from ctxflow.batch.journal import (
-    DIGEST_BYTES,
     DIGESTED,
     EARLIER,
     FACTS,
@@ -31,16 +30,15 @@ from ctxflow.batch.journal import (
     RETRY,
     ROWS,
     Keys,
+    Pair,
     ValidPrefix,
     as_keys,
     frames,
     packed,
+    rows_body,
     valid_prefix,
 )
 from ctxflow.executors.run.threads import uninterrupted
-
-Pair = tuple[int, int]
-"""A row's key and its number."""
 
 
 class Ledger:
@@ -169,7 +167,7 @@ class Ledger:
             self._add(RETRY)
 
     def digests(self) -> tuple[Keys, Keys]:
-        """The keys of the rows that are done, sorted, and the digest of each, 0 where none was kept."""
+        """Return the keys of the rows that are done, sorted, and the digest of each, 0 where none was kept."""
         keys: Keys = np.empty(self.done, dtype=np.uint64)
         digests: Keys = np.empty(self.done, dtype=np.uint64)
         count = 0
@@ -197,8 +195,7 @@ class Ledger:
         with self._all_or_nothing():
             for file, data in zip(self._files, (results, errors), strict=True):
                 file.append(data)
-            body = np.array([*done, *dead], dtype="<u8").tobytes() + (digests or bytes(DIGEST_BYTES * len(done)))
-            self._add(DIGESTED, body, len(done), len(dead))
+            self._add(DIGESTED, rows_body(done, dead, digests), len(done), len(dead))
         self.done += len(done)
         self.dead += len(dead)
 
@@ -245,7 +242,7 @@ class Ledger:
         self.finished = kind == FINISHED
 
     def __enter__(self) -> Ledger:
-        """Nothing more."""
+        """Do nothing more."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -272,7 +269,7 @@ class _Marks:
 
 
 def _may_be_of(line: bytes, row: Pair) -> bool:
-    """Whether a line of the results can be that of a row, as far as it names one.
+    """Return whether a line of the results can be that of a row, as far as it names one.
 
     >>> _may_be_of(b'{"row": 6, "result": "yes"}', (17, 6)), _may_be_of(b'{"row": 6, "result": "yes"}', (17, 5))
     (True, False)

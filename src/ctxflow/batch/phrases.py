@@ -44,12 +44,12 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        """0 if all rows have a result, 3 if some are dead."""
+        """Return 0 if all rows have a result, 3 if some are dead."""
         return 3 if self.dead else 0
 
 
 def duration(seconds: float) -> str:
-    """A time span for people.
+    """Return a time span for people.
 
     >>> duration(3.21), duration(75), duration(4000), duration(200_000)
     ('3.2 s', '1 min 15 s', '1 h 06 min', '2 d 7 h')
@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A figure to three digits, or all before the point.
+    """Return a figure to three digits, or all before the point.
 
     >>> number(0), number(0.01234), number(12.345), number(99.96), number(30340.2)
     ('0', '0.0123', '12.3', '100', '30,340')
@@ -74,7 +74,7 @@ def number(value: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Hours of workers or GPUs.
+    """Return hours of workers or GPUs as text.
 
     >>> hours(0.0312), hours(48), hours(1234.5)
     ('0.03', '48.0', '1,234')
@@ -83,7 +83,7 @@ def hours(value: float) -> str:
 
 
 def time_left(left: float | None, low: float | None, high: float | None) -> str:
-    """How long it takes still, and between which bounds that is likely.
+    """Return how long it still takes, and between which bounds that is likely.
 
     >>> time_left(100, 90, 120), time_left(100, 60, None), time_left(7, 6.99, 7.01), time_left(100, None, None)
     ('1 min 40 s, likely 1 min 30 s to 2 min 00 s', '1 min 40 s, likely 1 min 00 s at least', '7.0 s', '1 min 40 s')
@@ -99,7 +99,7 @@ def time_left(left: float | None, low: float | None, high: float | None) -> str:
 
 
 def lacking(tiers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Why tiers have fewer workers than were asked for.
+    """Return why tiers have fewer workers than requested.
 
     >>> lacking({"gpu": {"joined": 0, "asked": 4, "reason": "all 4 machines are busy"}})
     ['gpu lacks 4 workers: all 4 machines are busy']
@@ -112,7 +112,7 @@ def lacking(tiers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    r"""A message on one line, of bounded length, without what a terminal would obey.
+    r"""Return a message on one line, of bounded length, without control sequences.
 
     >>> one_line("one\n  two\x1b[2J")
     'one two[2J'
@@ -122,7 +122,7 @@ def one_line(text: str, most: int = 300) -> str:
 
 
 def describe(now: Progress) -> str:
-    """A line on how a job stands.
+    """Return a line on how a job stands.
 
     >>> from ctxflow.observe.progress import Progress
     >>> describe(Progress(done=1200, dead=3, total=5000, rate=20.0, left=190.0, workers=2, evictions=1))
@@ -153,7 +153,7 @@ def describe(now: Progress) -> str:
 
 
 def summary(outcome: Outcome, output: str, goes_on: bool = True) -> str:
-    """A sentence or two on how a job ended.
+    """Return a sentence or two on how a job ended.
 
     :param goes_on: whether it can be taken up again.
     """

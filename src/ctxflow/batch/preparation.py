@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,61 +23,11 @@ from ctxflow.batch.templates import LacksColumn, columns_named, compile_template
 from ctxflow.batch.work import Work
 from ctxflow.errors import BusyError, UsageError
 from ctxflow.models.model_folder import Ability, ability_of, folder_here, refusal
-from ctxflow.rows.columns import WHOLE, closest, columns_for, told
-from ctxflow.rows.inputs import open_source
-from ctxflow.rows.source import Limited, RowError, Source, Table
+from ctxflow.rows.columns import WHOLE, Head, closest, columns_for, head_of
+from ctxflow.rows.readers import open_source
+from ctxflow.rows.source import Limited, RowError, Source
 from ctxflow.sites import load_site
 from ctxflow.wording import counted
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """What the beginning of an input tells of all of it.
-
-    :ivar name: the input's.
-    :ivar columns: those that it has, None where each row has its own.
-    :ivar rows: its first rows, without those that cannot be read.
-    """
-
-    name: str
-    columns: tuple[str, ...] | None
-    rows: Sequence[Mapping[str, Any]]
-
-    @functools.cached_property
-    def known(self) -> tuple[str, ...] | None:
-        """The columns, or what any of the first rows has; None if nothing tells."""
-        if self.columns is not None:
-            return self.columns
-        return tuple(dict.fromkeys(name for row in self.rows for name in row)) if self.rows else None
-
-    def lacks(self, column: str, reads: str) -> str | None:
-        """Return what is to be said if there is no such column.
-
-        :param reads: who reads it.
-
-        >>> Head("a.csv", ("id", "claim"), ()).lacks("clam", "--keep names")
-        "a.csv has no column 'clam', which --keep names: it has 'id', 'claim' (did you mean 'claim'?)"
-        """
-        known = self.known
-        if known is None or column in known:
-            return None
-        if self.columns is not None:
-            return f"{self.name} has no column {column!r}, which {reads}: {told(column, known)}"
-        if len(self.rows) == 1:
-            return f"the first row of {self.name} has no {column!r}, which {reads}: {told(column, known)}"
-        count = f"none of the first {len(self.rows):,} rows of {self.name}"
-        return f"{count} has {column!r}, which {reads}: {told(column, known).replace('it has', 'they have', 1)}"
-
-
-def head_of(table: Table) -> Head:
-    """Read the beginning of an input.
-
-    :raises ValueError: if it cannot be read at all.
-    """
-    columns = table.columns()
-    chunk = next(iter(table.chunks()), [])
-    rows = [row.values for row in chunk if not isinstance(row.values, RowError)]
-    return Head(table.name, None if columns is None else tuple(columns), rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +63,7 @@ def check(subject: Subject, before: Sequence[str] = ()) -> None:
 
 
 def _columns(subject: Subject) -> Iterator[str]:
-    """The flags that name columns."""
+    """Check the flags that name columns."""
     job, head = subject.job, subject.head
     named: list[tuple[str, str]] = []
     if job.function is None and job.input_format == "openai":
@@ -132,7 +81,7 @@ def _columns(subject: Subject) -> Iterator[str]:
 
 
 def _templates(subject: Subject) -> Iterator[str]:
-    """Templates that none of the first rows satisfies."""
+    """Check for templates that none of the first rows satisfies."""
     for text, what in ((subject.job.template, "template"), (subject.job.system, "system message")):
         if text is None:
             continue
@@ -163,7 +112,7 @@ def _unsatisfied(head: Head, render: Callable[[Mapping[str, Any]], str], named: 
 
 
 def _function(subject: Subject) -> Iterator[str]:
-    """What a function gets of rows, and its constants."""
+    """Check what a function gets of rows, and its constants."""
     job, head, app = subject.job, subject.head, subject.app
     if app is None:
         return
@@ -203,7 +152,7 @@ def _constants(job: Job, app: BatchApp) -> Iterator[str]:
 
 
 def _choices(subject: Subject) -> Iterator[str]:
-    """What of the command line alone makes no sense."""
+    """Check what makes no sense by the command line alone."""
     job = subject.job
     if WHOLE in job.column and (job.function is None or len(job.column) > 1):
         yield "--column '*' gives whole rows to a function of one parameter: give it alone, with --function"
@@ -215,7 +164,7 @@ def _choices(subject: Subject) -> Iterator[str]:
 
 
 def _model(subject: Subject) -> Iterator[str]:
-    """What the model cannot do."""
+    """Check what the model cannot do."""
     job, model = subject.job, subject.model
     if model is None or job.task is None:
         return
@@ -280,7 +229,7 @@ def _noted(wrong: list[str]) -> Iterator[None]:
 
 
 def resolved(job: Job, form: str, source: Source) -> Job:
-    """The job with what its input decides: the task of OpenAI's requests, the form of the output.
+    """Return the job with what its input decides: the task of OpenAI's requests, the form of the output.
 
     :raises ValueError: for choices that do not fit the input.
     """
@@ -313,7 +262,7 @@ def resolved(job: Job, form: str, source: Source) -> Job:
 
 
 def _task_of(source: Source) -> str:
-    """What the first request with a known URL asks for."""
+    """Return what the first request with a known URL asks for."""
     for chunk in source.chunks():
         for row in chunk:
             family = URLS.get(str(row.values.get("url"))) if isinstance(row.values, dict) else None
@@ -359,7 +308,7 @@ def preview(job: Job) -> dict[str, Any]:
 
 
 def _rows(source: Source) -> int | None:
-    """How many rows there are, if that is told soon."""
+    """Return how many rows there are, if that is known soon."""
     if source.total is None and sum(file.stat().st_size for file in source.files) <= _COUNTED_BYTES:
         return sum(len(chunk) for chunk in source.chunks())
     return source.total
@@ -376,7 +325,7 @@ def _first(source: Source, make: Any) -> Iterator[dict[str, Any]]:
 
 
 def _asked(item: Item) -> dict[str, Any]:
-    """What a model is asked, or the values that a function gets."""
+    """Return what a model is asked, or the values that a function gets."""
     if len(item) == 1 and isinstance(item[0], Mapping) and {"prompt", "messages", "input"} & set(item[0]):
         return dict(item[0])
     return {"parameters": [repr(value) for value in item]}

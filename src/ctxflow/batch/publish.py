@@ -100,7 +100,7 @@ def publish_parquet(rows: Path, output: Path, embeddings: bool = False, types: M
 
 
 def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The type of each column by all of its values, and those given types that fit them."""
+    """Return the type of each column by all of its values, and those given types that fit them."""
     found: dict[str, Any] = {}
     known = dict(given)
     for records in _records(rows):
@@ -143,7 +143,7 @@ def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[
 
 
 def _array(values: list[Any], kind: Any = None) -> Any:
-    """An Arrow array of values; half of a surrogate pair, which is no text there, becomes U+FFFD."""
+    """Return an Arrow array of values; half of a surrogate pair, which is no text there, becomes U+FFFD."""
     import pyarrow
 
     try:
@@ -164,7 +164,7 @@ _MIXED = object()
 
 
 def _fits(values: list[Any], kind: Any) -> bool:
-    """Whether values are of a type that they had before they were JSON."""
+    """Return whether values are of a type that they had before they were JSON."""
     import pyarrow
 
     try:
@@ -175,7 +175,7 @@ def _fits(values: list[Any], kind: Any) -> bool:
 
 
 def _common(known: Any, values: list[Any]) -> Any:
-    """The type of a column, given that of earlier rows: `_MIXED` where there is none."""
+    """Return the type of a column, given that of earlier rows: `_MIXED` where there is none."""
     import pyarrow
 
     if known is _MIXED:
@@ -193,7 +193,7 @@ def _common(known: Any, values: list[Any]) -> Any:
 
 
 def _storable(kind: Any) -> bool:
-    """Whether Parquet can hold a type: it has no objects without fields."""
+    """Return whether Parquet can hold a type: it has no objects without fields."""
     import pyarrow
 
     if pyarrow.types.is_struct(kind):
@@ -282,13 +282,13 @@ def _flat(values: Iterable[Any]) -> list[Any]:
 
 
 def _offsets(values: Sequence[Any]) -> list[int | None]:
-    """Where each list begins among the flat values, None where there is none; and the end."""
+    """Return where each list begins among the flat values, None where there is none; and the end."""
     ends = list(itertools.accumulate((len(each or ()) for each in values), initial=0))
     return [*(None if each is None else begin for each, begin in zip(values, ends, strict=False)), ends[-1]]
 
 
 def _duration(text: str, unit: str) -> int:
-    """A time span as Python and pandas write it, in units.
+    """Return a time span, as Python and pandas write it, in units.
 
     >>> _duration("-1 day, 0:00:05.5", "ms"), _duration("2 days 00:00:00.000000001", "ns")
     (-86394500, 172800000000001)

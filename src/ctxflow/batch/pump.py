@@ -10,8 +10,8 @@ from typing import Any
 
 from ctxflow.batch.intake import Prepared
 from ctxflow.batch.job import error_limit
-from ctxflow.batch.journal import row_digest
-from ctxflow.batch.ledger import Ledger, Pair
+from ctxflow.batch.journal import Pair, row_digest
+from ctxflow.batch.ledger import Ledger
 from ctxflow.batch.phrases import one_line
 from ctxflow.batch.records import Held, Record, dead_letter, error_line
 from ctxflow.errors import ContextError, CtxflowError, RunEnded
@@ -52,17 +52,17 @@ class Tolerance:
         self._causes = Causes()
 
     def read(self, numbers: Sequence[int]) -> None:
-        """Rows were read, whose numbers ascend."""
+        """Count rows that were read, whose numbers ascend."""
         if numbers and self._read < FIRST:
             self._last_of_first = numbers[: FIRST - self._read][-1]
         self._read += len(numbers)
 
     def done(self, amount: int) -> None:
-        """Rows went well."""
+        """Count rows that have a result."""
         self._went_well |= amount > 0
 
     def dead(self, number: int, error: str, message: str) -> None:
-        """A row failed."""
+        """Count a row that failed."""
         self._dead += 1
         self._first_dead += number <= self._last_of_first
         self._causes.bury({"kind": "exception", "error": error, "message": message}, 1)
@@ -283,7 +283,7 @@ class _Turns:
         self._order += rows
 
     def next(self, answers: Iterable[tuple[Prepared, Any]]) -> Iterator[tuple[Prepared, Any]]:
-        """Those whose turn has come."""
+        """Yield those whose turn has come."""
         for row, answer in answers:
             self._ready[row.number] = answer
         while self._order and self._order[0].number in self._ready:

@@ -27,7 +27,7 @@ _CUT = ("prompt_tokens", "truncated", "original_prompt_tokens")
 
 
 def line(record: Mapping[str, Any], nan: bool = False) -> bytes:
-    """A record as a line of JSON.
+    """Return a record as a line of JSON.
 
     :param nan: whether NaN and infinities may be written, as Python reads them; JSON lacks them.
     :raises ValueError: if it holds such a number and may not, or itself, or half of a surrogate pair in a text.
@@ -37,7 +37,7 @@ def line(record: Mapping[str, Any], nan: bool = False) -> bytes:
 
 
 def error_line(letter: Mapping[str, Any]) -> bytes:
-    """A dead letter as a line of JSON, with whatever text is in it."""
+    """Return a dead letter as a line of JSON, with whatever text is in it."""
     try:
         return line(letter)
     except UnicodeEncodeError:
@@ -45,7 +45,7 @@ def error_line(letter: Mapping[str, Any]) -> bytes:
 
 
 def whole_text(text: str) -> str:
-    r"""Text with U+FFFD in place of each half of a surrogate pair, which is no character.
+    r"""Return text with U+FFFD in place of each half of a surrogate pair, which is no character.
 
     >>> whole_text("x\ud800"), whole_text("\ud83d\ude00") == "\U0001f600"
     ('x\ufffd', True)
@@ -54,7 +54,7 @@ def whole_text(text: str) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON lacks, as what it has: numpy's numbers and arrays, dataclasses, dates, decimals, bytes."""
+    """Return what JSON lacks as what it has: numpy's numbers and arrays, dataclasses, dates, decimals, bytes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "tolist"):
@@ -79,7 +79,7 @@ _ENCODE_NAN = json.JSONEncoder(ensure_ascii=False, default=plain_value).encode
 
 
 def plain_columns(job: Job) -> tuple[str, ...]:
-    """The columns of results that are not in OpenAI's form, in their order."""
+    """Return the columns of results that are not in OpenAI's form, in their order."""
     identifier = () if job.id_column is None else (job.id_column,)
     return tuple(dict.fromkeys(("row", *identifier, *job.keep, *_parts(job))))
 
@@ -92,7 +92,7 @@ def _parts(job: Job) -> tuple[str, ...]:
 
 
 def plain_record(job: Job) -> Record:
-    """Rows' numbers, ids and kept columns, the answers' parts as columns, and who answered where that may differ.
+    """Return what makes plain results: a row's number, id and kept columns, the parts of its answer, and its context.
 
     :raises ValueError: if a kept column and a part of the answer have one name.
     """
@@ -123,7 +123,7 @@ def plain_record(job: Job) -> Record:
 
 
 def openai_record(job: Job, created: int) -> Record:
-    """The lines of OpenAI's batch output.
+    """Return what makes lines of OpenAI's batch output.
 
     :param created: the time that responses name, in seconds since 1970. One for all, so that a job that is run
         again writes the same lines.
@@ -163,7 +163,7 @@ def _completion(name: str, kind: str, choice: dict[str, Any], answer: Mapping[st
 
 
 def tokens_of(answer: Mapping[str, Any]) -> int:
-    """The tokens that a model read and wrote for an answer that counts them.
+    """Return the tokens that a model read and wrote for an answer that counts them.
 
     >>> tokens_of({"prompt_tokens": 5, "completion_tokens": 2}), tokens_of({"prompt_tokens": 5})
     (7, 5)
@@ -173,7 +173,7 @@ def tokens_of(answer: Mapping[str, Any]) -> int:
 
 
 def truncated(answer: Mapping[str, Any]) -> bool:
-    """Whether a model read less than it was given.
+    """Return whether a model read less than it was given.
 
     >>> truncated({"text": "Paris", "truncated": True, "original_prompt_tokens": 600})
     True
@@ -193,7 +193,7 @@ def _embeddings(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dead_letter(number: int, key: int, identifier: Any, place: str, error: BaseException) -> dict[str, Any]:
-    """A row that failed: a line of OpenAI's error form, with the row's place and what the worker saw beside it."""
+    """Return the dead letter of a row: OpenAI's error form, with the row's place and the worker's traceback."""
     cause = error.__cause__
     told = error if isinstance(error, CallError) else cause if isinstance(cause, RemoteTraceback) else None
     remote = cause.text if isinstance(cause, RemoteTraceback) else getattr(error, "remote_traceback", "")
@@ -244,7 +244,7 @@ class Held:
         self._said: set[tuple[str, tuple[str, str]]] = set()
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """A record as a line.
+        """Return a record as a line.
 
         Values of kept columns that cannot be held are null, and so are those that are a part of an answer.
 
@@ -295,7 +295,7 @@ class _Changes:
         self._answer = answer
 
     def mended(self, value: Any, itself: bool, level: int = 0) -> Any:
-        """A value with something else in place of what cannot be held.
+        """Return a value with something else in place of what cannot be held.
 
         :param itself: whether it is the answer, not a part of it: then it is refused if it cannot be held.
         """
@@ -347,7 +347,7 @@ class _Changes:
         return made
 
     def _key(self, key: Any) -> Any:
-        """A key as JSON has it."""
+        """Return a key as JSON has it."""
         if isinstance(key, str):
             return self._text(key)
         try:

@@ -21,7 +21,7 @@ class LacksColumn(RowError):
 
 
 def compile_template(text: str, what: str = "template") -> Render:
-    """A function that renders a row.
+    """Return a function that renders a row.
 
     Columns are variables; one whose name is no identifier is `row["the name"]`.
 
@@ -50,7 +50,7 @@ def compile_template(text: str, what: str = "template") -> Render:
 
 
 def _environment() -> tuple[Any, Any]:
-    """The sandbox, and jinja2's module."""
+    """Return the sandbox, and jinja2's module."""
     try:
         import jinja2
         import jinja2.meta
@@ -81,7 +81,7 @@ def columns_named(text: str) -> list[str]:
 
 
 def template_text(text: str) -> str:
-    """The template itself, read from its file if only that is named.
+    """Return the template itself, read from its file if only that is named.
 
     :raises ValueError: if the file cannot be read.
     """

@@ -59,7 +59,7 @@ class ProgressReporter:
         self._status: Status | None = None
 
     def dead(self, place: str, message: str) -> None:
-        """A row went to the dead letters."""
+        """Report that a row went to the dead letters."""
         self._newest_dead = f"{place}: {one_line(message)}"
         self._display.dead(place, message)
 
@@ -149,14 +149,14 @@ class Work:
             self._record = plain_record(job)
 
     def maker(self, job: Job) -> Make:
-        """What makes items of rows, by that job's settings.
+        """Return what makes items of rows, by that job's settings.
 
         :raises ValueError: if it makes no sense.
         """
         return maker(job, self._own, self.source.columns())
 
     def identity(self) -> Identity:
-        """What the results depend on beside rows and settings, which constants are among."""
+        """Return what the results depend on beside rows and settings, which constants are among."""
         if self.job.model is not None:
             return identity_of_model(self.job.model, self._reading)
         return identity_of(self._app, {}, self._reading)
@@ -213,7 +213,7 @@ def note_job(run: Path, job: Job, output: Path, errors: Path, site: Site, displa
 
 
 def kept_summary(run: Path | None, display: Display) -> dict[str, Any] | None:
-    """The summary of a run that has ended, which is also kept in its directory; None if nothing ran.
+    """Return the summary of a run that has ended, which is also kept in its directory; None if nothing ran.
 
     A job that is done must not fail for it: what is wrong is told in a sentence.
     """
@@ -234,7 +234,7 @@ def kept_summary(run: Path | None, display: Display) -> dict[str, Any] | None:
 
 
 def _telling(size: int, display: Display) -> Callable[[int], None]:
-    """Tells now and then how far the event log is read, if that takes a while."""
+    """Return what tells now and then how far the event log is read, if that takes a while."""
     read, due = 0, time.monotonic() + _PATIENCE
 
     def advance(count: int) -> None:

@@ -132,7 +132,7 @@ def _as_data(run: KnownRun, chosen: bool, removed: bool) -> dict[str, Any]:
 
 
 def seconds_of(age: str) -> float:
-    """A length of time as people write it, in seconds.
+    """Return a length of time, as people write it, in seconds.
 
     :raises UsageError: if it is none.
 
@@ -146,7 +146,7 @@ def seconds_of(age: str) -> float:
 
 
 def size_text(size: float) -> str:
-    """A size for people.
+    """Return a size for people.
 
     >>> size_text(512), size_text(1_234_567), size_text(45_600_000_000)
     ('512 B', '1.23 MB', '45.6 GB')

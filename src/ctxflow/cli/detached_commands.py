@@ -34,7 +34,7 @@ _CANCEL_SECONDS = 90.0
 
 
 def _complete(incomplete: str) -> list[tuple[str, str]]:
-    """Ids that begin so, the youngest first, each with what it is: for the shell's completion."""
+    """Return ids that begin so, the youngest first, each with what it is: for the shell's completion."""
     from ctxflow.batch.detached import found_jobs
 
     jobs = reversed(found_jobs())
@@ -113,7 +113,7 @@ def jobs(
 
 
 def jobs_table(found: list[DetachedView], now: float) -> Group:
-    """Two lines for each job: how it stands, and below it its output, and why it is held or failed."""
+    """Return two lines for each job: how it stands, and below it its output, and why it is held or failed."""
     from ctxflow.batch.phrases import number
 
     colours = {"running": "green", "held": "red", "failed": "red", "lost": "red", "queued": "yellow"}
@@ -154,7 +154,7 @@ def _as_json(view: DetachedView) -> dict[str, Any]:
 
 
 def _rows(row: dict[str, Any]) -> str:
-    """Rows done, of how many.
+    """Return the rows done, of how many.
 
     >>> _rows({"done": 1200, "total": 20000, "guessed": True})
     '1,200 of ~20,000'
@@ -165,14 +165,14 @@ def _rows(row: dict[str, Any]) -> str:
 
 
 def _near(path: str) -> str:
-    """A path as it is seen from here, if that is shorter."""
+    """Return a path relative to here, if that is shorter."""
     with contextlib.suppress(ValueError):
         path = min(path, os.path.relpath(path), key=len)
     return path
 
 
 def _clock(then: float, now: float) -> str:
-    """A time: of today, or of this year, or of another.
+    """Return a time of today, or of this year, or of another.
 
     >>> _clock(0.0, 86_400.0 * 400)[:4] in ("1970", "1969")
     True

@@ -1,7 +1,4 @@
-"""`ctxflow factory`: serves the live runs of its user with workers, says what it would ask for, or cleans up.
-
-What does not live here: the service (factory/service.py), and what is left over (factory/leftovers.py).
-"""
+"""`ctxflow factory` and `worker-command`: workers for live runs, acquired for all of them, or started by hand."""
 
 from __future__ import annotations
 
@@ -139,7 +136,7 @@ def _serve(path: str, as_json: bool, metrics: str | None) -> int:
 
 
 def _obey_signals(service: Service) -> list[int]:
-    """SIGHUP reloads, the first SIGTERM or SIGINT ends, the second at once; gives those that came, as they come."""
+    """Have SIGHUP reload, the first SIGTERM or SIGINT end, the second at once; return those that came, as they come."""
     came: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -275,7 +272,7 @@ def worker_command(
 
 
 def _choose(runs: list[PublishedRun], wanted: str | None) -> PublishedRun:
-    """The run that is meant.
+    """Return the run that is meant.
 
     :raises CtxflowError: if there is none.
     :raises UsageError: if it is not clear which, or none is of that name.
@@ -303,7 +300,7 @@ def _lies_in(directory: str, place: str) -> bool:
 
 
 def _explanation(run: PublishedRun, tier: str) -> str:
-    """What must be so where the line is run."""
+    """Return what the machine needs on which the line is run."""
     lines = [
         f"Run this line where a worker of tier {tier} is to be. That machine must",
         f"  reach {run.address}, port {run.port}",

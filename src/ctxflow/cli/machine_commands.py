@@ -1,4 +1,4 @@
-"""`ctxflow doctor`: what is installed, which devices and engines there are, and what to do about what is not."""
+"""`ctxflow doctor`, `topo` and `demo`: what is on this machine, its topology, and the main example on it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def examine() -> Iterable[Finding]:
-    """Everything that is looked at, in the order it is shown."""
+    """Yield everything that is looked at, in the order it is shown."""
     yield from _machine()
     yield from _packages()
     yield from _tasks()
@@ -137,7 +137,7 @@ def _machine() -> Iterable[Finding]:
 
 
 def _free_memory() -> int:
-    """What can be had without anything being paged out, in bytes; all of it where that is not told."""
+    """Return the memory available without paging, in bytes; all of it where that is not known."""
     from ctxflow.host.processes import machine_memory
 
     with contextlib.suppress(OSError), open("/proc/meminfo") as file:
@@ -151,7 +151,7 @@ _PACKAGES = ("parsl", "cloudpickle", "numpy")
 
 
 def _packages() -> Iterable[Finding]:
-    """What every use needs, and nothing that overwrites it."""
+    """Look at what every use needs, and for what overwrites it."""
     again = how_to_install_ctxflow(sys.executable)
     for name in _PACKAGES:
         version = _version(name)
@@ -193,7 +193,7 @@ _TASKS = (
 
 
 def _tasks() -> Iterable[Finding]:
-    """What is there for which task."""
+    """Look at what is installed for which task."""
     for task in _TASKS:
         there = {name: _version(name) for name, module in task.packages.items() if _is_there(name, module)}
         missing = [name for name in task.packages if name not in there]
@@ -259,7 +259,7 @@ def _engines() -> Iterable[Finding]:
 
 
 def _embedded() -> Finding:
-    """Really start a worker, and have it answer."""
+    """Start a worker, and have it answer."""
     from ctxflow.executors import ContextExecutor
 
     try:
@@ -322,7 +322,7 @@ def topo(
 
 
 def _news(topology: Topology, state: Path) -> bool:
-    """Whether something is new; then it is kept, and told on stderr."""
+    """Return whether something is new; then it is kept, and told on stderr."""
     from ctxflow.safe_files import written_whole
     from ctxflow.topology import changes, from_graph, to_graph
 
@@ -351,7 +351,7 @@ def _kept(state: Path) -> dict[str, Any]:
 
 
 def _asker() -> str:
-    """Who asks: a startd that was started anew knows nothing, and has to be told all again."""
+    """Return who asks: a startd that was started anew knows nothing, and has to be told all again."""
     try:
         with open(f"/proc/{os.getppid()}/stat", encoding="utf-8") as file:
             started = file.read().rpartition(")")[2].split()[19]

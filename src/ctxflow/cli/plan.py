@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ctxflow.cli.screen import native_output_aside
+from ctxflow.cli.screen import native_output_aside, spinner
 from ctxflow.consoles import VisibleConsole
 
 if TYPE_CHECKING:
@@ -101,11 +100,6 @@ def plan(
     from ctxflow.policies.agh.problem import Problem, azure_instance, paper_instance
     from ctxflow.policies.agh.solution import solve
 
-    console = VisibleConsole(stderr=True)
-
-    def waiting(text: str) -> contextlib.AbstractContextManager[object]:
-        return console.status(text) if console.is_terminal else contextlib.nullcontext()
-
     made: JobProblem | None = None
     if problem is not None:
         if site is not None or live or measured is not None or save is not None:
@@ -115,12 +109,12 @@ def plan(
     elif site is None or job is None:
         raise typer.BadParameter("give SITE and JOB, or --problem FILE")
     else:
-        with waiting("Asking the batch systems ..." if live else "Reading ..."):
+        with spinner("Asking the batch systems ..." if live else "Reading ..."):
             made = _made(site, job, live, measured)
         given = made.problem
         if save is not None:
             save.write_text(given.to_json(), encoding="utf-8")
-    with waiting("Solving ..."), native_output_aside():
+    with spinner("Solving ..."), native_output_aside():
         try:
             found = solve(given, method.value, seed=seed, time_limit=time_limit, gap=gap)
         except ModuleNotFoundError as error:

@@ -11,7 +11,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from ctxflow.cli.simulate_command import progress, recorded_of
+from ctxflow.cli.screen import share_bar
+from ctxflow.cli.simulate_command import recorded_of
 from ctxflow.consoles import VisibleConsole
 from ctxflow.wording import counted
 
@@ -69,7 +70,7 @@ def profile_scaling(
 
     candidates = _shares(shares)
     sessions = _sessions_of(what) if workload is None else None
-    with progress("Profiling") as tell:
+    with share_bar("Profiling") as tell:
         if sessions is not None:
             if changes:
                 raise typer.BadParameter("--set is for workloads and runs of items, and this run had sessions")

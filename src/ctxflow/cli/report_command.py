@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import importlib.util
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxflow.consoles import VisibleConsole
+from ctxflow.cli.screen import bytes_bar, spinner
 from ctxflow.errors import UsageError
 from ctxflow.installing import how_to_install
 
 if TYPE_CHECKING:
     from ctxflow.observe.run_report import Report
 
-_PATIENCE = 2.0  # Seconds without a progress display.
 _PLAIN = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|"})
 
 
@@ -108,7 +104,7 @@ def report(
     if html and (as_json or output is not None):
         raise UsageError("a page holds all of it: leave --json and --output out, or --html")
     found = find_run(run)
-    with _progress(sum(log.stat().st_size for log in logs_of(found))) as advance:
+    with bytes_bar("Reading the logs", sum(log.stat().st_size for log in logs_of(found))) as advance:
         what = read_report(found, advance)
     if html:
         print(_write_page(what, file or found / "report.html", pictures, every))
@@ -126,7 +122,7 @@ def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
 
     if path.is_dir():
         path /= "report.html"
-    with _spinning("Drawing ..."):
+    with spinner("Drawing ..."):
         drawings = {}
         if pictures and _may_draw():
             from ctxflow.observe.plots import drawings as draw
@@ -137,16 +133,11 @@ def _write_page(what: Report, path: Path, pictures: bool, every: bool) -> Path:
 
 
 def _may_draw() -> bool:
-    """Whether pictures can be drawn; says so if not."""
+    """Return whether pictures can be drawn; say so if not."""
     there = importlib.util.find_spec("matplotlib") is not None
     if not there:
         print(f"ctxflow: pictures need matplotlib: {how_to_install('matplotlib', extra='report')}", file=sys.stderr)
     return there
-
-
-def _spinning(text: str) -> contextlib.AbstractContextManager[object]:
-    console = VisibleConsole(stderr=True)
-    return console.status(text) if console.is_terminal else contextlib.nullcontext()
 
 
 def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
@@ -154,7 +145,7 @@ def _draw(what: Report, directory: Path, form: Format, quiet: bool) -> None:
         return
     from ctxflow.observe.plots import draw
 
-    with _spinning("Drawing ..."):
+    with spinner("Drawing ..."):
         written = draw(directory, what.history, what.transfers, what.trees, form.value)
     if written and not quiet:
         print("\nPictures")
@@ -169,22 +160,3 @@ def _print(text: str) -> None:
     except UnicodeEncodeError:
         text = text.translate(_PLAIN).encode("ascii", "replace").decode()
     print(text)
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function that takes bytes read; shows a bar on a terminal once it has taken a while."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("Reading the logs"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = VisibleConsole(stderr=True)
-    begun, done = time.monotonic(), 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total, visible=False)
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            bar.update(task, completed=done, visible=time.monotonic() - begun > _PATIENCE)
-
-        yield advance

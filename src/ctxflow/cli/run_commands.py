@@ -1,6 +1,6 @@
-"""`ctxflow top` and `ctxflow status`: how a batch stands, seen from another terminal.
+"""`ctxflow top`, `status`, `workers` and `drain`: a run seen, and asked to leave hosts, from another terminal.
 
-What does not live here: the view (batch/view.py), and the status file that it is made of (batch/status_file.py).
+A run is found by its status file (batch/job_status.py), which the view (batch/display.py) is made of.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def status(
 
 
 def chosen(which: Path | None) -> tuple[Path, dict[str, Any]]:
-    """The status file that is meant, and what it says."""
+    """Return the status file that is meant, and what it says."""
     from ctxflow.batch.job_status import LIVE, find_status, found_below, read_status
     from ctxflow.observe.progress import condition
 
@@ -232,7 +232,7 @@ def _table(found: list[Worker]) -> Table:
 
 
 def _named(found: list[Worker], name: str) -> Worker:
-    """The one that is meant.
+    """Return the worker that is meant.
 
     :raises UsageError: if that is none, or not one alone.
     """
@@ -259,7 +259,7 @@ def _print_log(worker: Worker, run: str) -> None:
 
 
 def _logs(worker: Worker, run: str) -> list[Path]:
-    """The files that a worker's output is in.
+    """Return the files that a worker's output is in.
 
     :raises UsageError: if there is none here.
     """
@@ -324,7 +324,7 @@ def drain(
 
 
 def _host(name: str, there: set[str]) -> str:
-    """The host that is meant: by its name, or by what that begins with, up to a dot."""
+    """Return the host that is meant: by its name, or by what that begins with, up to a dot."""
     meant = [name] if name in there else sorted(host for host in there if host.partition(".")[0] == name)
     if len(meant) != 1:
         known = ", ".join(sorted(there)) or "none yet"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import itertools
 import json
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ctxflow.cli.screen import share_bar
 from ctxflow.consoles import VisibleConsole
 from ctxflow.installing import how_to_install
 from ctxflow.wording import counted
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ctxflow.simulator.scenario import Change, Scenario
     from ctxflow.simulator.studies import Case, Summary
 
-_PATIENCE = 2.0  # Seconds without a progress display.
 AS_IT_WAS = "as it was"
 
 
@@ -93,7 +91,7 @@ def simulate(
     swept = combinations([parse_sweep(text) for text in sweeps or ()])
     recorded = recorded_of(what, workload)
     cases = list(_cases(what, workload, recorded, common, swept, output))
-    with progress("Simulating") as tell:
+    with share_bar("Simulating") as tell:
         summaries = study(cases, range(seed, seed + runs), hours * 3600, tell)
     pictures = [path for case in cases if case.log for path in _draw(case.log)]
     if as_json:
@@ -110,7 +108,7 @@ def simulate(
 
 
 def recorded_of(what: str, workload: Path | None) -> Recorded | None:
-    """The recorded run that is meant, None where a site and a workload are given."""
+    """Return the recorded run that is meant, None where a site and a workload are given."""
     from ctxflow.simulator.scenario import read_recorded
 
     if workload is not None:
@@ -128,7 +126,7 @@ def _cases(
     swept: Sequence[tuple[Change, ...]],
     output: Path | None,
 ) -> Iterator[Case]:
-    """The scenarios to simulate, with their names and places."""
+    """Yield the scenarios to simulate, with their names and places."""
     from ctxflow.simulator.scenario import load_scenario, recorded_scenario
     from ctxflow.simulator.studies import Case
 
@@ -157,7 +155,7 @@ def _place(output: Path | None, name: str, several: bool) -> Path | None:
 
 
 def _draw(directory: Path) -> list[Path]:
-    """The pictures of a simulated run, from its event log."""
+    """Draw the pictures of a simulated run, from its event log."""
     from ctxflow.observe.run_report import read_report
     from ctxflow.simulator.studies import LOG
 
@@ -170,24 +168,11 @@ def _draw(directory: Path) -> list[Path]:
     return [directory / LOG, *draw(directory, found.history, found.transfers, found.trees)]
 
 
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[float], None]]:
-    """Gives a function that takes the share that is done; shows a bar on a terminal once it has taken a while."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = VisibleConsole(stderr=True)
-    begun = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=1.0, visible=False)
-        yield lambda share: bar.update(task, completed=share, visible=time.monotonic() - begun > _PATIENCE)
-
-
 _DERIVED = ("items_per_second", "efficiency")
 
 
 def as_data(summary: Summary) -> dict[str, Any]:
-    """A case for JSON: the median of each figure and its spread, and every run. Seconds, bytes."""
+    """Return a case for JSON: the median of each figure and its spread, and every run. Seconds, bytes."""
     from ctxflow.simulator.studies import Result
 
     names = [f.name for f in dataclasses.fields(Result) if f.name not in ("moved", "finished")] + list(_DERIVED)
@@ -205,7 +190,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
 
 
 def recorded_data(recorded: Recorded) -> dict[str, Any]:
-    """What a recorded run came to, and the workload that it showed."""
+    """Return what a recorded run came to, and the workload that it showed."""
     names = ("name", "seconds", "items", "done", "evicted", "joined", "loads", "batches", "lost_items")
     return {**{name: getattr(recorded, name) for name in names}, "workload": recorded.workload_values()}
 
@@ -234,7 +219,7 @@ def show(summaries: Sequence[Summary], recorded: Recorded | None) -> None:
 
 
 def one(summary: Summary) -> str:
-    """The figures of one case, a line each."""
+    """Return the figures of one case, a line each."""
     from ctxflow.observe.formatting import seconds
 
     median = summary.median
@@ -260,7 +245,7 @@ def one(summary: Summary) -> str:
 
 
 def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -> str:
-    """A row a case; ratios are to the first row. A name that is too long for the width has a line of its own."""
+    """Return a row a case; ratios are to the first row. A name that is too long for the width has its own line."""
     from ctxflow.observe.formatting import seconds
 
     several = len(summaries[0].results) > 1
@@ -299,7 +284,7 @@ def table(summaries: Sequence[Summary], recorded: Recorded | None, width: int) -
 
 
 def aligned(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], width: int) -> str:
-    """Rows under a head: names to the left, figures to the right.
+    """Return rows under a head: names to the left, figures to the right.
 
     >>> print(aligned(["s"], [("one", ["1.0"]), ("two", ["12"])], 12))
            s

@@ -97,7 +97,7 @@ def _others_read(file: str) -> bool:
 
 
 def _policy_problems(found: Site) -> Iterator[str]:
-    """What is wrong with the policies' options, which only the policies know."""
+    """Yield what is wrong with the policies' options, which only the policies know."""
     from ctxflow.policies.registry import FAMILIES, make
 
     for family in FAMILIES:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxflow.rows.source import RowError
+from ctxflow.rows.source import RowError, Table
 
 WHOLE = "*"
 """Asks for whole rows in place of a column."""
@@ -122,7 +123,7 @@ give --column NAME to take another, or --column '*' for whole rows
 
 
 def _or(known: Sequence[str] | None, what: str) -> str:
-    """What else can be done, unless the columns are to be read in another way first."""
+    """Return what else can be done, unless the columns are to be read in another way first."""
     return "" if other_delimiter(known or ()) else f"; {what}"
 
 
@@ -166,7 +167,7 @@ def other_delimiter(columns: Sequence[str]) -> str | None:
 
 
 def item_maker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Makes an item of a row's values: those of some columns, or the whole row.
+    """Return what makes an item of a row's values: those of some columns, or the whole row.
 
     >>> item_maker(["b", "a"])({"a": 1, "b": 2, "c": 3}), item_maker([])({"a": 1})
     ((2, 1), ({'a': 1},))
@@ -177,7 +178,7 @@ def item_maker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[An
 
 
 def cell(values: Mapping[str, Any], column: str) -> Any:
-    """A row's value in a column.
+    """Return a row's value in a column.
 
     :raises RowError: if it has none.
     """
@@ -187,7 +188,7 @@ def cell(values: Mapping[str, Any], column: str) -> Any:
 
 
 def listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Columns' names for a person, not too many.
+    """Return columns' names for a person, not too many.
 
     >>> listed(["a", "b"]), listed([])
     ("'a', 'b'", 'nothing')
@@ -203,3 +204,53 @@ def other_columns(first: object, columns: Sequence[str], other: object, found: S
         f"{first} has the columns {listed(columns)}, but {other} has {listed(found)}: put files of other columns into "
         "a folder of their own"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What the beginning of an input tells of all of it.
+
+    :ivar name: the input's.
+    :ivar columns: those that it has, None where each row has its own.
+    :ivar rows: its first rows, without those that cannot be read.
+    """
+
+    name: str
+    columns: tuple[str, ...] | None
+    rows: Sequence[Mapping[str, Any]]
+
+    @functools.cached_property
+    def known(self) -> tuple[str, ...] | None:
+        """Return the columns, or what any of the first rows has; None if nothing tells."""
+        if self.columns is not None:
+            return self.columns
+        return tuple(dict.fromkeys(name for row in self.rows for name in row)) if self.rows else None
+
+    def lacks(self, column: str, reads: str) -> str | None:
+        """Return what is to be said if there is no such column.
+
+        :param reads: who reads it.
+
+        >>> Head("a.csv", ("id", "claim"), ()).lacks("clam", "--keep names")
+        "a.csv has no column 'clam', which --keep names: it has 'id', 'claim' (did you mean 'claim'?)"
+        """
+        known = self.known
+        if known is None or column in known:
+            return None
+        if self.columns is not None:
+            return f"{self.name} has no column {column!r}, which {reads}: {told(column, known)}"
+        if len(self.rows) == 1:
+            return f"the first row of {self.name} has no {column!r}, which {reads}: {told(column, known)}"
+        count = f"none of the first {len(self.rows):,} rows of {self.name}"
+        return f"{count} has {column!r}, which {reads}: {told(column, known).replace('it has', 'they have', 1)}"
+
+
+def head_of(table: Table) -> Head:
+    """Read the beginning of an input.
+
+    :raises ValueError: if it cannot be read at all.
+    """
+    columns = table.columns()
+    chunk = next(iter(table.chunks()), [])
+    rows = [row.values for row in chunk if not isinstance(row.values, RowError)]
+    return Head(table.name, None if columns is None else tuple(columns), rows)

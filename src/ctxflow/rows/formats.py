@@ -42,27 +42,27 @@ class FileSource:
         self._read = 0
 
     def columns(self) -> Sequence[str] | None:
-        """Those that all rows have; None where each row has its own."""
+        """Return the columns that all rows have; None where each row has its own."""
         return None
 
     def fraction(self) -> float:
-        """How much of the file is read."""
+        """Return how much of the file is read."""
         return min(1.0, self._read / self._size)
 
     def identity(self) -> str:
-        """A digest of samples."""
+        """Return a digest of samples."""
         return file_identity([self._path])
 
     def types(self) -> Mapping[str, Any]:
-        """None: all is text, or what JSON has."""
+        """Return none: all is text, or what JSON has."""
         return {}
 
     def place(self, number: int) -> str:
-        """The line."""
+        """Return the line, for a person."""
         return f"{self.name}, line {number + 1}"
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """The rows, whole."""
+        """Yield the rows, whole."""
         with self._open() as (lines, raw):
             yield from self._chunked(self._rows(lines, skip), raw)
 
@@ -96,7 +96,7 @@ class LineSource(FileSource):
     """A file whose lines are its rows. Blank lines are no rows, but count as lines."""
 
     def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
-        """What a line says.
+        """Return the values of a line.
 
         :raises RowError: if it says nothing that can be read.
         """
@@ -127,7 +127,7 @@ def undecodable(error: UnicodeDecodeError, encoding: str, words: Words) -> str:
 
 
 def another_encoding(encoding: str, words: Words) -> str:
-    """What else can be done, where nobody named the encoding."""
+    """Return what else can be done, where nobody named the encoding."""
     return (
         f"; if all of the input is of another encoding, {words.encoding.format('cp1252')}"
         if encoding == "UTF-8"
@@ -142,7 +142,7 @@ class TextSource(LineSource):
     """A file with a text a line, without the lines' ends."""
 
     def columns(self) -> Sequence[str]:
-        """The one."""
+        """Return the one column."""
         return (COLUMN,)
 
     def _values(self, line: bytes, encoding: str) -> dict[str, Any]:
@@ -209,11 +209,11 @@ class CsvSource(FileSource):
         self._delimiter = delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
 
     def place(self, number: int) -> str:
-        """The record."""
+        """Return the record, for a person."""
         return f"{self.name}, row {number + 1} below the header"
 
     def columns(self) -> Sequence[str] | None:
-        """Those that the header names; None if there is none."""
+        """Return the columns that the header names; None if there is none."""
         with self._open() as (lines, _):
             return self._columns(self._reader(lines), lines.encoding) or None
 
@@ -293,31 +293,31 @@ class Shards:
                 raise ValueError(other_columns(self.files[0], headers[0] or (), file, found))
 
     def columns(self) -> Sequence[str] | None:
-        """Those of the first."""
+        """Return the columns of the first."""
         found: Sequence[str] | None = self._parts[0].columns()
         return found
 
     def types(self) -> Mapping[str, Any]:
-        """None: all is text, or what JSON has."""
+        """Return none: all is text, or what JSON has."""
         return {}
 
     def fraction(self) -> float:
-        """How much of the files is read."""
+        """Return how much of the files is read."""
         read = sum(part.fraction() * size for part, size in zip(self._parts, self._sizes, strict=True))
         return float(min(1.0, read / sum(self._sizes)))
 
     def identity(self) -> str:
-        """A digest of samples."""
+        """Return a digest of samples."""
         return file_identity(self.files)
 
     def place(self, number: int) -> str:
-        """The file, and the place in it."""
+        """Return the file, and the place in it."""
         n = min(bisect.bisect_right(self._begins, number), len(self._parts)) - 1
         place: str = self._parts[n].place(number - self._begins[n])
         return place
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """The rows of one file after the other."""
+        """Yield the rows of one file after the other."""
         begin = 0
         self._begins = [0]
         for part in self._parts:

@@ -31,7 +31,7 @@ class Row:
 
 
 def left_out(skip: bytes, number: int) -> bool:
-    """Whether a row is one of those to be skipped."""
+    """Return whether a row is one of those to be skipped."""
     return number < len(skip) and skip[number] != 0
 
 
@@ -41,10 +41,10 @@ class Table(Protocol):
     name: str
 
     def columns(self) -> Sequence[str] | None:
-        """The columns' names, None where each row has its own."""
+        """Return the columns' names, None where each row has its own."""
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """All rows, bad ones among them, some at a time.
+        """Yield all rows, bad ones among them, some at a time.
 
         :param skip: a byte for each of the first rows, by their numbers: those that are not 0 are left out, and
             where that can be, not even parsed.
@@ -53,7 +53,7 @@ class Table(Protocol):
         """
 
     def place(self, number: int) -> str:
-        """Where a row stands, for a person."""
+        """Return where a row stands, for a person."""
 
 
 class Source(Table, Protocol):
@@ -66,13 +66,13 @@ class Source(Table, Protocol):
     """The files that are read."""
 
     def fraction(self) -> float:
-        """How much of the input the last chunk's end is, 0 to 1."""
+        """Return how much of the input has been read at the end of the last chunk, 0 to 1."""
 
     def types(self) -> Mapping[str, Any]:
-        """The Arrow types of its columns, none where the input has no types."""
+        """Return the Arrow types of its columns, none where the input has no types."""
 
     def identity(self) -> str:
-        """A digest that changes with the input: of its size and of samples of it, not of its name or times."""
+        """Return a digest that changes with the input: of its size and of samples of it, not of its name or times."""
 
 
 class Limited:
@@ -90,27 +90,27 @@ class Limited:
         self._read = 0
 
     def columns(self) -> Sequence[str] | None:
-        """The input's."""
+        """Return the input's."""
         return self.whole.columns()
 
     def types(self) -> Mapping[str, Any]:
-        """The input's."""
+        """Return the input's."""
         return self.whole.types()
 
     def identity(self) -> str:
-        """The input's: with a larger limit, the same rows are those that are done."""
+        """Return the input's: with a larger limit, the same rows are those that are done."""
         return self.whole.identity()
 
     def place(self, number: int) -> str:
-        """Where the input has it."""
+        """Return where the input has it."""
         return self.whole.place(number)
 
     def fraction(self) -> float:
-        """How much of the first rows is read."""
+        """Return how much of the first rows is read."""
         return max(self.whole.fraction(), min(1.0, self._read / self._limit))
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """Those of the input, up to the last."""
+        """Yield those of the input, up to the last."""
         for chunk in self.whole.chunks(skip, columns):
             first = [row for row in chunk if row.number < self._limit]
             if first:

@@ -19,13 +19,13 @@ from ctxflow.rows.text_lines import file_identity
 
 
 def is_of(given: Any, module: str, name: str) -> bool:
-    """Whether it is of a class, whose module has been imported if so."""
+    """Return whether it is of a class, whose module has been imported if so."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(given, kind)
 
 
 def values_of(given: Any) -> Iterable[Any]:
-    """The values of a column, plain ones where it is pyarrow's; of another iterable, what it gives.
+    """Return the values of a column, plain ones where it is pyarrow's; of another iterable, what it gives.
 
     >>> values_of([1, 2])
     [1, 2]
@@ -48,7 +48,7 @@ class _Held:
         self._given = given
 
     def place(self, number: int) -> str:
-        """The row."""
+        """Return the row, for a person."""
         return f"{self.name}, row {number} (from 0)"
 
 
@@ -65,11 +65,11 @@ class FrameTable(_Held):
             raise ValueError(f"{self.name} has two columns {repeated!r}: rename one")
 
     def columns(self) -> Sequence[str] | None:
-        """Those of the frame."""
+        """Return the columns of the frame."""
         return tuple(self._given.columns)
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """Some rows at a time."""
+        """Yield some rows at a time."""
         frame = self._given[list(columns)] if columns else self._given
         for first in range(0, len(frame), CHUNK_ROWS):
             records = frame.iloc[first : first + CHUNK_ROWS].to_dict("records")
@@ -80,12 +80,12 @@ class DatasetTable(_Held):
     """A dataset of Hugging Face's `datasets`, or one that streams."""
 
     def columns(self) -> Sequence[str] | None:
-        """Those that it names; a dataset that streams may not know them."""
+        """Return the columns that it names; a dataset that streams may not know them."""
         names = self._given.column_names
         return tuple(names) if names else None
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """Some rows at a time."""
+        """Yield some rows at a time."""
         given = self._given
         if columns and hasattr(given, "select_columns") and set(columns) <= set(given.column_names or ()):
             given = given.select_columns(list(columns))
@@ -142,28 +142,28 @@ class _ArrowSource:
         raise NotImplementedError
 
     def columns(self) -> Sequence[str] | None:
-        """Those of the first file."""
+        """Return the columns of the first file."""
         return tuple(self._schema(self.files[0]).names) if self.files else None
 
     def types(self) -> Mapping[str, Any]:
-        """Those of the first file's columns."""
+        """Return the types of the first file's columns."""
         schema = self._schema(self.files[0]) if self.files else ()
         return {field.name: field.type for field in schema}
 
     def fraction(self) -> float:
-        """How many of the rows are read; where their number is unknown, 0 before the end."""
+        """Return how many of the rows are read; where their number is unknown, 0 before the end."""
         return self._done / self.total if self.total else float(self._ended)
 
     def place(self, number: int) -> str:
-        """The row."""
+        """Return the row, for a person."""
         return f"{self.name}, row {number} (from 0)"
 
     def identity(self) -> str:
-        """A digest of samples."""
+        """Return a digest of samples."""
         return file_identity(self.files)
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """The rows of each record batch."""
+        """Yield the rows of each record batch."""
         self._done = 0
         for file in self.files:
             try:
@@ -183,7 +183,7 @@ class _ArrowSource:
 
 
 def _parts(batch: Any) -> Iterator[Any]:
-    """A record batch in pieces that are chunks of rows."""
+    """Yield a record batch in pieces that are chunks of rows."""
     for start in range(0, batch.num_rows, CHUNK_ROWS):
         yield batch.slice(start, CHUNK_ROWS)
 
@@ -262,11 +262,11 @@ class ArrowTable(_Held):
     """
 
     def columns(self) -> Sequence[str] | None:
-        """Those of its schema."""
+        """Return the columns of its schema."""
         return tuple(self._given.schema.names)
 
     def chunks(self, skip: bytes = b"", columns: Sequence[str] = ()) -> Iterator[list[Row]]:
-        """The rows of each record batch."""
+        """Yield the rows of each record batch."""
         first = 0
         try:
             for batch in self._batches(columns):

@@ -30,7 +30,7 @@ _UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file to read, as bytes.
+    """Open a file to read, as bytes.
 
     :raises ValueError: if it cannot be read, saying why.
     """
@@ -41,7 +41,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def file_identity(paths: Iterable[Path]) -> str:
-    """A digest of files' sizes and of samples spread over them: quick for any size, the same for a copy."""
+    """Return a digest of files' sizes and of samples spread over them: quick for any size, the same for a copy."""
     found = hashlib.blake2b(digest_size=12)
     for path in paths:
         with opened(path) as file:
@@ -118,7 +118,7 @@ class _Transcoded:
         self._begun = False
 
     def readline(self, limit: int, /) -> bytes:
-        """The next, or its beginning."""
+        """Return the next line, or its beginning."""
         text = self._text.readline(limit)
         if not self._begun:
             self._begun, text = True, text.removeprefix("\ufeff")
@@ -126,7 +126,7 @@ class _Transcoded:
 
 
 def _marked(error: UnicodeError) -> tuple[str, int]:
-    """Puts a byte that is none of UTF-8 where some are none of the encoding."""
+    """Put a byte that is none of UTF-8 where some are none of the encoding."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\udcff", error.end

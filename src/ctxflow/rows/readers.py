@@ -45,7 +45,7 @@ class Reading:
 
 
 def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, Source]:
-    """The format of an input and its reader.
+    """Return the format of an input and its reader.
 
     :raises ValueError: for an input that cannot be read, or not again after a restart, saying what to do.
     """
@@ -68,7 +68,7 @@ def open_source(path: str | Path, reading: Reading | None = None) -> tuple[str, 
 
 
 def open_file(path: Path, reading: Reading) -> tuple[str, Source]:
-    """The format of a file and its reader.
+    """Return the format of a file and its reader.
 
     :raises ValueError: for a file that cannot be read so, saying what to do.
     """
@@ -88,7 +88,7 @@ def open_file(path: Path, reading: Reading) -> tuple[str, Source]:
 
 
 def detect(path: Path, reading: Reading = Reading()) -> str:
-    """The format of a file.
+    """Return the format of a file.
 
     :raises ValueError: if it cannot be told, or is known but not read here.
     """
@@ -119,7 +119,7 @@ def detect(path: Path, reading: Reading = Reading()) -> str:
 
 
 def _is_openai(path: Path, reading: Reading) -> bool:
-    """Whether the first line that is an object is a request of OpenAI's batch format."""
+    """Return whether the first line that is an object is a request of OpenAI's batch format."""
     for chunk in JsonLinesSource(path, reading.encoding, reading.name, reading.words).chunks():
         for row in chunk:
             if isinstance(row.values, dict):
@@ -130,7 +130,7 @@ def _is_openai(path: Path, reading: Reading) -> bool:
 
 
 def open_table(given: Any) -> Table | None:
-    """The rows of a table, None for an iterable of values as any other.
+    """Return the rows of a table, None for an iterable of values as any other.
 
     Text is a path, always: of a file, or of a dataset's folder.
 
@@ -181,7 +181,7 @@ _SPLITS = {"train", "training", "test", "testing", "validation", "valid", "val",
 
 
 def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
-    """The format of a folder and its reader.
+    """Return the format of a folder and its reader.
 
     A dataset that `save_to_disk` made; or files of Parquet, JSON Lines, CSV or text, there or in its folder `data`.
     They are one table, in the order of their names, unless these are those of splits: `test.jsonl`,
@@ -217,7 +217,7 @@ def open_folder(folder: Path, reading: Reading) -> tuple[str, Source]:
 
 
 def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
-    """The kind of the files that are the folder's rows, and these files."""
+    """Return the kind of the files that are the folder's rows, and these files."""
     form = reading.form
     for place in (folder, folder / "data"):
         if not place.is_dir():
@@ -243,7 +243,7 @@ def _files_of(folder: Path, reading: Reading) -> tuple[str, list[Path]]:
 
 
 def _of_split(folder: Path, files: Sequence[Path], reading: Reading) -> list[Path]:
-    """The files of the split that is asked for; all of them, if their names are not those of splits."""
+    """Return the files of the split that is asked for; all of them, if their names are not those of splits."""
     split = reading.split
     names = [_split_of(file) for file in files]
     if not any(names):
@@ -260,7 +260,7 @@ def _stem(file: Path) -> str:
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that a file's name says it is a part of.
+    """Return the split that a file is a part of by its name.
 
     >>> _split_of(Path("train-00000-of-00002.parquet")), _split_of(Path("test.csv.gz")), _split_of(Path("b.parquet"))
     ('train', 'test', None)
@@ -272,7 +272,7 @@ def _split_of(file: Path) -> str | None:
 
 
 def _chosen(folder: Path, splits: Sequence[str], split: str | None, advice: str) -> str:
-    """The split that is asked for, or the only one; `advice` says how to ask for one of them."""
+    """Return the split that is asked for, or the only one; `advice` says how to ask for one of them."""
     if split is None and len(splits) == 1:
         return splits[0]
     if split is None or split not in splits:
