@@ -1,8 +1,7 @@
 """Decide which files make up an environment, and where each goes in a Python installation that can be moved.
 
-The result is one installation, not a virtual environment beside another: the base interpreter, its standard
-library and headers, and in its site directory everything that the environment sees on its path, as far as the
-first of each name.
+The result is one installation, not a virtual environment beside another: the base interpreter, its standard library and
+headers, and in its site directory everything that the environment sees on its path, as far as the first of each name.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The job is of the local universe: it runs at once on the machine of the schedd, which lives as long as the queue does,
 sees the files that its user sees there, is reached by workers, and may submit them. There it needs no slot and does not
 compete with workers; no owner takes it away, and when it ends early or the machine starts again, it restarts within
-seconds. (A vanilla job would run on a machine that has none of this; one of the scheduler universe, which DAGMan
-uses, is left to cool down for five minutes whenever it is vacated.)
+seconds. (A vanilla job would run on a machine that has none of this; one of the scheduler universe, which DAGMan uses,
+is left to cool down for five minutes whenever it is vacated.)
 
 What the job's events mean: batch/detached_state.py.
 """

@@ -1,7 +1,7 @@
 """The script that is one worker's job where a batch system transfers no files, and what its events mean.
 
-It lies in a directory that the machines share, as do the job's files and what it writes of itself: its output, and
-its *events*, a line each, by which the provider learns at once what the batch system would say only when asked.
+It lies in a directory that the machines share, as do the job's files and what it writes of itself: its output, and its
+*events*, a line each, by which the provider learns at once what the batch system would say only when asked.
 `worker_script` and `JobStory` are pure; submitting is parsl_provider.py's.
 """
 

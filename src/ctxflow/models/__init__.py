@@ -1,8 +1,8 @@
 """Ready-made contexts: language models and sentence encoders by transformers, language models by vLLM.
 
-`generator`, `classifier`, `encoder` and `vllm_generator` give recipes for `@batch_app` and `@context_app`;
-what they build are `TextGenerator`, `LabelClassifier`, `SentenceEncoder` and `VLLMGenerator`. Importing this
-package imports no model library: that happens where a context is built.
+`generator`, `classifier`, `encoder` and `vllm_generator` give recipes for `@batch_app` and `@context_app`; what they
+build are `TextGenerator`, `LabelClassifier`, `SentenceEncoder` and `VLLMGenerator`. Importing this package imports no
+model library: that happens where a context is built.
 """
 
 from __future__ import annotations

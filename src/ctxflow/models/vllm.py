@@ -1,8 +1,7 @@
 """Generate text with vLLM, where it is installed: calls and answers as of generate.py's `TextGenerator`.
 
 vLLM batches by itself and pages its cache, so nothing of token_batches.py is used here. `parallelism` says how many
-GPUs
-a context's worker has, and how a model is to be spread over them: a site's tier decides, by its `gpus`, and by
+GPUs a context's worker has, and how a model is to be spread over them: a site's tier decides, by its `gpus`, and by
 `variables` where it wants something else than the default.
 """
 

@@ -52,6 +52,40 @@ def even(values: Sequence[float | None]) -> list[str]:
     return ["-" if value is None else f"{value:,.{places}f}" for value in values]
 
 
+def gpus_text(model: str | None, gpus: int) -> str:
+    """Return a kind of worker in words.
+
+    >>> gpus_text("NVIDIA A10", 1), gpus_text("NVIDIA A100", 4), gpus_text(None, 1), gpus_text(None, 0)
+    ('NVIDIA A10', '4 x NVIDIA A100', 'GPU', 'no GPU')
+    """
+    if not gpus:
+        return model or "no GPU"
+    return (f"{gpus} x " if gpus > 1 else "") + (model or "GPU")
+
+
+def span_unit(unit: str, hours: float) -> tuple[float, str]:
+    """Return what hours are shown in, so that a short run has digits: how many an hour has, and the name.
+
+    >>> span_unit("GPU-hours", 3.0), span_unit("GPU-hours", 0.02)
+    ((1.0, 'GPU-hours'), (60.0, 'GPU-minutes'))
+    """
+    of = unit.removesuffix("hours")
+    if hours >= 1:
+        return 1.0, unit
+    return (60.0, f"{of}minutes") if hours >= 1 / 60 else (3600.0, f"{of}seconds")
+
+
+def percent(share: float) -> str:
+    """Return a share of all, with a digit where it is small.
+
+    >>> percent(0.873), percent(0.0123), percent(0.0)
+    ('87 %', '1.2 %', '0 %')
+    """
+    if 0 < share < 0.001:
+        return "<0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 or not share else f"{100 * share:.1f} %"
+
+
 def shortened(name: str) -> str:
     """Return a name that fits a picture.
 

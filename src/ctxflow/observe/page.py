@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ctxflow.errors import CtxflowError
 from ctxflow.installing import how_to_install
 from ctxflow.observe import summary as summaries
-from ctxflow.observe.formatting import even, figure, seconds
+from ctxflow.observe.formatting import even, figure, percent, seconds, span_unit
 from ctxflow.observe.report_text import counts_text, overview, tables
 from ctxflow.observe.run_report import EVENTS, Report
 from ctxflow.observe.summary import conclusion
@@ -131,12 +131,12 @@ def _cards(report: Report) -> list[tuple[str, str, str]]:
     fluid = summary["fluid"]
     if fluid["efficiency"] is not None:
         could = f"could have been {seconds(fluid['bound'])} instead of {seconds(fluid['took'])}"
-        cards.append(("of the fluid bound", summaries.percent(fluid["efficiency"]), could))
+        cards.append(("of the fluid bound", percent(fluid["efficiency"]), could))
     gone = [f"{workers['evicted']:,} evicted"] + [f"{workers['lost']:,} lost"] * bool(workers["lost"])
     cards.append(("workers at most", f"{workers['most']:,}", f"{workers['joined']:,} joined, {', '.join(gone)}"))
-    scale, unit = summaries.span_unit(summary["unit"], hours["connected"])
+    scale, unit = span_unit(summary["unit"], hours["connected"])
     if hours["connected"]:
-        useful = summaries.percent(hours["useful"] / hours["connected"])
+        useful = percent(hours["useful"] / hours["connected"])
         cards.append((unit, figure(scale * hours["connected"]), f"{useful} useful"))
     return cards
 
@@ -145,7 +145,7 @@ def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return what workers' time went into, as a bar and a table, and what ran where."""
     if summary is None or not summary["places"]:
         return None
-    scale, unit = summaries.span_unit(summary["unit"], summary["hours"]["connected"])
+    scale, unit = span_unit(summary["unit"], summary["hours"]["connected"])
     heads, rows = summaries.places_table(summary)
     parts = summaries.parts_rows(summary)
     *values, total = even([*(value for _, _, value, _ in parts), scale * summary["hours"]["connected"]])
@@ -154,7 +154,7 @@ def _time(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "unit": unit,
         "total": total,
         "parts": [
-            {"part": part, "name": name, "value": value, "share": summaries.percent(share), "width": 100 * share}
+            {"part": part, "name": name, "value": value, "share": percent(share), "width": 100 * share}
             for (part, name, _, share), value in zip(parts, values, strict=True)
         ],
         "efficiency": summaries.efficiency_text(summary),

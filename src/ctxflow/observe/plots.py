@@ -1,9 +1,8 @@
 """Draw the pictures of a report, into files and for its page.
 
 This needs matplotlib (the extra "report"), which is imported when a picture is drawn. The transfer tree and the
-histogram
-of call times are drawn here, the pictures of tiers in tier_plots.py; `drawings` gives all of them as SVG that takes its
-colours from the page, in a wide and in a narrow form.
+histogram of call times are drawn here, the pictures of tiers in tier_plots.py; `drawings` gives all of them as SVG that
+takes its colours from the page, in a wide and in a narrow form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Read what the TaskVine engine notes of staging, in `taskvine/staging.jsonl`.
 
 It has names for what the manager's debug log (transfers.py) calls by addresses and cache names, and hard links, of
-which
-that log knows nothing.
+which that log knows nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Summarise a run: what ran where, how fast, how near to what its workers could do, and what their time went into.
 
 As data, which is kept with the run, and as text; `conclusion` is one sentence for whoever wants the next run faster.
-The
-time is accounted for by accounts.py.
+The time is accounted for by accounts.py.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ctxflow.observe.accounts import PARTS, AccountGroup, Accounts
-from ctxflow.observe.formatting import even, seconds, table
+from ctxflow.observe.formatting import even, gpus_text, percent, seconds, span_unit, table
 from ctxflow.observe.formatting import seconds as duration
 from ctxflow.observe.history import History
 from ctxflow.safe_files import written_whole
@@ -188,40 +187,6 @@ def keep(run: Path, name: str, value: Mapping[str, Any]) -> None:
 
 
 # --- as text
-
-
-def gpus_text(model: str | None, gpus: int) -> str:
-    """Return a kind of worker in words.
-
-    >>> gpus_text("NVIDIA A10", 1), gpus_text("NVIDIA A100", 4), gpus_text(None, 1), gpus_text(None, 0)
-    ('NVIDIA A10', '4 x NVIDIA A100', 'GPU', 'no GPU')
-    """
-    if not gpus:
-        return model or "no GPU"
-    return (f"{gpus} x " if gpus > 1 else "") + (model or "GPU")
-
-
-def span_unit(unit: str, hours: float) -> tuple[float, str]:
-    """Return what hours are shown in, so that a short run has digits: how many an hour has, and the name.
-
-    >>> span_unit("GPU-hours", 3.0), span_unit("GPU-hours", 0.02)
-    ((1.0, 'GPU-hours'), (60.0, 'GPU-minutes'))
-    """
-    of = unit.removesuffix("hours")
-    if hours >= 1:
-        return 1.0, unit
-    return (60.0, f"{of}minutes") if hours >= 1 / 60 else (3600.0, f"{of}seconds")
-
-
-def percent(share: float) -> str:
-    """Return a share of all, with a digit where it is small.
-
-    >>> percent(0.873), percent(0.0123), percent(0.0)
-    ('87 %', '1.2 %', '0 %')
-    """
-    if 0 < share < 0.001:
-        return "<0.1 %"
-    return f"{100 * share:.0f} %" if share >= 0.0995 or not share else f"{100 * share:.1f} %"
 
 
 def efficiency_text(summary: Mapping[str, Any]) -> str:

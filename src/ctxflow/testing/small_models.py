@@ -1,7 +1,7 @@
 """Make small models for tests and benchmarks: SmolLM2's architecture with random weights, which know nothing.
 
-They are for tests of what happens around a model (batching, padding, resuming): their text is noise, but the same
-noise each time. This needs the extra `transformers`.
+They are for tests of what happens around a model (batching, padding, resuming): their text is noise, but the same noise
+each time. This needs the extra `transformers`.
 """
 
 from __future__ import annotations

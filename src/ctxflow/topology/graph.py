@@ -1,9 +1,9 @@
 """Write and read a topology as FlexTopo's graph of nodes and edges: JSON, and Kubernetes' custom resource.
 
 Nodes are of the types Socket, NUMANode, CoreGroup, CPUCore and GPU; edges are *host* (socket to core group), *contain*
-(core group to core, and socket to NUMA node), *localized* (core group to NUMA node) and *nearby* (GPU to NUMA node),
-as Table 2 of FlexTopo has them. The custom resources that its agent writes differ: all their edges are "contains",
-from sockets over NUMA nodes down to cores, and GPUs have none. Both are read; the table's form is written.
+(core group to core, and socket to NUMA node), *localized* (core group to NUMA node) and *nearby* (GPU to NUMA node), as
+Table 2 of FlexTopo has them. The custom resources that its agent writes differ: all their edges are "contains", from
+sockets over NUMA nodes down to cores, and GPUs have none. Both are read; the table's form is written.
 """
 
 from __future__ import annotations
