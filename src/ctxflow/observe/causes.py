@@ -6,6 +6,7 @@ They come from history_reader.py, and from a batch job's dead letters in run_rep
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterable
@@ -17,12 +18,18 @@ _KEPT = 6_000  # Characters of a message, of a traceback's end and of output's.
 # What a dead letter calls an error that is told in other words than the worker's.
 _WRAPPED = {"CallCrashed", "CallTimeout", "WorkersLost", "RemoteError"}
 _REPLACED = [
-    (re.compile(r"(?<![\w.])~?(?:/[\w.@%+~-]+){2,}/?|(?<![\w/])~?/[\w.@%+~-]+\.\w+"), "PATH"),
-    (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b0x[0-9a-fA-F]+\b"), "ID"),
-    (re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b(?<!\d{12})"), "ID"),
-    (re.compile(r"\d+(?:[.,:_]\d+)*(?:[eE][+-]?\d+)?"), "N"),
-    (re.compile(r"\s+"), " "),
+    (r"(?<![\w.])~?(?:/[\w.@%+~-]+){2,}/?|(?<![\w/])~?/[\w.@%+~-]+\.\w+", "PATH"),
+    (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b0x[0-9a-fA-F]+\b", "ID"),
+    (r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b(?<!\d{12})", "ID"),
+    (r"\d+(?:[.,:_]\d+)*(?:[eE][+-]?\d+)?", "N"),
+    (r"\s+", " "),
 ]
+
+
+@functools.cache
+def _replaced() -> list[tuple[re.Pattern[str], str]]:
+    """Compile what is replaced: at the first failure, since it takes longer than most of what a driver imports."""
+    return [(re.compile(expression), name) for expression, name in _REPLACED]
 
 
 def pattern(message: str) -> str:
@@ -32,7 +39,7 @@ def pattern(message: str) -> str:
     'row N of PATH needs N bytes at ID'
     """
     text = message[: 4 * _LONGEST]
-    for expression, name in _REPLACED:
+    for expression, name in _replaced():
         text = expression.sub(name, text)
     return text.strip()[:_LONGEST]
 
