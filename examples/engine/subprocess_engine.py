@@ -24,6 +24,7 @@ from ctxflow.executors.contract import NO_PAYLOADS, ContextPayload, Payloads, Ru
 from ctxflow.executors.protocol import call_message, events_of, plain_message
 from ctxflow.host import messages as msg
 from ctxflow.host.processes import kill_session, kill_tree
+from ctxflow.host.sessions import state_path
 from ctxflow.host.staging import cached
 from ctxflow.host.wire import Channel
 from ctxflow.scheduler import commands as cmd
@@ -136,6 +137,9 @@ class SubprocessEngine:
             context = payloads.contexts[command.context]
             whole = context.level == ev.NONE  # Nothing is shared with others, so that it can be removed.
             self._send(worker, msg.StageFiles(context.id, context.files, self._cache(worker, context), not whole))
+        elif isinstance(command, cmd.Carry):
+            self._events.append(self._carry(worker, command))
+            self.wake()
         elif (message := plain_message(command)) is not None:
             if isinstance(message, msg.EndLibrary):
                 worker.loads.pop(message.context, None)
@@ -156,6 +160,18 @@ class SubprocessEngine:
             directory=self._directory, path=[path or self._directory for path in sys.path],
             states=os.path.join(worker.folder, "states"), body=context.recipe,
         )  # fmt: skip
+
+    def _carry(self, worker: Worker, command: cmd.Carry) -> ev.Event:
+        """Bring a session's state from another worker, which has the same disk."""
+        now, moved = self._run.clock(), (command.worker, command.session, command.made)
+        try:
+            folders = [os.path.join(each.folder, "states") for each in (self._workers[command.source], worker)]
+            source, target = (state_path(folder, command.session, command.made) for folder in folders)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(source, target)
+        except (KeyError, OSError) as error:
+            return ev.StateLost(now, *moved, f"the state of a session cannot be brought to its worker: {error}")
+        return ev.StateArrived(now, *moved)
 
     def _cache(self, worker: Worker, context: ContextPayload) -> str:
         """Where a context's files are: with those of all, unless nothing of it is to be kept."""
@@ -179,6 +195,11 @@ class SubprocessEngine:
 
     def poll(self, timeout: float) -> list[ev.Event]:
         """Return what happened; waits up to `timeout` seconds for something to."""
+        with self._lock:
+            for worker in self._workers.values():  # Those with notice: what they had to do was told since.
+                if worker.noticed and not worker.calls and not worker.leaves:
+                    worker.leaves = True
+                    self._send(worker, msg.LeaveWorker())
         ready = [] if self._stopped else self._selector.select(0 if self._events else timeout)
         with self._lock:
             for key, _ in [] if self._stopped else ready:
@@ -186,10 +207,6 @@ class SubprocessEngine:
                     self._bell.recv(4096)
                 else:
                     self._hear(key.data)
-            for worker in self._workers.values():
-                if worker.noticed and not worker.calls and not worker.leaves:
-                    worker.leaves = True
-                    self._send(worker, msg.LeaveWorker())
             happened, self._events = self._events, []
             return happened
 

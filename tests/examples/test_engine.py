@@ -13,6 +13,7 @@ from ctxflow import ContextExecutor, batch_app, context
 from ctxflow.host.processes import descendants
 from ctxflow.sites import load_site
 from ctxflow.testing.engines import EngineContract
+from ctxflow.testing.session_contract import SessionContract
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine"
 ENTRIES = "[ctxflow.engines]\nsubprocesses = subprocess_engine:SubprocessEngine\n"
@@ -47,6 +48,11 @@ class TestSubprocesses(EngineContract):
     def processes(self, engine):
         hosts = list(engine.processes().values())
         return hosts + [pid for host in hosts for pid in descendants(host)]
+
+
+class TestSessions(SessionContract):
+    make = TestSubprocesses.make
+    notify = TestSubprocesses.notify
 
 
 @context
