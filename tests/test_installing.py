@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.host.program import build_program
+from ctxflow.host.worker_program import build_program
 from ctxflow.installing import how_to_install, how_to_install_ctxflow, how_to_install_package
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from ctxflow.cli.factory_commands import _report
 from ctxflow.executors.embedded import EmbeddedEngine
 from ctxflow.executors.ending import cancelled_text
 from ctxflow.factory.leftovers import Leftovers
-from ctxflow.host.sessions import _pairs
+from ctxflow.host.session_states import _pairs
 from ctxflow.models.reading import check_texts
 from ctxflow.models.results import InputTooLong
 from ctxflow.models.sampling import per_row

@@ -22,11 +22,12 @@ import pydantic
 
 from ctxflow.executors.contract import NO_PAYLOADS, ContextPayload, Payloads, RunServices
 from ctxflow.executors.protocol import call_message, events_of, plain_message
+from ctxflow.host import library_messages
 from ctxflow.host import messages as msg
+from ctxflow.host.file_cache import cached
 from ctxflow.host.processes import kill_session, kill_tree
-from ctxflow.host.sessions import state_path
-from ctxflow.host.staging import cached
-from ctxflow.host.wire import Channel
+from ctxflow.host.session_states import state_path
+from ctxflow.host.wire import Channel, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -128,7 +129,7 @@ class SubprocessEngine:
             payload = payloads.calls[command.attempt]
             for part in payload.new_parts(worker.parts):
                 worker.parts.add(part.name)
-                self._send(worker, msg.GivePart(part.name, part.body))
+                self._send(worker, library_messages.GivePart(part.name, part.body))
             worker.calls.add(command.attempt)
             self._send(worker, call_message(command, payload, worker.loads.get(command.context)))
         elif isinstance(command, cmd.Load):
@@ -149,11 +150,11 @@ class SubprocessEngine:
             worker.leaves |= isinstance(message, msg.LeaveWorker)
             self._send(worker, message)
 
-    def _load(self, worker: Worker, context: ContextPayload) -> msg.BuildContext:
+    def _load(self, worker: Worker, context: ContextPayload) -> library_messages.BuildContext:
         self._keys += 1
         key = worker.loads[context.id] = str(self._keys)
         cache = self._cache(worker, context)
-        return msg.BuildContext(
+        return library_messages.BuildContext(
             context.id, key, context.name,
             files={name: cached(digest, path, cache) for name, (path, digest) in context.files.items()},
             environment=context.environment, timeout=context.timeout, memory=context.memory,
@@ -179,7 +180,7 @@ class SubprocessEngine:
         return own if context.level == ev.NONE else os.path.join(self._folder, "cache")
 
     def _send(self, worker: Worker, message: msg.ToHost) -> None:
-        whole = worker.channel.send_frame(msg.pack(message))
+        whole = worker.channel.send_frame(pack(message))
         if not whole:  # `poll` sends the rest when there is room.
             self._selector.modify(worker.channel, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
 
@@ -189,7 +190,7 @@ class SubprocessEngine:
             for worker in self._workers.values():
                 if known := worker.parts.intersection(functions):
                     worker.parts -= known
-                    self._send(worker, msg.ForgetParts(sorted(known)))
+                    self._send(worker, library_messages.ForgetParts(sorted(known)))
 
     # --- events
 
@@ -227,7 +228,7 @@ class SubprocessEngine:
         if isinstance(report, msg.HostStarted):
             worker.joined = True
             self._events.append(ev.WorkerJoined(now, ev.WorkerSpec(worker.name, socket.gethostname(), TIER)))
-        elif isinstance(report, (msg.CallFinished, msg.CallRaised)):
+        elif isinstance(report, (library_messages.CallFinished, library_messages.CallRaised)):
             worker.calls.discard(report.call)
         elif isinstance(report, msg.LibraryDied):
             worker.calls.difference_update(report.calls)

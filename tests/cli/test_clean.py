@@ -15,7 +15,7 @@ import forked
 from ctxflow.cli.app import app
 from ctxflow.cli.clean_command import seconds_of
 from ctxflow.errors import UsageError
-from ctxflow.host.process import python_path
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.scratch import Scratch
 from ctxflow.observe.progress import VERSION, owner, write_status
 

@@ -341,7 +341,7 @@ def test_ssl_from_end_to_end(tmp_path: Path) -> None:
 
 def _bent(directory: Path, name: str, *changes: tuple[str, str]) -> Path:
     """A program of the workers in which one file says something else."""
-    from ctxflow.host.program import build_program
+    from ctxflow.host.worker_program import build_program
 
     whole, bent = build_program(str(directory / "whole.pyz")), directory / "bent.pyz"
     with zipfile.ZipFile(whole) as source, zipfile.ZipFile(bent, "w") as target:

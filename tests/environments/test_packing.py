@@ -50,7 +50,7 @@ def elsewhere(environment, packed, tmp_path_factory):
     try:
         python = open_environment(packed.path, there)
         program = (
-            "import sys, json, ssl, sqlite3, zmq, cloudpickle, ctxflow, ctxflow.host.host\n"
+            "import sys, json, ssl, sqlite3, zmq, cloudpickle, ctxflow, ctxflow.host.context_host\n"
             "maps = [line.strip().split(None, 5)[-1] for line in open('/proc/self/maps') if '.so' in line]\n"
             "print(json.dumps([sys.prefix, sys.path, zmq.zmq_version_info(), ctxflow.__file__, maps]))"
         )

@@ -10,7 +10,7 @@ import pytest
 from ctxflow import ContextExecutor, batch_app, context, last, session_app
 from ctxflow.executors.embedded import engine as embedded
 from ctxflow.executors.embedded import gpus
-from ctxflow.host.devices import Device
+from ctxflow.host.facts import Device
 from ctxflow.scheduler.log import replay
 from ctxflow.topology import Gpu, NumaNode, Topology, used_by
 

@@ -14,9 +14,10 @@ from executor_helpers import eventually, runs, started
 
 from ctxflow import ContextExecutor, CtxflowError, RunEnded, batch_app, context, context_app
 from ctxflow.executors.embedded import EmbeddedEngine
-from ctxflow.host.messages import BuildFailed, ContextBuilt, LibraryDied, LineOpened, Trouble, pack
+from ctxflow.host.library_messages import BuildFailed, ContextBuilt, LineOpened
+from ctxflow.host.messages import LibraryDied
 from ctxflow.host.processes import descendants
-from ctxflow.host.wire import frame
+from ctxflow.host.wire import Trouble, frame, pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ctxflow.factory import LocalProvider, ProviderError, WorkerJob
-from ctxflow.host.kept_logs import KeptLogs
+from ctxflow.host.library_process import KeptLogs
 from ctxflow.testing.evictions import JobWatch
 
 

@@ -2,15 +2,16 @@
 
 import dataclasses
 
+from ctxflow.host import library_messages as lib
 from ctxflow.host import messages as m
 from ctxflow.host import vine_messages as v
 from ctxflow.host import wire
 
 KINDS = {
-    "load": m.BuildContext,
-    "function": m.GivePart,
-    "forget_functions": m.ForgetParts,
-    "call": m.RunCall,
+    "load": lib.BuildContext,
+    "function": lib.GivePart,
+    "forget_functions": lib.ForgetParts,
+    "call": lib.RunCall,
     "stage": m.StageFiles,
     "unload": m.EndLibrary,
     "interrupt": m.InterruptCall,
@@ -32,13 +33,13 @@ REPORTS = {
     m.HostStarted: "hello",
     m.FilesStaged: "staged",
     m.StagingFailed: "failed",
-    m.ContextBuilt: "ready",
-    m.BuildFailed: "failed",
+    lib.ContextBuilt: "ready",
+    lib.BuildFailed: "failed",
     m.LibraryEnded: "unloaded",
     m.LibraryDied: "died",
-    m.PartFinished: "part",
-    m.CallFinished: "finished",
-    m.CallRaised: "raised",
+    lib.PartFinished: "part",
+    lib.CallFinished: "finished",
+    lib.CallRaised: "raised",
     m.WorkerStuck: "stuck",
     m.Pong: "pong",
     m.NoticeGiven: "notice",
@@ -49,7 +50,7 @@ REPORTS = {
     v.CallRefused: "refused",
     v.ModulesLacking: "lacks",
 }
-NAMES = {m.GivePart: {"function": "name"}, m.ForgetParts: {"functions": "names"}}
+NAMES = {lib.GivePart: {"function": "name"}, lib.ForgetParts: {"functions": "names"}}
 
 
 def instruction(head, body=b""):
@@ -67,7 +68,7 @@ def instruction(head, body=b""):
 def frame(head, body=b""):
     """A message as a frame; of what is none, the dict as it is."""
     try:
-        return m.pack(instruction(head, body))
+        return wire.pack(instruction(head, body))
     except (KeyError, TypeError):
         return wire.frame(head, body)
 

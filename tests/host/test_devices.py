@@ -2,7 +2,8 @@
 
 import pytest
 
-from ctxflow.host import devices, facts
+from ctxflow.host import facts
+from ctxflow.host import facts as devices
 from ctxflow.topology import Gpu, NumaNode, Topology, from_graph
 
 # Eight GPUs whose neighbours are not neighbours by number.

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ctxflow.host.folders import FolderEach
+from ctxflow.host.call_surroundings import FolderEach
 
 
 def test_a_folder_that_cannot_be_made_is_told_and_had_as_soon_as_there_is_room(tmp_path, monkeypatch):

@@ -14,10 +14,10 @@ import cloudpickle
 import pytest
 from heads import instruction, report
 
-from ctxflow.host.host import Host
-from ctxflow.host.messages import FROM_HOST, pack
-from ctxflow.host.process import LibraryProcess
-from ctxflow.host.wire import Channel
+from ctxflow.host.context_host import Host
+from ctxflow.host.library_process import LibraryProcess
+from ctxflow.host.messages import FROM_HOST
+from ctxflow.host.wire import Channel, pack
 from ctxflow.recipe import Context
 
 

@@ -20,8 +20,9 @@ from vine_player import Player
 
 import ctxflow
 from ctxflow.contents import digest_path
-from ctxflow.host import program, rest
-from ctxflow.host.program import build_program
+from ctxflow.host import own_modules as rest
+from ctxflow.host import worker_program as program
+from ctxflow.host.worker_program import build_program
 
 _TELL_COMPILED = """\
 import sys
@@ -97,7 +98,8 @@ def _is_for_types(node):
 
 def test_it_is_the_same_whoever_makes_it(tmp_path):
     make = (
-        "import sys; from ctxflow.host.program import build_program; build_program(sys.argv[1], sys.argv[1] + '.rest')"
+        "import sys; from ctxflow.host.worker_program import build_program; "
+        "build_program(sys.argv[1], sys.argv[1] + '.rest')"
     )
     built = [build_program(str(tmp_path / "here.pyz"), str(tmp_path / "here.pyz.rest"))]
     for seed in ("1", "2"):
@@ -175,7 +177,7 @@ def test_made_of_a_ctxflow_that_is_only_found_on_the_path_it_names_no_distributi
     packages.mkdir()
     for package in (ctxflow, cloudpickle):
         (packages / package.__name__).symlink_to(os.path.dirname(package.__file__))
-    make = "import sys; from ctxflow.host.program import build_program; build_program(sys.argv[1])"
+    make = "import sys; from ctxflow.host.worker_program import build_program; build_program(sys.argv[1])"
     look = "from importlib.metadata import entry_points; print(len(entry_points()))"
     program = str(tmp_path / "ctxflow.pyz")
     for path, code in ((str(packages), make), (program, look)):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxflow.host.process import python_path
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.scratch import Scratch, abandoned, sweep
 
 OWNS = """

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from ctxflow.host.sessions import States, StepEntry, digest_of, state_path
+from ctxflow.host.session_states import States, StepEntry, digest_of, state_path
 
 
 def count(states, prompts):

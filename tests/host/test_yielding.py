@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxflow.errors import BatchContractError
-from ctxflow.host.yielding import Yielding
+from ctxflow.host.results import Yielding
 
 
 class Sent:

@@ -13,7 +13,7 @@ import cloudpickle
 from heads import frame
 from heads import reports as opened
 
-from ctxflow.host.process import python_path
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.seal import SIZE, key_of, open_answer, seal_call
 from ctxflow.recipe import Context
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.host.vine_messages import WorkerFacts
 from ctxflow.sites import SiteError, load_site
 from ctxflow.sites.hints import hints

@@ -223,7 +223,7 @@ def _version(name: str) -> str:
 
 
 def _devices() -> Iterable[Finding]:
-    from ctxflow.host.devices import cuda_devices
+    from ctxflow.host.facts import cuda_devices
 
     devices = cuda_devices()
     for device in devices:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.host.folder_files import STAGED
+from ctxflow.host.call_surroundings import STAGED
 
 if TYPE_CHECKING:
     from parsl.data_provider.files import File

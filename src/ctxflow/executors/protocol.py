@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctxflow.executors.contract import CallPayload
-from ctxflow.host.messages import (
+from ctxflow.host.library_messages import (
     BuildFailed,
     CallFinished,
     CallFolder,
     CallRaised,
     ContextBuilt,
+    PartFinished,
+    RunCall,
+)
+from ctxflow.host.messages import (
     DrainCalls,
     EndLibrary,
     FilesStaged,
@@ -21,14 +25,11 @@ from ctxflow.host.messages import (
     LeaveWorker,
     LibraryDied,
     LibraryEnded,
-    Message,
     NoticeGiven,
-    PartFinished,
-    RunCall,
     StagingFailed,
     ToHost,
-    Trouble,
 )
+from ctxflow.host.wire import Message, Trouble
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

@@ -24,7 +24,7 @@ from ctxflow.factory.provider import (
 from ctxflow.factory.spending import SpendingMeter, Spent, total
 from ctxflow.factory.tier_acquirer import AcquirerState, TierAcquirer
 from ctxflow.factory.tier_jobs import TierJobs, shortfall
-from ctxflow.host.descriptors import advice, none_left
+from ctxflow.host.machine_errors import advice, none_left
 
 logger = logging.getLogger("ctxflow")
 _HOST = re.compile(r"[\w.-]+", re.ASCII)

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxflow.factory.provider import ProviderError
-from ctxflow.host.descriptors import readable
-from ctxflow.host.process import python_path
+from ctxflow.host.machine_errors import readable
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.processes import ended_within
 from ctxflow.installing import how_to_install
 

@@ -24,7 +24,7 @@ from ctxflow.factory.provider import (
     check_job,
     tail,
 )
-from ctxflow.host.kept_logs import KeptLogs
+from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.processes import ended_within, kill_session, kill_tree
 from ctxflow.host.scratch import Scratch, sweep
 

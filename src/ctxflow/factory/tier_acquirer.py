@@ -23,7 +23,7 @@ from ctxflow.factory.provider import (
 )
 from ctxflow.factory.spending import SpendingMeter
 from ctxflow.factory.tier_jobs import Places, TierJobs, machines_of, survey_reason
-from ctxflow.host.descriptors import advice, none_left
+from ctxflow.host.machine_errors import advice, none_left
 from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")

@@ -8,10 +8,10 @@ import signal
 import socket
 import sys
 
-from ctxflow.host.host import Host, clear, on_signal, serve
-from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven, pack
+from ctxflow.host.context_host import Host, clear, on_signal, serve
+from ctxflow.host.messages import TO_HOST, FromHost, HostStarted, LeaveWorker, NoticeGiven
 from ctxflow.host.processes import adopt_orphans, kill_children
-from ctxflow.host.wire import Channel
+from ctxflow.host.wire import Channel, pack
 
 
 def main(descriptor: int, scratch: str, logs: str, driver: int) -> None:

@@ -28,11 +28,17 @@ from typing import Any
 import cloudpickle
 
 from ctxflow.errors import BatchContractError
-from ctxflow.host.folder_files import STAGED, FolderFiles
-from ctxflow.host.folders import FolderEach, InPlace
-from ctxflow.host.interrupting import SIGNAL, CallInterrupted, Interrupts
-from ctxflow.host.machine_faults import looks_like_the_machine
-from ctxflow.host.messages import (
+from ctxflow.host.call_surroundings import (
+    SIGNAL,
+    STAGED,
+    CallInterrupted,
+    FolderEach,
+    FolderFiles,
+    InPlace,
+    Interrupts,
+    Output,
+)
+from ctxflow.host.library_messages import (
     TO_LIBRARY,
     BuildContext,
     BuildFailed,
@@ -48,16 +54,13 @@ from ctxflow.host.messages import (
     PartFinished,
     RunCall,
     ToLibrary,
-    Trouble,
-    pack,
 )
-from ctxflow.host.one_each import one_each
-from ctxflow.host.output import Output
-from ctxflow.host.process import restore_python_path
+from ctxflow.host.machine_errors import looks_like_the_machine
+from ctxflow.host.own_modules import restore_python_path
 from ctxflow.host.processes import die_with_parent, resident_bytes
-from ctxflow.host.sessions import States, StepEntry
-from ctxflow.host.wire import BlockingChannel, connect
-from ctxflow.host.yielding import EVERY_SECONDS, Extent, Yielding, dump_results
+from ctxflow.host.results import EVERY_SECONDS, Extent, Yielding, dump_results, one_each
+from ctxflow.host.session_states import States, StepEntry
+from ctxflow.host.wire import BlockingChannel, Trouble, connect, pack
 from ctxflow.on_worker import set_loaded
 from ctxflow.recipe import Context
 from ctxflow.wording import name_of

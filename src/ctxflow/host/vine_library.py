@@ -19,34 +19,29 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ctxflow.host import rest, vine_files
-from ctxflow.host.descriptors import readable
+from ctxflow.host import own_modules, vine_calls
+from ctxflow.host.call_surroundings import complete
+from ctxflow.host.context_host import Host, on_signal
 from ctxflow.host.facts import facts
-from ctxflow.host.folder_files import complete
-from ctxflow.host.host import Host, on_signal
+from ctxflow.host.file_cache import cached
+from ctxflow.host.library_messages import BuildContext, BuildFailed, ForgetParts, GivePart, RunCall
+from ctxflow.host.machine_errors import readable
 from ctxflow.host.messages import (
-    BuildContext,
-    BuildFailed,
     DrainCalls,
     EndLibrary,
-    ForgetParts,
-    GivePart,
     InterruptCall,
     LeaveWorker,
     NoticeGiven,
     Ping,
-    RunCall,
     StageFiles,
-    Trouble,
     WorkerStuck,
 )
 from ctxflow.host.processes import adopt_orphans, kill_children, process_state
 from ctxflow.host.seal import SIZE, Once, key_of, open_call, seal_answer
-from ctxflow.host.staging import cached
 from ctxflow.host.vine_calls import OpenCall, OpenCalls
 from ctxflow.host.vine_messages import TO_WORKER, AskFacts, FileMessage, FromWorker, Listen, ModulesLacking, ToWorker
 from ctxflow.host.vine_protocol import LibraryPipes, Request, parse
-from ctxflow.host.wire import unframe
+from ctxflow.host.wire import Trouble, unframe
 
 _RELEASE_SECONDS = 1.0  # How long the answer to a release may take to be read.
 _LOOK_SECONDS = 5.0
@@ -82,7 +77,7 @@ class VineLibrary:
         self._worker = worker
         self._selector = selectors.DefaultSelector()
         self._cache = os.path.join(directory, "ctxflow-cache")
-        self._states = vine_files.states_folder(self._cache)
+        self._states = vine_calls.states_folder(self._cache)
         with contextlib.suppress(OSError):  # What cannot be written fails later, as a report.
             os.makedirs(logs, exist_ok=True)
         self._calls = OpenCalls(self._carry_out, self._answer)
@@ -145,7 +140,7 @@ class VineLibrary:
     def _hang_bell(self) -> None:
         """Hear of it when something imports what the program lacks (rest.py)."""
         try:
-            bell = rest.hang_bell(self._cache)
+            bell = own_modules.hang_bell(self._cache)
         except OSError:  # `hello` tells of a directory that cannot be written.
             return
         if bell is not None:
@@ -249,7 +244,7 @@ class VineLibrary:
             self._host.in_background(lambda: facts(given.worker, given.cores, self._cache), report)
         else:
             sandbox = call.request.sandbox
-            self._host.in_background(lambda: vine_files.carry_out(message, sandbox, self._cache), report)
+            self._host.in_background(lambda: vine_calls.carry_out(message, sandbox, self._cache), report)
         return False
 
     # --- the end

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ctxflow.host.messages import Direction, FromHost, Message, ToHost, Trouble
+from ctxflow.host.messages import FromHost, ToHost
+from ctxflow.host.wire import Direction, Message, Trouble
 
 # --- to workers
 

@@ -2,19 +2,23 @@
 
 A message is a list or dict that JSON can hold (the head) and some bytes (the body, most often a pickle that only its
 two ends open). On the wire: two little-endian 32-bit and 64-bit lengths (head, body), then head and body.
-What does not live here: which messages there are (messages.py).
+
+Most messages are classes: `pack` writes one, with its class's name and its fields as a list for a head, and the
+`Direction` that it goes reads it. Which there are is said in messages.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
 import socket
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 _LENGTHS = struct.Struct("<IQ")
 _CHUNK = 1 << 16
@@ -249,3 +253,99 @@ class BlockingChannel:
             self._rest += block
         taken, self._rest = self._rest[:count], self._rest[count:]
         return taken
+
+
+class Message:
+    """A message; its class is its kind."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> bytes:
+        """What travels beside the fields, most often a pickle that only the two ends open."""
+        return b""
+
+    def __eq__(self, other: object) -> bool:  # One for all: to make one for each class takes time at each start.
+        return type(self) is type(other) and pack(self) == pack(other)
+
+    def __hash__(self) -> int:
+        return hash(pack(self))
+
+
+class Trouble(NamedTuple):
+    """Why something failed on a worker, as data.
+
+    :ivar kind: as of `ctxflow.scheduler.events.Failure`.
+    :ivar output: the last lines that the library process printed; its host adds them.
+    :ivar machine: whether it looks like the machine's fault.
+    """
+
+    kind: str
+    error: str
+    message: str
+    traceback: str = ""
+    output: str = ""
+    machine: bool = False
+
+
+M = TypeVar("M", bound=Message)
+_writers: dict[type[Message], Callable[[Any], tuple[Any, ...]]] = {}
+
+
+def pack(message: Message) -> bytes:
+    """Return a message as a frame of wire.py.
+
+    >>> from ctxflow.host.messages import LibraryEnded
+    >>> pack(LibraryEnded("c"))[12:]
+    b'["LibraryEnded","c"]'
+    """
+    kind = type(message)
+    write = _writers.get(kind) or _writer(kind)
+    return frame([kind.__name__, *write(message)], message.body)
+
+
+def _writer(kind: type[Message]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what gives the fields of a kind of message, but its body."""
+    names = _fields(kind)
+    get: Callable[[Any], Any] = attrgetter(*names) if names else lambda message: ()
+    _writers[kind] = write = (lambda message: (get(message),)) if len(names) == 1 else get
+    return write
+
+
+def _fields(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.name != "body"]
+
+
+class Direction(Generic[M]):
+    """Reads the messages of one direction, a union of their classes.
+
+    >>> from ctxflow.host.messages import FROM_HOST
+    >>> FROM_HOST.open(["LibraryEnded", "c"], b"")
+    LibraryEnded(context='c')
+    """
+
+    def __init__(self, union: Any) -> None:
+        self._kinds: dict[str, tuple[Callable[..., M], bool]] = {}
+        for kind in get_args(union):
+            names = [field.name for field in dataclasses.fields(kind)]
+            has_body = names[-1:] == ["body"]
+            made = _with_trouble(kind, names.index("trouble")) if "trouble" in names else kind
+            self._kinds[kind.__name__] = made, has_body
+
+    def open(self, head: Head, body: bytes) -> M:
+        """Return a message that came.
+
+        :raises ValueError: if it is none of this direction.
+        """
+        try:
+            kind, has_body = self._kinds[head[0]]
+            return kind(*head[1:], body) if has_body else kind(*head[1:])
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"this is no message that may come here ({error!r}); is it of another ctxflow?") from None
+
+
+def _with_trouble(kind: Callable[..., M], place: int) -> Callable[..., M]:
+    def made(*values: Any) -> M:
+        return kind(*values[:place], Trouble(*values[place]), *values[place + 1 :])
+
+    return made

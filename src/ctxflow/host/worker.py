@@ -19,11 +19,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from ctxflow.host.process import package_root
+from ctxflow.host.own_modules import package_root
 from ctxflow.host.processes import adopt_orphans, die_with_parent, kill_children, kill_session
-from ctxflow.host.program import build_program
 from ctxflow.host.scratch import Scratch, sweep
 from ctxflow.host.seal import key_of
+from ctxflow.host.worker_program import build_program
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _END_SECONDS = 0.8  # How long a vine_worker may take to end by itself.

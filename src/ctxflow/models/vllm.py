@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from ctxflow.host.devices import cuda_devices
+from ctxflow.host.facts import cuda_devices
 from ctxflow.models.model_folder import check_ability, locate_model
 from ctxflow.models.reading import (
     Message,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctxflow.executors.contract import CallPayload
-from ctxflow.host.sessions import StepEntry, digest_of
+from ctxflow.host.session_states import StepEntry, digest_of
 from ctxflow.on_worker import idle, last
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev

@@ -16,11 +16,10 @@ from vine_player import Player
 from ctxflow import ContextExecutor
 from ctxflow.executors.executor import WorkerStaging
 from ctxflow.executors.protocol import events_of
-from ctxflow.executors.taskvine.attachments import Rests
-from ctxflow.executors.taskvine.calls import VineCalls
-from ctxflow.executors.taskvine.host_messages import VineHosts
-from ctxflow.executors.taskvine.worker import VineWorker
-from ctxflow.host.messages import CallFinished
+from ctxflow.executors.taskvine.manager_messages import DeclareFile, SubmitCall, Undeclare
+from ctxflow.executors.taskvine.vine_hosts import Rests, VineHosts
+from ctxflow.executors.taskvine.vine_workers import VineCalls, VineWorker
+from ctxflow.host.library_messages import CallFinished
 from ctxflow.host.vine_messages import Listen
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -37,19 +36,19 @@ class Manager:
         self._cached = set()
         self._calls = {}  # TaskVine's number -> the engine's, sandbox, outputs.
 
-    def send(self, head, body=b""):
-        if head["do"] == "file":
-            self.files[head["key"]] = head["path"]
-        elif head["do"] == "undeclare":
-            del self.files[head["key"]]
-            self._cached.discard(head["key"])
-        elif head["do"] == "call":
-            inputs = {name: self._read(key) for name, key in head.get("inputs", {}).items()}
-            name = "=" + base64.b64encode(body).decode()
-            if len(body) > 1500:
-                name, inputs = "@", {**inputs, "call": body}
+    def send(self, message):
+        if isinstance(message, DeclareFile):
+            self.files[message.key] = message.path
+        elif isinstance(message, Undeclare):
+            del self.files[message.key]
+            self._cached.discard(message.key)
+        elif isinstance(message, SubmitCall):
+            inputs = {name: self._read(key) for name, key in message.inputs.items()}
+            name = "=" + base64.b64encode(message.body).decode()
+            if len(message.body) > 1500:
+                name, inputs = "@", {**inputs, "call": message.body}
             task = self.player.send(name=name, files=inputs)
-            self._calls[task] = head["id"], self.player.sandbox(task), head.get("outputs", {})
+            self._calls[task] = message.number, self.player.sandbox(task), message.outputs
 
     def _read(self, key):
         if key not in self._cached:

@@ -5,20 +5,21 @@ import os
 import pytest
 
 from ctxflow.executors.call_files import CallFiles, Input, OutputFile
-from ctxflow.executors.taskvine import attachments
-from ctxflow.executors.taskvine.attachments import Attachments
-from ctxflow.host.messages import CallFinished, CallRaised
+from ctxflow.executors.taskvine import vine_hosts
+from ctxflow.executors.taskvine.manager_messages import DeclareFile, Undeclare
+from ctxflow.executors.taskvine.vine_hosts import Attachments
+from ctxflow.host.library_messages import CallFinished, CallRaised
 
 
 class Said(list):
     def known(self, kind):
         """The keys of a kind that the manager was told of and not to forget."""
-        keys = [head["key"] for head in self if head["do"] == "file"]
-        gone = {head["key"] for head in self if head["do"] == "undeclare"}
+        keys = [message.key for message in self if isinstance(message, DeclareFile)]
+        gone = {message.key for message in self if isinstance(message, Undeclare)}
         return [key for key in keys if key.startswith(kind) and key not in gone]
 
     def path(self, key):
-        return next(head["path"] for head in self if head.get("key") == key and "path" in head)
+        return next(message.path for message in self if isinstance(message, DeclareFile) and message.key == key)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_nothing_is_kept_for_a_worker_that_is_lost(attached, said, tmp_path):
 
 
 def test_inputs_that_no_call_takes_are_forgotten_but_for_the_latest(attached, said, tmp_path):
-    kept, calls = attachments._KEPT, []
+    kept, calls = vine_hosts._KEPT, []
     for number in range(kept + 10):
         path = tmp_path / str(number)
         path.touch()

@@ -19,8 +19,8 @@ import pytest
 from executor_helpers import first_free
 
 from ctxflow.executors.taskvine import entrance, gate
-from ctxflow.executors.taskvine.bell import BYTES, NEWS, Bell
 from ctxflow.executors.taskvine.entrance import Entrance
+from ctxflow.executors.taskvine.gate import BYTES, NEWS, Bell
 
 IDENT, PASSWORD = b"auth password sha1", b"open sesame"
 
@@ -283,7 +283,7 @@ def test_a_manager_without_descriptors_for_any_worker_does_not_start(played, mon
 
 
 def test_the_processes_before_taskvine_may_have_many_connections():
-    program = "import resource as r; from ctxflow.host.descriptors import take_enough; take_enough(); "
+    program = "import resource as r; from ctxflow.host.machine_errors import take_enough; take_enough(); "
     program += "print(r.getrlimit(r.RLIMIT_NOFILE))"
     for limits, wanted in (((100, 2000), "(2000, 2000)"), ((2000, 2000), "(2000, 2000)")):
         words = ["prlimit", f"--nofile={limits[0]}:{limits[1]}", sys.executable, "-c", program]

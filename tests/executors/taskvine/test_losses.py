@@ -12,7 +12,7 @@ import pytest
 
 from ctxflow.executors.taskvine.engine import TaskVineEngine
 from ctxflow.executors.taskvine.losses import Losses
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.factory import JobChange, LocalProvider, WorkerJob
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.provider import JobState

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ctxflow.executors.taskvine.tree import Cancel, Fetch, Link, Seed, Tree
+from ctxflow.executors.taskvine.staging_tree import Cancel, Fetch, Link, Seed, Tree
 
 
 def seeded_on(tree, *workers):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ctxflow.executors.taskvine.stagings import Stagings
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.host.vine_messages import FileCached
 from ctxflow.scheduler import events as ev
 

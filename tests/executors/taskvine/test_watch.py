@@ -1,9 +1,8 @@
 """Who is asked, who is given up and when, with calls that nobody answers by itself."""
 
 from ctxflow.executors.heartbeats import Patience
-from ctxflow.executors.taskvine import watch
-from ctxflow.executors.taskvine.watch import Watch
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine import vine_workers
+from ctxflow.executors.taskvine.vine_workers import VineWorker, Watch
 from ctxflow.host.messages import Ping
 
 
@@ -35,7 +34,7 @@ class Clock:
 class Played:
     def __init__(self, monkeypatch, **patience):
         self.clock, self.calls = Clock(), Calls()
-        monkeypatch.setattr(watch, "time", self.clock)
+        monkeypatch.setattr(vine_workers, "time", self.clock)
         self.watch = Watch(Patience(**patience), self.calls, lambda worker, reports: None)
 
     def lost_after(self, seconds, hearing=True):

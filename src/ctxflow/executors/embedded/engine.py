@@ -28,19 +28,9 @@ from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, L
 from ctxflow.executors.embedded.local_workers import LocalWorkers
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.protocol import events_of
-from ctxflow.host.devices import cuda_devices
-from ctxflow.host.messages import (
-    FROM_HOST,
-    Answer,
-    BuildFailed,
-    CallRaised,
-    ContextBuilt,
-    FromHost,
-    HostStarted,
-    LibraryDied,
-    NoticeGiven,
-    WorkerStuck,
-)
+from ctxflow.host.facts import cuda_devices
+from ctxflow.host.library_messages import Answer, BuildFailed, CallRaised, ContextBuilt
+from ctxflow.host.messages import FROM_HOST, FromHost, HostStarted, LibraryDied, NoticeGiven, WorkerStuck
 from ctxflow.host.processes import kill_tree, machine_memory
 from ctxflow.host.scratch import Scratch, sweep
 from ctxflow.scheduler import commands as cmd

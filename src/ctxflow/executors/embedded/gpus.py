@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxflow.host.devices import Device
+from ctxflow.host.facts import Device
 from ctxflow.topology import Topology, of_gpus, ordered, position, to_graph, used_by
 from ctxflow.topology.machine import read_machine
 

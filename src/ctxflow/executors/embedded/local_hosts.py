@@ -15,21 +15,12 @@ from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads, Ru
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
 from ctxflow.executors.heartbeats import Heartbeats, Patience
 from ctxflow.executors.protocol import call_message, plain_message
-from ctxflow.host.messages import (
-    BuildContext,
-    EndLibrary,
-    EndOverdue,
-    ForgetParts,
-    GivePart,
-    LeaveWorker,
-    Ping,
-    StageFiles,
-    ToHost,
-    pack,
-)
+from ctxflow.host.file_cache import cached
+from ctxflow.host.library_messages import BuildContext, ForgetParts, GivePart
+from ctxflow.host.messages import EndLibrary, EndOverdue, LeaveWorker, Ping, StageFiles, ToHost
 from ctxflow.host.processes import activity
-from ctxflow.host.sessions import state_path
-from ctxflow.host.staging import cached
+from ctxflow.host.session_states import state_path
+from ctxflow.host.wire import pack
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 

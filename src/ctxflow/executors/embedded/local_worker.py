@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.factory.provider import tail
-from ctxflow.host.descriptors import Acceptor
-from ctxflow.host.devices import Device
-from ctxflow.host.messages import ANSWERS, FROM_LIBRARY, Answer, CallFinished, LineOpened, ToLibrary, pack
-from ctxflow.host.process import python_path
+from ctxflow.host.facts import Device
+from ctxflow.host.library_messages import ANSWERS, FROM_LIBRARY, Answer, CallFinished, LineOpened, ToLibrary
+from ctxflow.host.machine_errors import Acceptor
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.processes import ended_within, kill_session, kill_tree, session_members
-from ctxflow.host.wire import Channel, Head, listen
+from ctxflow.host.wire import Channel, Head, listen, pack
 from ctxflow.scheduler import events as ev
 
 _KILL_SECONDS = 2.0  # How long what was killed is waited for; what hangs in the kernel ends later, or never.

@@ -14,9 +14,9 @@ from typing import Any
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded.gpus import GpuShares, Share
 from ctxflow.executors.embedded.local_worker import LocalWorker, share
-from ctxflow.host.descriptors import advice, none_left
-from ctxflow.host.devices import Device
-from ctxflow.host.kept_logs import KeptLogs
+from ctxflow.host.facts import Device
+from ctxflow.host.library_process import KeptLogs
+from ctxflow.host.machine_errors import advice, none_left
 from ctxflow.wording import counted
 
 logger = logging.getLogger("ctxflow")
@@ -180,7 +180,7 @@ class LocalWorkers:
             self.failure = EngineFailed(
                 f"{counted(self._stillborn, 'worker')} in a row did not start, so that nothing can run: {reason}; see "
                 "that the machine has memory, processes and descriptors left, or run "
-                f"`{sys.executable} -c 'import ctxflow.host.host'` "
+                f"`{sys.executable} -c 'import ctxflow.host.context_host'` "
                 "to see whether that program can be imported"
             )
             return

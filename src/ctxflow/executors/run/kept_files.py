@@ -21,7 +21,7 @@ from typing import Any
 from ctxflow.executors.contract import Engine, KnowsJobs
 from ctxflow.executors.run.figures import Status, awaiting_text, figures_of
 from ctxflow.executors.run.threads import DiskThread
-from ctxflow.host.descriptors import advice
+from ctxflow.host.machine_errors import advice
 from ctxflow.observe.progress import VERSION, Progress, Rates, owner, write_status
 from ctxflow.process_identity import belongs_here, lead_nowhere
 from ctxflow.safe_files import written_whole

@@ -48,7 +48,7 @@ from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
 from ctxflow.executors.run.session_store import News, SessionStore
 from ctxflow.executors.run.threads import Callbacks, DiskThread, uninterrupted
 from ctxflow.executors.run.worker_bounds import WorkerBounds
-from ctxflow.host.descriptors import advice, none_left
+from ctxflow.host.machine_errors import advice, none_left
 from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler

@@ -18,26 +18,32 @@ from typing import Any
 from ctxflow.executors.contract import NO_PAYLOADS, EngineFailed, Payloads, RunServices
 from ctxflow.executors.heartbeats import Patience
 from ctxflow.executors.protocol import events_of
-from ctxflow.executors.taskvine.attachments import Rests
-from ctxflow.executors.taskvine.calls import Reports, VineCalls
-from ctxflow.executors.taskvine.host_messages import VineHosts
 from ctxflow.executors.taskvine.link import ManagerLink, require_ndcctools
-from ctxflow.executors.taskvine.losses import Losses
-from ctxflow.executors.taskvine.reports import events_of_job
+from ctxflow.executors.taskvine.losses import Losses, events_of_job
+from ctxflow.executors.taskvine.manager_messages import (
+    CallAnswered,
+    CallUnanswered,
+    FromManager,
+    GateTrouble,
+    ManagerStarted,
+    StrangerConnected,
+    WorkerConnected,
+    WorkerGone,
+)
 from ctxflow.executors.taskvine.setup import Setup, acquirer_of, tiers_of
 from ctxflow.executors.taskvine.stagings import Stagings
 from ctxflow.executors.taskvine.states import StateTransfers
-from ctxflow.executors.taskvine.watch import Watch
-from ctxflow.executors.taskvine.worker import VineWorker, refusal
+from ctxflow.executors.taskvine.vine_hosts import Rests, VineHosts
+from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker, Watch, refusal
 from ctxflow.factory.condor_machines import pinned
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import Provider, tail, why_gone
 from ctxflow.factory.spending import limits_of, standing
 from ctxflow.factory.tier_providers import worker_job
-from ctxflow.host.descriptors import advice
-from ctxflow.host.messages import CallFinished, LeaveWorker, NoticeGiven, WorkerStuck
+from ctxflow.host.library_messages import CallFinished
+from ctxflow.host.machine_errors import advice
+from ctxflow.host.messages import LeaveWorker, NoticeGiven, WorkerStuck
 from ctxflow.host.vine_messages import AskFacts, CallRefused, Listen, ModulesLacking, ToWorker, WorkerFacts
-from ctxflow.host.wire import Head
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
 from ctxflow.sites import Site
@@ -98,7 +104,7 @@ class TaskVineEngine:
         self._setup = Setup(self._site, run)
         try:
             log = self._setup.path("manager.log")
-            self._link = ManagerLink(self._setup.manager_settings(), self._setup.doorbell, log)
+            self._link = ManagerLink(self._setup.manager_settings(), log)
         except OSError:
             self._setup.close()
             raise
@@ -228,16 +234,14 @@ class TaskVineEngine:
     def _serve(self) -> None:
         channel = self._link.channel
         channel.flush()
-        if received := channel.receive():
-            self._link.heard()
-        for head, body in received:
-            if head["is"] == "lost":
-                self._gone(head["worker"])
+        for said in self._link.received():
+            if isinstance(said, WorkerGone):
+                self._gone(said.worker)
                 continue
             try:
-                self._told(head, body)
+                self._told(said)
             except Exception as error:
-                worker = self._workers.get(head.get("worker", ""))
+                worker = self._workers.get(getattr(said, "worker", ""))
                 if worker is None:
                     raise
                 self._do_without(worker, error)
@@ -275,35 +279,33 @@ class TaskVineEngine:
         logger.warning("the worker on %s is given up: %s: %s", worker.host, type(error).__name__, error)
         self._end(worker)
 
-    def _told(self, head: Head, body: bytes) -> None:
+    def _told(self, said: FromManager) -> None:
         """Something that the manager's process says."""
-        kind = head["is"]
-        if kind == "answer":
-            self._watch.heard(head["worker"])
-            self._calls.answered(head["id"], body)
-        elif kind == "joined":
-            worker = self._workers[head["worker"]] = VineWorker(
-                head["worker"], head["host"], head["address"], self._run.clock(), ip=head["ip"]
-            )
+        if isinstance(said, CallAnswered):
+            self._watch.heard(said.worker)
+            self._calls.answered(said.number, said.body)
+        elif isinstance(said, WorkerConnected):
+            worker = VineWorker(said.worker, said.host, said.address, self._run.clock(), ip=said.ip)
+            self._workers[said.worker] = worker
             self._calls.make(worker, [AskFacts()], self._greeted)
-        elif kind == "started":
+        elif isinstance(said, ManagerStarted):
             self._up = True
-        elif kind == "stranger" and (told := f"{head['host']} {head['reason']}") not in self._refused:
+        elif isinstance(said, StrangerConnected) and (told := f"{said.host} {said.reason}") not in self._refused:
             self._refused.add(told)
             logger.warning(
-                "who is connected from %s is no worker of this run (%s): it gets no work", head["host"], head["reason"]
+                "who is connected from %s is no worker of this run (%s): it gets no work", said.host, said.reason
             )
-        elif kind == "trouble":
-            logger.warning("%s", head["text"])
-        elif kind == "unanswered":
-            self._unanswered(head)
+        elif isinstance(said, GateTrouble):
+            logger.warning("%s", said.text)
+        elif isinstance(said, CallUnanswered):
+            self._unanswered(said)
 
-    def _unanswered(self, head: Head) -> None:
+    def _unanswered(self, call: CallUnanswered) -> None:
         """TaskVine could not make a call: whatever is wrong there, that worker is of no more use."""
-        worker = self._workers.get(head["worker"])
-        self._calls.drop(head["id"])
+        worker = self._workers.get(call.worker)
+        self._calls.drop(call.number)
         if worker is not None and not worker.leaving:
-            logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, head["reason"])
+            logger.warning("the worker on %s does not answer (%s): it is given up", worker.host, call.reason)
             self._end(worker)
 
     def _forged(self, worker: VineWorker) -> None:

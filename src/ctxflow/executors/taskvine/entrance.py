@@ -7,21 +7,27 @@ it has taken a connection of the gate's (gate.py) and let that in, the worker's 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ctxflow.executors.taskvine.gate import MOST_INSIDE
-from ctxflow.host.descriptors import count_left
-from ctxflow.host.process import python_path
+from ctxflow.host.machine_errors import count_left
+from ctxflow.host.own_modules import python_path
 
+_SILENT_SECONDS = 600
+_BACKLOG = 4096
+SHORT_SECONDS = 5
 _PAUSE_SECONDS = 5.0  # How soon a gate that has ended may be started again.
 _LEAST = 4  # For the doorbell's worker and another, while they come in.
 _RESERVE = 8  # Descriptors that no worker gets: TaskVine opens files to send them, and processes are started again.
@@ -168,3 +174,116 @@ def _take_over(worker: socket.socket, place: socket.socket) -> None:
     for level, option in _KEPT_OPTIONS:
         worker.setsockopt(level, option, place.getsockopt(level, option))
     fcntl.fcntl(worker, fcntl.F_SETFL, fcntl.fcntl(place, fcntl.F_GETFL))
+
+
+_NAMELESS_SECONDS = 15.0  # A worker tells its name a moment after it has connected; after that none is waited for.
+_LOOK_SECONDS = 0.1  # How often it is looked for meanwhile: TaskVine lists all workers each time.
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A worker is connected."""
+
+    worker: str
+    address: str
+    host: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """A worker's connection is gone."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stranger:
+    """Somebody is connected who gets nothing."""
+
+    host: str
+    reason: str
+
+
+class Roster:
+    """The connections, from what TaskVine lists of them.
+
+    >>> roster = Roster()
+    >>> roster.look([{"addrport": "10.0.0.1:4", "factory_name": "n1.ab", "hostname": "n1"}], 0.0)
+    [Joined(worker='n1.ab', address='10.0.0.1:4', host='n1')]
+    >>> roster.look([], 1.0)
+    [Lost(worker='n1.ab')]
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # Address -> worker.
+        self._nameless: dict[str, float] = {}  # Address -> since when.
+        self._strangers: set[str] = set()  # Addresses.
+        self._seen: object = None
+        self._next_look = 0.0
+
+    def due(self, moved: object, now: float) -> bool:
+        """Whether to look.
+
+        :param moved: TaskVine's counts of connections made and ended, or what else differs when they do.
+        """
+        changed, self._seen = moved != self._seen, moved
+        return changed or (bool(self._nameless) and now >= self._next_look)
+
+    def look(self, rows: Sequence[Mapping[str, Any]], now: float) -> list[Joined | Lost | Stranger]:
+        """What has happened since the last look.
+
+        :param rows: TaskVine's list of workers.
+        """
+        self._next_look = now + _LOOK_SECONDS
+        there = {each["addrport"]: each for each in rows}
+        news: list[Joined | Lost | Stranger] = []
+        for address in [address for address in self._names if address not in there]:
+            news.append(Lost(self._names.pop(address)))
+        self._strangers &= there.keys()
+        self._nameless = {address: since for address, since in self._nameless.items() if address in there}
+        for address, each in there.items():
+            if address not in self._names and address not in self._strangers:
+                found = self._appeared(address, each, now)
+                news += [] if found is None else [found]
+        return news
+
+    def _appeared(self, address: str, each: Mapping[str, Any], now: float) -> Joined | Stranger | None:
+        name, host = each.get("factory_name"), str(each.get("hostname", address))
+        if name is None:
+            if now < self._nameless.setdefault(address, now) + _NAMELESS_SECONDS:
+                return None
+            reason = "it tells no name"
+        elif name in self._names.values():
+            reason = "it has the name of another worker"
+        else:
+            self._nameless.pop(address, None)
+            self._names[address] = str(name)
+            return Joined(str(name), address, host)
+        self._nameless.pop(address, None)
+        self._strangers.add(address)
+        return Stranger(host, reason)
+
+
+def tune_connections(port: int, timeout: int) -> int:
+    """Have the kernel keep back connections on which nothing is said, and end those that take nothing.
+
+    TaskVine would wait for each of the former in turn, 5 seconds, with TLS without end; workers speak first. And it
+    listens with room for 5 connections only, too few where hundreds of workers start together. While it sends a file
+    it does nothing else: where the worker is cut off or stopped meanwhile, it would wait for a minute or longer.
+
+    :param timeout: seconds in which a worker must take some of what is sent to it.
+    :returns: the descriptor at which TaskVine listens.
+    """
+    for descriptor, found in sockets():
+        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+            _tune_listener(found, timeout)
+            return descriptor
+    raise RuntimeError(f"TaskVine does not listen at its port {port}")
+
+
+def _tune_listener(listener: socket.socket, timeout: int) -> None:
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
+    # Accepted connections inherit these; the second is of use while TLS is agreed on, which has no limit else.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SHORT_SECONDS, 0))
+    listener.listen(_BACKLOG)

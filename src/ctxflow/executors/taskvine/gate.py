@@ -26,8 +26,7 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from ctxflow.executors.taskvine.bell import BYTES, Bell
-from ctxflow.host.descriptors import PAUSE_SECONDS, Acceptor
+from ctxflow.host.machine_errors import PAUSE_SECONDS, Acceptor
 from ctxflow.host.processes import die_with_parent
 
 _IDENT = b"auth password sha1"
@@ -38,6 +37,9 @@ MOST_INSIDE = 50  # On their way into TaskVine at a time; the rest wait, proven.
 _MOST_TOLD = 100
 _ESTABLISHED = 1  # As the kernel numbers the states of a TCP connection.
 
+BYTES = 2
+NEWS = 1
+"""The second byte: 1 if the gate has something for the manager, which looks there for nothing else."""
 Talk = Generator[bytes, bytes, bool]
 """Gives what is to be sent, and takes the next line; returns whether the other has proven itself."""
 
@@ -75,6 +77,30 @@ def as_worker(password: bytes) -> Talk:
 def _proof(password: bytes, challenge: bytes) -> bytes:
     digest = hashlib.sha1(password + b" " + challenge, usedforsecurity=False)  # It is TaskVine's protocol.
     return digest.hexdigest().encode()
+
+
+class Bell:
+    """The rope of the doorbell.
+
+    :param asleep: shared bytes, the first 1 while the manager can be woken by it alone.
+    :param path: the socket that the doorbell listens at.
+    """
+
+    def __init__(self, asleep: mmap.mmap, path: str) -> None:
+        self._asleep, self._path = asleep, path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def ring(self, news: bool = False) -> None:
+        """Wake the manager, if it sleeps; to be called after what it is to find."""
+        if news:
+            self._asleep[NEWS] = 1
+        if self._asleep[0]:
+            with contextlib.suppress(OSError):  # It is not there yet; or full, and so has rung.
+                self._socket.sendto(b".", self._path)
+
+    def close(self) -> None:
+        """Free its socket."""
+        self._socket.close()
 
 
 class _Party:

@@ -6,6 +6,7 @@ What does not live here: what is said (engine.py), and the process itself (manag
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import socket
@@ -15,12 +16,23 @@ import time
 
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.contract import EngineFailed
-from ctxflow.executors.taskvine.bell import BYTES, Bell
+from ctxflow.executors.taskvine.gate import BYTES, Bell
+from ctxflow.executors.taskvine.manager_messages import (
+    FROM_MANAGER,
+    DeclareFile,
+    DeclareTemp,
+    FromManager,
+    ManagerStarted,
+    StartManager,
+    StopManager,
+    ToManager,
+    Undeclare,
+)
 from ctxflow.factory.provider import tail
-from ctxflow.host.descriptors import scarcity
-from ctxflow.host.process import python_path
+from ctxflow.host.machine_errors import scarcity
+from ctxflow.host.own_modules import python_path
 from ctxflow.host.processes import activity, ended_within, kill_tree
-from ctxflow.host.wire import Channel, Head
+from ctxflow.host.wire import Channel, pack
 
 _MISSED_SECONDS = 4.0  # After which it is doing something else than it does in each round: it beats once a second.
 _BUSY_SECONDS = 900.0  # For how long it may be doing that.
@@ -31,15 +43,13 @@ class ManagerLink:
     """The process that holds the ndcctools manager. Its owner locks.
 
     :param settings: what it is to be (see manager.py).
-    :param doorbell: the socket that its doorbell listens at.
     :param log: the file of its output.
     """
 
-    def __init__(self, settings: Head, doorbell: str, log: str) -> None:
+    def __init__(self, settings: StartManager, log: str) -> None:
         self._settings = settings
-        self._doorbell = doorbell
         self._log = log
-        self._files: dict[str, Head] = {}  # Those that it knows.
+        self._files: dict[str, DeclareFile | DeclareTemp] = {}  # Those that it knows.
         self._spawn()
 
     def _spawn(self) -> None:
@@ -47,7 +57,7 @@ class ManagerLink:
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         shared = os.memfd_create("ctxflow-asleep")
         os.ftruncate(shared, BYTES)
-        self._bell = Bell(mmap.mmap(shared, BYTES), self._doorbell)
+        self._bell = Bell(mmap.mmap(shared, BYTES), self._settings.doorbell)
         with far, open(self._log, "ab") as output:
             words = [str(far.fileno()), str(shared), str(os.getpid())]
             self.process = subprocess.Popen(
@@ -75,8 +85,9 @@ class ManagerLink:
         deadline = time.monotonic() + seconds
         while not self.channel.closed and time.monotonic() < deadline:
             self.channel.wait(0.5)
-            for head, _ in self.channel.receive():
-                return int(head["port"])
+            for said in self.received():
+                if isinstance(said, ManagerStarted):
+                    return said.port
         words = self.last_words()
         raise EngineFailed(f"TaskVine's manager does not start: {words}{'' if 'ulimit' in words else scarcity()}")
 
@@ -90,24 +101,27 @@ class ManagerLink:
             return False
         self.channel.close()
         self._bell.close()
-        self._settings = {**self._settings, "port": port}
+        self._settings = dataclasses.replace(self._settings, port=port)
         self._spawn()
-        for head in self._files.values():
-            self.send(head)
+        for file in self._files.values():
+            self.send(file)
         return True
 
-    def send(self, head: Head, body: bytes = b"") -> None:
+    def send(self, message: ToManager) -> None:
         """Say something, now or as soon as it fits."""
-        if head["do"] in ("file", "temp"):
-            self._files[head["key"]] = head
-        elif head["do"] == "undeclare":
-            self._files.pop(head["key"], None)
-        self.channel.send(head, body)
+        if isinstance(message, (DeclareFile, DeclareTemp)):
+            self._files[message.key] = message
+        elif isinstance(message, Undeclare):
+            self._files.pop(message.key, None)
+        self.channel.send_frame(pack(message))
 
-    def heard(self) -> None:
-        """It has said something."""
-        self._heard_at = time.monotonic()
-        self._idle = 0.0
+    def received(self) -> list[FromManager]:
+        """What it has said."""
+        said = [FROM_MANAGER.open(head, body) for head, body in self.channel.receive()]
+        if said:
+            self._heard_at = time.monotonic()
+            self._idle = 0.0
+        return said
 
     @property
     def hearing(self) -> bool:
@@ -136,7 +150,7 @@ class ManagerLink:
 
     def end(self, seconds: float) -> None:
         """Have it end, and see to that."""
-        self.send({"do": "stop"})
+        self.send(StopManager())
         self.ring()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine.vine_workers import VineWorker
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import JobChange
+from ctxflow.scheduler import events as ev
 
 _PATIENCE_SECONDS = 2.0  # How long the batch system may take to say so. HTCondor took up to one second.
 _MOST_TOLD = 10_000  # Jobs of which it is known how they ended before their workers were missed.
@@ -80,3 +81,20 @@ class Losses:
                 self._acquirer.remove(worker.tier, worker.job)
         found, self._explained = self._explained, []
         return found
+
+
+def events_of_job(now: float, tier: str, change: JobChange, pin: int | None = None) -> list[ev.Event]:
+    """The events that a change of a worker's job stands for; none if it only waits, or has ended.
+
+    :param pin: the number of the `AcquireAt` that it was submitted for, None for others.
+
+    >>> events_of_job(2.0, "a10", JobChange("7.0", "held", "the disk is full"))
+    [JobHeld(time=2.0, tier='a10', job='7.0', reason='the disk is full')]
+    """
+    if change.state == "running":
+        return [ev.JobStarted(now, tier, change.job, change.waited, pin)]
+    if change.state == "evicted":
+        return [ev.JobEvicted(now, tier, change.job, change.reason)]
+    if change.state == "held":
+        return [ev.JobHeld(now, tier, change.job, change.reason)]
+    return []

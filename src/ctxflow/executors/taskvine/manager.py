@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
+import ctypes
 import mmap
 import os
 import secrets
@@ -19,28 +19,42 @@ import select
 import shlex
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from typing import Any
 
-from ctxflow.executors.taskvine import bell
-from ctxflow.executors.taskvine.entrance import Entrance, sockets
-from ctxflow.executors.taskvine.roster import Joined, Lost, Roster
-from ctxflow.executors.taskvine.vine_log import DebugLog, prepare
-from ctxflow.host.descriptors import advice, none_left, take_enough
+from ctxflow.executors.taskvine import gate
+from ctxflow.executors.taskvine.entrance import SHORT_SECONDS, Entrance, Joined, Lost, Roster, tune_connections
+from ctxflow.executors.taskvine.manager_messages import (
+    TO_MANAGER,
+    CallAnswered,
+    CallUnanswered,
+    CancelCall,
+    DeclareFile,
+    DeclareTemp,
+    FromManager,
+    GateTrouble,
+    ManagerBeat,
+    ManagerStarted,
+    StartManager,
+    StopManager,
+    StrangerConnected,
+    SubmitCall,
+    ToManager,
+    Undeclare,
+    WorkerConnected,
+    WorkerGone,
+)
+from ctxflow.host.machine_errors import advice, none_left, take_enough
 from ctxflow.host.processes import die_with_parent, ended_within, kill_tree
-from ctxflow.host.wire import Channel, Head
+from ctxflow.host.wire import Channel, pack
 from ctxflow.host.worker import HOST
 
 LIBRARY = "ctxflow"
 BEAT_SECONDS = 1.0
 DOORBELL = "doorbell"
 _INLINE_BYTES = 1500  # A call's frames that ride in its command; in base64 that is 2 KB, and 4 KB would be too long.
-_SILENT_SECONDS = 600
-_SHORT_SECONDS = 5
-_BACKLOG = 4096
 _KILL_SECONDS = 2.0
 _BELL_SECONDS = 5.0  # How soon the doorbell's worker may be started again.
 _LINGER_SECONDS = 0.001  # How long to wait for what the engine makes of an answer, before going to sleep.
@@ -54,14 +68,14 @@ class Manager:
     :param settings: of the engine's first message.
     """
 
-    def __init__(self, channel: Channel, asleep: int, settings: Head) -> None:
+    def __init__(self, channel: Channel, asleep: int, settings: StartManager) -> None:
         import ndcctools.taskvine as vine
 
         self._vine: Any = vine
         self._channel = channel
         self._inbox = select.poll()
         self._inbox.register(channel.fileno(), select.POLLIN)
-        self._asleep = mmap.mmap(asleep, bell.BYTES)
+        self._asleep = mmap.mmap(asleep, gate.BYTES)
         self._stopping = False
         self._tasks: dict[int, tuple[Any, str, int, Any]] = {}  # TaskVine's id -> task, worker, call, its buffer.
         self._most: dict[int, int] = {}  # Call -> the bytes that its answer may have, where that is limited.
@@ -75,10 +89,10 @@ class Manager:
         self._manager = self._make(settings)
         self._log = DebugLog(vine)
         self._port: int = self._manager.port
-        listener = _tune_connections(self._port, settings["keepalive_timeout"])
+        listener = tune_connections(self._port, settings.keepalive_timeout)
         self._entrance: Entrance | None = None
-        if not settings["ssl"]:  # What OpenSSL keeps of a connection is TaskVine's from its first byte on.
-            self._entrance = Entrance(listener, asleep, settings["doorbell"], settings["password_file"])
+        if not settings.ssl:  # What OpenSSL keeps of a connection is TaskVine's from its first byte on.
+            self._entrance = Entrance(listener, asleep, settings.doorbell, settings.password_file)
         self._install(settings)
         self._settings = settings
         self._bell = self._start_bell()
@@ -86,31 +100,34 @@ class Manager:
         if self._entrance is not None:
             self._entrance.require_room()
         self._beat_at = 0.0
-        channel.send({"is": "started", "port": self._port})
+        self._say(ManagerStarted(self._port))
 
-    def _make(self, settings: Head) -> Any:
+    def _say(self, message: FromManager) -> None:
+        self._channel.send_frame(pack(message))
+
+    def _make(self, settings: StartManager) -> Any:
         manager = self._vine.Manager(
-            port=settings["port"],
-            run_info_path=settings["directory"],
-            run_info_template=prepare(settings["directory"]),
-            ssl=settings["ssl"] or None,
+            port=settings.port,
+            run_info_path=settings.directory,
+            run_info_template=prepare(settings.directory),
+            ssl=settings.ssl or None,
             shutdown=True,
         )
-        manager.set_password_file(settings["password_file"])
-        manager.set_keepalive_interval(settings["keepalive_interval"])
-        manager.set_keepalive_timeout(settings["keepalive_timeout"])
-        manager.tune("worker-source-max-transfers", settings["fan_out"])
+        manager.set_password_file(settings.password_file)
+        manager.set_keepalive_interval(settings.keepalive_interval)
+        manager.set_keepalive_timeout(settings.keepalive_timeout)
+        manager.tune("worker-source-max-transfers", settings.fan_out)
         manager.tune("attempt-schedule-depth", 10_000)
         manager.tune("max-new-workers", 100)
         manager.tune("transient-error-interval", 1)
-        manager.tune("short-timeout", _SHORT_SECONDS)
+        manager.tune("short-timeout", SHORT_SECONDS)
         manager.tune("watch-library-logfiles", 1)
         return manager
 
-    def _install(self, settings: Head) -> None:
+    def _install(self, settings: StartManager) -> None:
         for name, command, slots in (
-            (LIBRARY, "vine_library", settings["slots"]),
-            (DOORBELL, f"doorbell --socket {shlex.quote(settings['doorbell'])}", 2),
+            (LIBRARY, "vine_library", settings.slots),
+            (DOORBELL, f"doorbell --socket {shlex.quote(settings.doorbell)}", 2),
         ):
             library = self._vine.LibraryTask(f"{HOST} {command}", name)
             library.set_cores(1)
@@ -121,10 +138,10 @@ class Manager:
     def _start_bell(self) -> subprocess.Popen[bytes]:
         settings = self._settings
         address = f"127.0.0.1:{self._port}"
-        words = [sys.executable, settings["program"], "worker", address, "--password", settings["password_file"]]
+        words = [sys.executable, settings.program, "worker", address, "--password", settings.password_file]
         words += ["--name-prefix", self._bell_name, "--cores", "1", "--memory", "100", "--disk", "100", "--gpus", "0"]
-        words += ["--ssl"] if settings["ssl"] else []
-        folder = os.path.dirname(settings["doorbell"])  # It goes with the run, and this worker's own with it.
+        words += ["--ssl"] if settings.ssl else []
+        folder = os.path.dirname(settings.doorbell)  # It goes with the run, and this worker's own with it.
         return subprocess.Popen([*words, "--workdir", folder], stdin=subprocess.DEVNULL, cwd=folder)
 
     # --- the loop
@@ -138,7 +155,7 @@ class Manager:
             # What came before the byte was set did not ring.
             ended = None if self._inbox.poll(0) else self._manager.wait(1)
             self._asleep[0] = 0
-            if self._asleep[bell.NEWS]:
+            if self._asleep[gate.NEWS]:
                 self._let_in()
             answered = False
             while ended is not None:
@@ -155,7 +172,7 @@ class Manager:
         """Let the engine hear that this process gets on, and see to those that are to be there."""
         self._beat_at = now + BEAT_SECONDS
         if not self._channel.pending:  # While it reads nothing, once is enough.
-            self._channel.send({"is": "beat"})
+            self._say(ManagerBeat())
         if self._bell.poll() is not None and now > self._bell_since + _BELL_SECONDS:
             # Starved on a loaded machine, most likely. Without it everything takes up to a second longer.
             self._bell, self._bell_since = self._start_bell(), now
@@ -174,7 +191,7 @@ class Manager:
         while self._inbox.poll(1000 * seconds):
             seconds = 0.0
             for head, body in self._channel.receive():
-                self.handle(head, body)
+                self.handle(TO_MANAGER.open(head, body))
             if self._channel.closed:
                 self._stopping = True
                 return
@@ -187,28 +204,27 @@ class Manager:
 
     # --- what the engine says
 
-    def handle(self, head: Head, body: bytes) -> None:
+    def handle(self, message: ToManager) -> None:
         """Do as the engine says."""
-        do = head["do"]
-        if do == "call":
-            self._call(head, body)
-        elif do == "file":
-            self._files[head["key"]] = self._manager.declare_file(head["path"], cache=head["cache"])
-        elif do == "temp":
-            self._files[head["key"]] = self._manager.declare_temp()
-        elif do == "undeclare":
-            file = self._files.pop(head["key"], None)
+        if isinstance(message, SubmitCall):
+            self._call(message)
+        elif isinstance(message, DeclareFile):
+            self._files[message.key] = self._manager.declare_file(message.path, cache=message.cache)
+        elif isinstance(message, DeclareTemp):
+            self._files[message.key] = self._manager.declare_temp()
+        elif isinstance(message, Undeclare):
+            file = self._files.pop(message.key, None)
             if file is not None:
                 self._manager.undeclare_file(file)
-        elif do == "cancel":
-            for task_id in [number for number, (_, _, call, _) in self._tasks.items() if call in head["calls"]]:
+        elif isinstance(message, CancelCall):
+            for task_id in [number for number, (_, _, call, _) in self._tasks.items() if call == message.number]:
                 self._manager.cancel_by_task_id(task_id)
-        elif do == "stop":
+        elif isinstance(message, StopManager):
             self._stopping = True
 
-    def _call(self, head: Head, body: bytes) -> None:
+    def _call(self, message: SubmitCall) -> None:
         """Submit a call that is pinned to a worker; one to a worker that is gone would wait for ever."""
-        worker = head["worker"]
+        worker, body = message.worker, message.body
         if worker not in self._of_worker:
             return
         buffer = None
@@ -218,15 +234,15 @@ class Manager:
             task = self._vine.Task("@")
             buffer = self._manager.declare_buffer(body)
             task.add_input(buffer, "call")
-        for name, key in head.get("inputs", {}).items():
+        for name, key in message.inputs.items():
             task.add_input(self._files[key], name)
-        for name, key in head.get("outputs", {}).items():
+        for name, key in message.outputs.items():
             task.add_output(self._files[key], name)
-        if "most" in head:
-            self._most[head["id"]] = head["most"]
-        if "inputs" in head:
-            self._log.begin(head["id"])
-        self._submit(task, LIBRARY, worker, head["id"], buffer)
+        if message.most is not None:
+            self._most[message.number] = message.most
+        if message.inputs:
+            self._log.begin(message.number)
+        self._submit(task, LIBRARY, worker, message.number, buffer)
 
     def _submit(self, task: Any, library: str, worker: str, call: int, buffer: Any) -> None:
         task.set_library_required(library)
@@ -259,22 +275,22 @@ class Manager:
         if not ended.successful():
             if ended.result != "cancelled":
                 reason = f"exit status {ended.exit_code}" if ended.result == "success" else str(ended.result)
-                self._channel.send({"is": "unanswered", "id": call, "worker": worker, "reason": reason})
+                self._say(CallUnanswered(call, worker, reason))
             return False
         answer = b""  # What is no answer has no seal either.
         with contextlib.suppress(ValueError, TypeError):
             text = ended.std_output or b""
             if most is None or len(text) <= most:
                 answer = base64.b64decode(text)
-        self._channel.send({"is": "answer", "id": call, "worker": worker}, answer)
+        self._say(CallAnswered(call, worker, answer))
         return True
 
     def _let_in(self) -> None:
-        self._asleep[bell.NEWS] = 0  # Before it is looked for, so that none is missed.
+        self._asleep[gate.NEWS] = 0  # Before it is looked for, so that none is missed.
         for host in [] if self._entrance is None else self._entrance.serve():
-            self._channel.send({"is": "stranger", "host": host, "reason": "it has not the run's password"})
+            self._say(StrangerConnected(host, "it has not the run's password"))
         while self._entrance is not None and self._entrance.troubles:
-            self._channel.send({"is": "trouble", "text": self._entrance.troubles.pop(0)})
+            self._say(GateTrouble(self._entrance.troubles.pop(0)))
 
     def _watch_workers(self) -> None:
         stats, now = self._manager.stats, time.monotonic()
@@ -286,7 +302,7 @@ class Manager:
             elif isinstance(news, Lost):
                 self._lost(news.worker)
             else:
-                self._channel.send({"is": "stranger", "host": news.host, "reason": news.reason})
+                self._say(StrangerConnected(news.host, news.reason))
 
     def _joined(self, news: Joined) -> None:
         self._of_worker[news.worker] = set()
@@ -294,7 +310,7 @@ class Manager:
             self._bell_worker = news.worker
         else:
             ip = news.address.rpartition(":")[0] if self._entrance is None else self._entrance.origin(news.address)
-            self._channel.send({"is": "joined", **dataclasses.asdict(news), "ip": ip})
+            self._say(WorkerConnected(news.worker, news.address, news.host, ip))
 
     def _lost(self, worker: str) -> None:
         """TaskVine would keep its calls until a worker of that name came: none ever does."""
@@ -304,32 +320,57 @@ class Manager:
             self._bell_worker, self._bell_stands = "", False
             kill_tree(self._bell.pid)  # It may only be stopped; another takes its place.
             return
-        self._channel.send({"is": "lost", "worker": worker})
+        self._say(WorkerGone(worker))
 
 
-def _tune_connections(port: int, timeout: int) -> int:
-    """Have the kernel keep back connections on which nothing is said, and end those that take nothing.
+NAME = "manager"
+_UNREAD = ("performance", "taskgraph", "transactions")
 
-    TaskVine would wait for each of the former in turn, 5 seconds, with TLS without end; workers speak first. And it
-    listens with room for 5 connections only, too few where hundreds of workers start together. While it sends a file
-    it does nothing else: where the worker is cut off or stopped meanwhile, it would wait for a minute or longer.
 
-    :param timeout: seconds in which a worker must take some of what is sent to it.
-    :returns: the descriptor at which TaskVine listens.
+def prepare(directory: str) -> str:
+    """Make the folder of TaskVine's logs, in which those that nobody reads lead nowhere; gives its name."""
+    folder = os.path.join(directory, NAME, "vine-logs")
+    os.makedirs(folder, exist_ok=True)
+    for name in _UNREAD:
+        with contextlib.suppress(FileExistsError):
+            os.symlink(os.devnull, os.path.join(folder, name))
+    return NAME
+
+
+class DebugLog:
+    """The debug log, written while files are on their way and not otherwise, or always with CTXFLOW_VINE_LOG=all.
+
+    Where this build of ndcctools does not let it be switched, it is always written.
+
+    :param vine: the module ndcctools.taskvine.
     """
-    for descriptor, found in sockets():
-        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-            _tune_listener(found, timeout)
-            return descriptor
-    raise RuntimeError(f"TaskVine does not listen at its port {port}")
 
+    def __init__(self, vine: Any) -> None:
+        self._transfers: set[int] = set()
+        self._library: ctypes.CDLL | None = None
+        if os.environ.get("CTXFLOW_VINE_LOG") == "all":
+            return
+        try:
+            library = ctypes.CDLL(vine.cvine._cvine.__file__)
+            library.cctools_debug_flags_clear.restype = None
+            library.cctools_debug_flags_set.argtypes = [ctypes.c_char_p]
+            library.cctools_debug_flags_clear()
+            self._library = library
+        except (AttributeError, OSError):
+            pass
 
-def _tune_listener(listener: socket.socket, timeout: int) -> None:
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
-    # Accepted connections inherit these; the second is of use while TLS is agreed on, which has no limit else.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SHORT_SECONDS, 0))
-    listener.listen(_BACKLOG)
+    def begin(self, call: int) -> None:
+        """A call brings files along."""
+        if self._library is not None and not self._transfers:
+            self._library.cctools_debug_flags_set(b"vine")
+        self._transfers.add(call)
+
+    def end(self, call: int) -> None:
+        """A call has ended, which may have brought files."""
+        if call in self._transfers:
+            self._transfers.discard(call)
+            if self._library is not None and not self._transfers:
+                self._library.cctools_debug_flags_clear()
 
 
 def main(descriptor: int, asleep: int, parent: int) -> None:
@@ -342,14 +383,14 @@ def main(descriptor: int, asleep: int, parent: int) -> None:
     take_enough()
     channel = Channel(socket.socket(fileno=descriptor))
     channel.wait()
-    messages = channel.receive()
-    if not messages:
+    messages = [TO_MANAGER.open(head, body) for head, body in channel.receive()]
+    if not messages or not isinstance(messages[0], StartManager):
         return
     try:
-        manager = Manager(channel, asleep, messages[0][0])
+        manager = Manager(channel, asleep, messages[0])
         try:
-            for head, body in messages[1:]:
-                manager.handle(head, body)
+            for message in messages[1:]:
+                manager.handle(message)
             manager.serve()
         finally:
             manager.close()

@@ -11,25 +11,26 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ctxflow.contents import digest_path
 from ctxflow.environments.opening import read_manifest
 from ctxflow.errors import CtxflowError
 from ctxflow.executors.contract import RunServices
+from ctxflow.executors.taskvine.manager_messages import StartManager
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_machines import unpinned
 from ctxflow.factory.connection import Connection, PublishedRun
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.site_check import own_address
 from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_command, worker_job
-from ctxflow.host import rest
-from ctxflow.host.descriptors import advice
-from ctxflow.host.program import build_program
+from ctxflow.host import own_modules
+from ctxflow.host.machine_errors import advice
 from ctxflow.host.scratch import Guard, Scratch, sweep
 from ctxflow.host.seal import key_of
-from ctxflow.host.wire import Head
+from ctxflow.host.worker_program import build_program
 from ctxflow.process_identity import birth_of
 from ctxflow.safe_files import make_own_folder, write_private
 from ctxflow.scheduler import events as ev
@@ -39,7 +40,7 @@ _EXTRA_SLOTS = 16  # Beside calls: the standing call, and what is staged, built 
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedEnvironment:
     """A packed environment: the archive, the digest of its bytes, and the version of its Python."""
 
     path: str
@@ -60,7 +61,7 @@ class Setup:
         try:
             make_own_folder(self.directory)  # What is in it runs on workers.
             self.password_file = self._write_secret()
-            self.rest = self.path(rest.NAME)
+            self.rest = self.path(own_modules.NAME)
             self.program = build_program(self.path("ctxflow.pyz"), self.rest)
             self.rest_digest = digest_path(self.rest)
             sweep()
@@ -77,7 +78,7 @@ class Setup:
         """The path of a file of the run's own."""
         return os.path.join(self.directory, name)
 
-    def note(self, line: Head) -> None:
+    def note(self, line: Mapping[str, Any]) -> None:
         """Add a line to the log of stagings, which `ctxflow report` reads."""
         with contextlib.suppress(OSError):  # A full disk must not end the run.
             self.staging_log.write(json.dumps(line) + "\n")
@@ -89,22 +90,21 @@ class Setup:
         self.key = key_of(password.encode())
         return path
 
-    def manager_settings(self) -> Head:
+    def manager_settings(self) -> StartManager:
         """What the manager's process is told first."""
         options = self.site.taskvine
-        return {
-            "do": "start",
-            "directory": self.directory,
-            "port": options.port if isinstance(options.port, int) else list(options.port),
-            "password_file": self.password_file,
-            "program": self.program,
-            "ssl": options.ssl,
-            "fan_out": options.fan_out,
-            "keepalive_interval": options.keepalive_interval,
-            "keepalive_timeout": options.keepalive_timeout,
-            "slots": self.site.slots + _EXTRA_SLOTS,
-            "doorbell": self.doorbell,
-        }
+        return StartManager(
+            directory=self.directory,
+            port=options.port,
+            password_file=self.password_file,
+            program=self.program,
+            ssl=options.ssl,
+            fan_out=options.fan_out,
+            keepalive_interval=options.keepalive_interval,
+            keepalive_timeout=options.keepalive_timeout,
+            slots=self.site.slots + _EXTRA_SLOTS,
+            doorbell=self.doorbell,
+        )
 
     def lead(self, port: int) -> Lead:
         """What workers must know to join."""
@@ -172,7 +172,7 @@ def acquirer_of(site: Site, setup: Setup, port: int, changed: Callable[[], None]
     return Acquirer(tiers, setup.path("jobs"), changed, waiting=waiting, join_timeout=site.join_timeout, prices=prices)
 
 
-def _packed(environment: str | None) -> Packed | None:
+def _packed(environment: str | None) -> PackedEnvironment | None:
     """The packed environment that a site names, if it does."""
     if environment is None or os.path.isdir(environment):
         return None
@@ -181,4 +181,4 @@ def _packed(environment: str | None) -> Packed | None:
             raise CtxflowError(f"there is no environment {environment}: make one with `ctxflow env pack`")
         return None  # A folder that only the workers see.
     manifest = read_manifest(environment)
-    return Packed(os.path.abspath(environment), digest_path(environment), manifest["python"])
+    return PackedEnvironment(os.path.abspath(environment), digest_path(environment), manifest["python"])

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from ctxflow.contents import digest_now
 from ctxflow.executors.contract import ContextPayload, RunServices
 from ctxflow.executors.protocol import failure_of
-from ctxflow.executors.taskvine.calls import Reports, VineCalls
-from ctxflow.executors.taskvine.setup import Packed, Setup
-from ctxflow.executors.taskvine.tree import Cancel, Fetch, How, Link, Order, Seed, Tree
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine.manager_messages import DeclareFile, DeclareTemp, Undeclare
+from ctxflow.executors.taskvine.setup import PackedEnvironment, Setup
+from ctxflow.executors.taskvine.staging_tree import Cancel, Fetch, How, Link, Order, Seed, Tree
+from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
 from ctxflow.host.vine_messages import (
     FetchFile,
     FileCached,
@@ -111,7 +111,9 @@ class Stagings:
         worker.forgotten[context.id] = worker.forgotten.get(context.id, 0) + 1
         return [ForgetFile(name) for name in names]
 
-    def open_environment(self, worker: VineWorker, packed: Packed, then: Callable[[str | None], None]) -> None:
+    def open_environment(
+        self, worker: VineWorker, packed: PackedEnvironment, then: Callable[[str | None], None]
+    ) -> None:
         """Bring a packed environment to a worker and open it; `then` is told what is wrong with it, or None."""
 
         def opened(_: VineWorker, reports: Reports) -> None:
@@ -219,7 +221,7 @@ class Stagings:
         name, size = os.path.basename(file.path.rstrip("/")), os.path.getsize(path)
         line = {"is": "file", "time": self._run.clock(), "digest": file.digest}
         self._setup.note({**line, "name": name, "bytes": size, "context": file.context})
-        self._calls.link.send({"do": "file", "key": f"file {file.digest}", "path": path, "cache": False})
+        self._calls.link.send(DeclareFile(f"file {file.digest}", path))
 
     def serve(self) -> None:
         """Go on with what a thread has finished."""
@@ -259,8 +261,8 @@ class Stagings:
 
     def _seed(self, worker: VineWorker, file: _File, generation: int) -> None:
         temp = self._temp(file.digest, generation)
-        self._calls.link.send({"do": "undeclare", "key": self._temp(file.digest, generation - 1)})
-        self._calls.link.send({"do": "temp", "key": temp})
+        self._calls.link.send(Undeclare(self._temp(file.digest, generation - 1)))
+        self._calls.link.send(DeclareTemp(temp))
 
         def answered(worker: VineWorker, reports: Reports) -> None:
             failure = _failure(worker, reports)

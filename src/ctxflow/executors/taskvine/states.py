@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable
 
 from ctxflow.executors.contract import RunServices
-from ctxflow.executors.taskvine.calls import Reports, VineCalls
-from ctxflow.executors.taskvine.worker import VineWorker
+from ctxflow.executors.taskvine.manager_messages import DeclareTemp, Undeclare
+from ctxflow.executors.taskvine.vine_workers import Reports, VineCalls, VineWorker
 from ctxflow.host.vine_messages import FileFailed, SendState, TakeState
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
@@ -48,7 +48,7 @@ class StateTransfers:
             return
         name = f"ctxflow-state-{command.session}-{command.made}"
         carrying.temp = f"state {command.session} {command.made} {self._calls.number()}"
-        self._calls.link.send({"do": "temp", "key": carrying.temp})
+        self._calls.link.send(DeclareTemp(carrying.temp))
 
         def sent(_: VineWorker, reports: Reports) -> None:
             problem = _problem(reports)
@@ -83,7 +83,7 @@ class StateTransfers:
         for number in [number for number, each in self._carrying.items() if each is carrying]:
             del self._carrying[number]
         if carrying.temp:
-            self._calls.link.send({"do": "undeclare", "key": carrying.temp})
+            self._calls.link.send(Undeclare(carrying.temp))
 
     def lost(self, worker: str) -> None:
         """A worker is gone: what came from it or went to it is of no more use, and the scheduler knows."""

@@ -1,18 +1,19 @@
-"""The modules of ctxflow that a worker's program lacks, which come when something imports one of them.
+"""How the processes of a worker find this very ctxflow: on PYTHONPATH, and what a worker's program lacks of it.
 
-The program that travels with each job holds what all workers run (program.py). All else is a second file of the very
-same ctxflow, which a worker gets once, from its driver or a peer: the first time that any process which the program
-started, or one that inherited its environment, imports a module that is in there. The import waits meanwhile. What
-does not live here: bringing it (vine_library.py, and executors/taskvine/stagings.py).
+The program that travels with each job holds what all workers run (worker_program.py). All else is a second file of the
+very same ctxflow, which a worker gets once, from its driver or a peer: the first time that any process which the
+program started, or one that inherited its environment, imports a module that is in there. The import waits meanwhile.
+What does not live here: bringing it (vine_library.py, and executors/taskvine/stagings.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import site
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -79,7 +80,7 @@ def _brought(module: str) -> str:
 
     :raises ImportError: if it does not come.
     """
-    from ctxflow.host.staging import cached
+    from ctxflow.host.file_cache import cached
 
     cache = os.environ[VARIABLE]
     place = cached(digest(), NAME, cache)
@@ -107,3 +108,40 @@ def _ring(bell: str, module: str) -> None:
             os.write(descriptor, b".")
     finally:
         os.close(descriptor)
+
+
+_ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
+
+
+def package_root() -> str:
+    """Where this very ctxflow is found: a directory, or the zip file that it is in (program.py)."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables with which a process, wherever it starts, finds this very ctxflow; none if it is installed.
+
+    What PYTHONPATH was is passed along, and `restore_python_path` gives it back to the user's code.
+
+    :param environment: variables of the process's own, which may have a PYTHONPATH.
+    """
+    own = package_root()
+    if os.path.realpath(own) in map(os.path.realpath, _site_directories()):
+        return {}
+    inherited = os.environ.get(_ORIGINAL_PATH, os.environ.get("PYTHONPATH", ""))
+    original = (environment or {}).get("PYTHONPATH", inherited)
+    given = [os.path.abspath(path) for path in original.split(os.pathsep) if path]
+    return {"PYTHONPATH": os.pathsep.join([*given, own]), _ORIGINAL_PATH: original}
+
+
+def restore_python_path() -> None:
+    """Give PYTHONPATH the value that it had before `python_path`, for the user's code and what that starts."""
+    original = os.environ.pop(_ORIGINAL_PATH, None)
+    if original:
+        os.environ["PYTHONPATH"] = original
+    elif original is not None:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _site_directories() -> list[str]:
+    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]

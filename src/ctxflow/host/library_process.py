@@ -1,7 +1,6 @@
-"""One library process as its host sees it: spawning it, its output, its calls, its end.
+"""One library process as its host sees it: starting it, its output, its calls, its end.
 
-What lives here: a handle on the process. What does not: which contexts there are (host.py), and what runs
-inside (library.py).
+What does not live here: which contexts there are (context_host.py), and what runs inside (library.py).
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import shutil
 import signal
-import site
 import socket
 import subprocess
 import sys
@@ -18,12 +17,12 @@ import time
 from collections.abc import Collection, Mapping
 from typing import IO
 
-from ctxflow.host.descriptors import readable
-from ctxflow.host.interrupting import NUMBER_BYTES, SIGNAL
-from ctxflow.host.messages import ForgetParts, GivePart, RunCall, pack
+from ctxflow.host.call_surroundings import NUMBER_BYTES, SIGNAL
+from ctxflow.host.library_messages import ForgetParts, GivePart, RunCall
+from ctxflow.host.machine_errors import readable
+from ctxflow.host.own_modules import package_root, python_path
 from ctxflow.host.processes import ended_within, kill_tree
-from ctxflow.host.usage_statistics import without_usage_statistics
-from ctxflow.host.wire import Channel
+from ctxflow.host.wire import Channel, pack
 
 _TAIL_BYTES = 4096
 _LOG_BYTES = 10_000_000
@@ -255,49 +254,65 @@ def interpreter() -> str:
     return os.environ.get("CTXFLOW_PYTHON") or sys.executable
 
 
-_ORIGINAL_PATH = "CTXFLOW_ORIGINAL_PYTHONPATH"
-
-
-def package_root() -> str:
-    """Where this very ctxflow is found: a directory, or the zip file that it is in (program.py)."""
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
 def _library() -> list[str]:
     """What starts a library process: in the zip file, what imports the bytecode that is there (program_main.py)."""
     root = package_root()
     return [root, "library"] if os.path.isfile(root) else ["-m", "ctxflow.host.library"]
 
 
-def python_path(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables with which a process, wherever it starts, finds this very ctxflow; none if it is installed.
-
-    What PYTHONPATH was is passed along, and `restore_python_path` gives it back to the user's code.
-
-    :param environment: variables of the process's own, which may have a PYTHONPATH.
-    """
-    own = package_root()
-    if os.path.realpath(own) in map(os.path.realpath, _site_directories()):
-        return {}
-    inherited = os.environ.get(_ORIGINAL_PATH, os.environ.get("PYTHONPATH", ""))
-    original = (environment or {}).get("PYTHONPATH", inherited)
-    given = [os.path.abspath(path) for path in original.split(os.pathsep) if path]
-    return {"PYTHONPATH": os.pathsep.join([*given, own]), _ORIGINAL_PATH: original}
-
-
-def restore_python_path() -> None:
-    """Give PYTHONPATH the value that it had before `python_path`, for the user's code and what that starts."""
-    original = os.environ.pop(_ORIGINAL_PATH, None)
-    if original:
-        os.environ["PYTHONPATH"] = original
-    elif original is not None:
-        os.environ.pop("PYTHONPATH", None)
-
-
-def _site_directories() -> list[str]:
-    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-
-
 def now() -> float:
     """The host's clock."""
     return time.monotonic()
+
+
+_EVERYBODY = "DO_NOT_TRACK"  # Many heed it; who turned one on would have it off by that.
+_OFF = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRTLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+_NO = ("", "0", "false", "no", "off")
+
+
+def without_usage_statistics(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that turn usage statistics off, beside those that somebody has set.
+
+    Nothing is turned off where `DO_NOT_TRACK` is 0, and what one library's own variable turns on stays on.
+
+    >>> without_usage_statistics({"VLLM_NO_USAGE_STATS": "0", "RAY_USAGE_STATS_ENABLED": "0"})
+    {'HF_HUB_DISABLE_TELEMETRY': '1', 'TRTLLM_NO_USAGE_STATS': '1'}
+    >>> without_usage_statistics({"DO_NOT_TRACK": "0"})
+    {}
+    """
+    if environment.get(_EVERYBODY, "1").lower() in _NO:
+        return {}
+    off = {name: value for name, value in _OFF.items() if name not in environment}
+    if not any((environment[name].lower() in _NO) == (value == "1") for name, value in _OFF.items() if name not in off):
+        off[_EVERYBODY] = environment.get(_EVERYBODY, "1")
+    return off
+
+
+class KeptLogs:
+    """Files, or folders of them, of which so many are kept, and those of what lives.
+
+    >>> kept = KeptLogs(2)
+    >>> kept.add("/run/1", ()), kept.add("/run/2", ()), kept.add("/run/3", ["/run/1"]), kept.paths
+    (None, None, None, ['/run/1', '/run/3'])
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.paths: list[str] = []
+
+    def add(self, path: str, living: Collection[str]) -> None:
+        """Keep another, and remove the oldest of what has ended, if there are too many.
+
+        :param living: the logs of what has not ended.
+        """
+        self.paths.append(path)
+        ended = [each for each in self.paths[:-1] if each not in living]
+        for each in ended[: max(0, len(self.paths) - self._most)]:
+            self.paths.remove(each)
+            with contextlib.suppress(OSError):
+                shutil.rmtree(each) if os.path.isdir(each) else os.unlink(each)

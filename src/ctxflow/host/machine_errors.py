@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import resource
 import select
 import selectors
@@ -96,7 +97,7 @@ class Acceptor:
         self._told = False
         self.paused = False
         self._resume_at = 0.0
-        selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
         try:
@@ -133,3 +134,42 @@ class Acceptor:
     def close(self) -> None:
         """Let nobody connect any more."""
         self._listener.close()
+
+
+# Compiled by `re` when first needed: most processes never meet an error.
+_DEVICE = (
+    r"(?i)\bCUDA\b|\bECC\b|\bXid\b|\bNCCL\b|\bcuDNN\b|CUDNN_STATUS|CUBLAS_STATUS|\bHIP error\b|\bNVML\b|"
+    r"driver (?:version|is|not|fail|shut)|device (?:is |was )?lost|GPU (?:is |has fallen )?(?:lost|off the bus)|"
+    r"No space left|Input/output error|Stale file handle|Read-only file system"
+)
+_TOO_MUCH = r"(?i)out of memory|ALLOC_FAILED"  # A smaller batch may do, on the same machine.
+
+
+def looks_like_the_machine(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised from, is of the kinds that bad machines raise.
+
+    >>> looks_like_the_machine(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
+    True
+    >>> looks_like_the_machine(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    False
+    >>> looks_like_the_machine(ModuleNotFoundError("no module named torch")), looks_like_the_machine(KeyError("x"))
+    (True, False)
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if _looks(cause):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return False
+
+
+def _looks(error: BaseException) -> bool:
+    if isinstance(error, (OSError, ImportError)):
+        return True
+    try:
+        text = str(error)
+    except Exception:  # The user's class may say nothing.
+        return False
+    return bool(re.search(_DEVICE, text)) and not re.search(_TOO_MUCH, text)

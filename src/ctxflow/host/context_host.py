@@ -20,10 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ctxflow.host.descriptors import advice, none_left
-from ctxflow.host.kept_logs import KeptLogs
-from ctxflow.host.machine_faults import looks_like_the_machine
-from ctxflow.host.messages import (
+from ctxflow.host.file_cache import stage
+from ctxflow.host.library_messages import (
     FROM_LIBRARY,
     BuildContext,
     BuildFailed,
@@ -32,32 +30,31 @@ from ctxflow.host.messages import (
     CallFinished,
     CallRaised,
     ContextBuilt,
+    ForgetParts,
+    GivePart,
+    PartFinished,
+    RunCall,
+)
+from ctxflow.host.library_process import KeptLogs, LibraryProcess, now
+from ctxflow.host.machine_errors import advice, looks_like_the_machine, none_left
+from ctxflow.host.messages import (
     DrainCalls,
     EndLibrary,
     EndOverdue,
     FilesStaged,
-    ForgetParts,
     FromHost,
-    GivePart,
     InterruptCall,
     LibraryDied,
     LibraryEnded,
-    Message,
-    PartFinished,
     Ping,
     Pong,
-    RunCall,
     StageFiles,
     StagingFailed,
     ToHost,
-    Trouble,
     WorkerStuck,
-    pack,
 )
-from ctxflow.host.process import LibraryProcess, now
-from ctxflow.host.processes import bury_orphans, kill_tree, tree_bytes
-from ctxflow.host.staging import stage
-from ctxflow.host.undead import Undead
+from ctxflow.host.processes import Undead, bury_orphans, kill_tree, tree_bytes
+from ctxflow.host.wire import Message, Trouble, pack
 
 T = TypeVar("T")
 Emit = Callable[[FromHost], None]

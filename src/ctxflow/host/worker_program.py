@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 
-from ctxflow.host.rest import MEMBER
+from ctxflow.host.own_modules import MEMBER
 from ctxflow.installing import DISTRIBUTION, metadata
 from ctxflow.version import __version__
 
@@ -58,6 +58,7 @@ _COMPILED = (
 
 # And what users' functions import there.
 _NEEDED = (*_COMPILED, "ctxflow/models/", "ctxflow/pickling.py")
+_ELSEWHERE = ("ctxflow/host/__main__.py", "ctxflow/host/probe.py")  # What TaskVine workers do not run.
 _DIGEST_BYTES = 16  # As contents.py has it.
 
 
@@ -100,12 +101,14 @@ def _content(apart: bool) -> tuple[bytes, bytes]:
     """
     files = {path: data for package in ("ctxflow", "cloudpickle") for path, data in _files(package)}
     main = files.pop(_MAIN)
-    few = {path: files.pop(path) for path in list(files) if apart and not path.startswith(_NEEDED)}
+    few = {path: files.pop(path) for path in list(files) if apart and _is_rest(path)}
     rest = _packed(few)
     members = {"__main__.py": main, **files}
     if apart:
         members[MEMBER] = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES).hexdigest().encode()
-    for path, code in _bytecode({path: files[path] for path in files if path.startswith(_COMPILED)}).items():
+    for path, code in _bytecode(
+        {path: files[path] for path in files if path.startswith(_COMPILED) and path not in _ELSEWHERE}
+    ).items():
         place, data = _pyc(path, files[path], code)
         members[place] = data
     # So that a worker can tell which versions of what it lacks have to be installed. What is only found on the path
@@ -114,6 +117,10 @@ def _content(apart: bool) -> tuple[bytes, bytes]:
         headers = about.partition("\n\n")[0] + "\n"  # What follows is the README.
         members[f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info/METADATA"] = headers.encode()
     return _packed(members), rest
+
+
+def _is_rest(path: str) -> bool:
+    return path in _ELSEWHERE or not path.startswith(_NEEDED)
 
 
 def _packed(members: dict[str, bytes]) -> bytes:

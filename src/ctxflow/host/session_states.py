@@ -8,7 +8,6 @@ alone. What does not live here: which sessions those are, and where they go (sch
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 import traceback
@@ -189,6 +188,8 @@ def digest_of(data: bytes) -> str:
     >>> digest_of(b"")
     'cae66941d9efbd404e4d88758ea67670'
     """
+    import hashlib  # Which takes a twentieth of the time in which a library process starts.
+
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

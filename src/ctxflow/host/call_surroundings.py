@@ -1,0 +1,311 @@
+"""What surrounds a call in a library process: where it runs, its files, being interrupted, and its output.
+
+A call runs in one directory with all others, or in a folder of its own (`BuildContext` says which). Its input files are
+copies, of what came with the message that brought the call or of what is at a web address; outputs are sent to the
+driver from where they are put. A call that nobody waits for is interrupted, so that its library process, and what that
+has built, stays. Running calls is in library.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence, Set
+from types import FrameType
+from typing import TextIO
+
+
+class InPlace:
+    """All calls run in one directory, which is the user's: nothing in it is removed.
+
+    :param directory: an absolute path without symbolic links, as `os.getcwd` gives it.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.folder = directory
+
+    def enter(self) -> None:
+        """Begin a call, or a context's build, there, wherever the one before has gone.
+
+        :raises OSError: if the directory cannot be entered, with what to do.
+        """
+        try:
+            if os.getcwd() == self.folder:
+                return
+        except OSError:  # It was removed; perhaps another of its name is there by now.
+            pass
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"calls run in the directory where the executor was started, {self.folder}, and that cannot be "
+                f"entered any more ({error.strerror}): put it back, or start the executor in one that stays",
+            ) from None
+
+    def rest(self, known: Set[str]) -> list[str]:
+        """What a call has left that will be removed: nothing."""
+        return []
+
+    def hint(self, error: BaseException) -> str:
+        """What is to be said beside an error of a call or a build: nothing, paths are those of the user's programs."""
+        return ""
+
+    def leave(self) -> None:
+        """End a call."""
+
+
+class FolderEach:
+    """Each call has a folder of its own, which is removed after it; one that is left empty serves the next.
+
+    :param scratch: a directory of the library process's own.
+    """
+
+    def __init__(self, scratch: str) -> None:
+        self._scratch = os.path.realpath(scratch)
+        self.folder = ""
+        self._made = 0
+
+    def enter(self) -> None:
+        """Begin a call.
+
+        :raises OSError: if there is no room for its folder, with what to do.
+        """
+        if self.folder:
+            return
+        self._made += 1
+        folder = os.path.join(self._scratch, f"call-{self._made}")
+        try:
+            os.makedirs(folder)
+            os.chdir(folder)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the call got no directory to run in ({error}): make room there, or put scratch= of the site on "
+                "another disk",
+            ) from None
+        self.folder = folder
+
+    def rest(self, known: Set[str]) -> list[str]:
+        """What a call has left in its folder, which will be removed; a folder's name ends in a slash.
+
+        :param known: names of what may go without a word.
+        """
+        with contextlib.suppress(OSError), os.scandir(self.folder) as found:
+            return sorted(entry.name + "/" * entry.is_dir() for entry in found if entry.name not in known)
+        return []
+
+    def hint(self, error: BaseException) -> str:
+        """What is to be said beside an error of a call or a build: why a file with a relative path is not here."""
+        path = getattr(error, "filename", None)
+        if not isinstance(error, FileNotFoundError) or not isinstance(path, str) or os.path.isabs(path):
+            return ""
+        return (
+            f"{path} was looked for in an empty folder on a worker: name it in inputs=[File(...)] of the call, or in "
+            "files= of the context, and it is brought there (docs/where-your-code-runs.md)"
+        )
+
+    def leave(self) -> None:
+        """End a call."""
+        try:
+            clean = os.getcwd() == self.folder and not os.listdir(self.folder)
+        except OSError:
+            clean = False
+        if not clean:
+            import shutil
+
+            # The call may have removed even the directory above.
+            with contextlib.suppress(OSError):
+                os.makedirs(self._scratch, exist_ok=True)
+                os.chdir(self._scratch)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = ""
+
+
+STAGED = ".staged"
+"""The folder, in a call's, of files that have no place of their own in it."""
+_CONNECT_SECONDS = 60.0  # How long a web server may keep silent.
+
+
+class FolderFiles:
+    """The files of one call.
+
+    :param inputs: each a name in the call's folder and where it comes from (a name in `sandbox`, or a web address).
+    :param outputs: each a name in the call's folder, one in `sandbox`, and whether the call must make it.
+    :param folder: the call's.
+    """
+
+    def __init__(
+        self, inputs: Sequence[tuple[str, str]], outputs: Sequence[tuple[str, str, bool]], sandbox: str, folder: str
+    ) -> None:
+        self._inputs, self._outputs, self._sandbox = inputs, outputs, sandbox
+        self._names = [name for name, _ in self._inputs] + [name for name, _, _ in self._outputs]
+        self._folder = folder
+
+    def bring(self) -> None:
+        """Put the inputs, and the folders of the outputs, where the call will look for them.
+
+        :raises OSError: if one cannot be had, with what to do.
+        """
+        import shutil  # Here, as below: few library processes need it, and all would start the later.
+
+        for name in self._names:
+            os.makedirs(os.path.dirname(self._path(name)), exist_ok=True)
+        for name, source in self._inputs:
+            if "://" in source:
+                _download(source, self._path(name))
+            else:
+                shutil.copy(os.path.join(self._sandbox, source), self._path(name))
+
+    def take(self, failed: bool) -> dict[str, int]:
+        """Take the outputs away; gives the size of each that there is, by its name in `sandbox`.
+
+        :param failed: whether the call has failed: then only what it printed is taken.
+        :raises OSError: if one is missing that the call had to make.
+        """
+        import shutil
+
+        sizes = {}
+        for name, target, required in self._outputs:
+            if failed and required:
+                continue
+            path = self._path(name)
+            if failed and not os.path.isfile(path):
+                continue
+            if os.path.isdir(path):
+                raise IsADirectoryError(
+                    f"the call made a folder of its output {name}: have it make one file, an archive"
+                )
+            if os.path.exists(path):
+                sizes[target] = os.path.getsize(path)
+                take = shutil.copy if os.path.islink(path) else shutil.move
+                take(path, os.path.join(self._sandbox, target))
+            elif required:
+                raise FileNotFoundError(f"the call ended without making its output {name}: it has to write it there")
+        return sizes
+
+    @property
+    def known(self) -> set[str]:
+        """What of the call's folder is its files', and no rest of it."""
+        return {name.split(os.sep)[0] for name in self._names}
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+
+def complete(sandbox: str, outputs: Sequence[str]) -> None:
+    """See that there is a file for each output, be it empty: without one, TaskVine would give the worker up."""
+    for name in outputs:
+        with contextlib.suppress(OSError), open(os.path.join(sandbox, name), "ab"):
+            pass
+
+
+def _download(address: str, path: str) -> None:
+    import shutil
+    import urllib.error  # Which take a fifth of the time in which a library process starts.
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(address, timeout=_CONNECT_SECONDS) as answer, open(path, "wb") as file:
+            shutil.copyfileobj(answer, file)
+    except urllib.error.URLError as error:  # Some cannot be pickled.
+        reason = getattr(error, "reason", error)
+        raise OSError(
+            f"the worker cannot have {address} ({reason}): see that it is there, and seen from workers"
+        ) from None
+
+
+NUMBER_BYTES = 8
+SIGNAL = signal.SIGUSR1
+
+
+class CallInterrupted(KeyboardInterrupt):
+    """Raised in a call, wherever it is, once nobody waits for its answer any more: as Ctrl-C is in a program."""
+
+
+class Interrupts:
+    """The calls that are to be interrupted: the one that runs is at once, others when their turn comes.
+
+    :param asked: the descriptor of a pipe that does not block, with the numbers of such calls; `SIGNAL` follows each.
+    :param running: the descriptor of a file of `NUMBER_BYTES`, where the number of the call that runs is written for
+        the host to see, 0 if none does.
+    """
+
+    def __init__(self, asked: int, running: int) -> None:
+        self._pid = os.getpid()
+        self._pipe = asked
+        self._running = mmap.mmap(running, NUMBER_BYTES)
+        self._asked: set[int] = set()
+        self._call = 0
+        self._may = False  # Whether the call may be interrupted just now.
+        signal.signal(SIGNAL, self._heard)
+
+    def begin(self, call: int) -> None:
+        """A call begins.
+
+        :raises CallInterrupted: if it is one of those.
+        """
+        self._call = call
+        self._running[:] = call.to_bytes(NUMBER_BYTES, "little")
+        self._may = True
+        self._raise_if_asked()
+
+    def end(self) -> None:
+        """The call is over; it may be said more than once."""
+        self._may = False
+        self._asked.discard(self._call)
+        self._call = 0
+        self._running[:] = bytes(NUMBER_BYTES)
+
+    def shielded(self, send: Callable[[], None]) -> None:
+        """Do something during a call that must be done wholly or not at all, such as to send a message."""
+        might, self._may = self._may, False
+        try:
+            send()
+        finally:
+            self._may = might
+        self._raise_if_asked()
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # A process that the user's code forked.
+            return
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(self._pipe, 512 * NUMBER_BYTES):
+                for at in range(0, len(block), NUMBER_BYTES):
+                    self._asked.add(int.from_bytes(block[at : at + NUMBER_BYTES], "little"))
+        self._raise_if_asked()
+
+    def _raise_if_asked(self) -> None:
+        if self._may and self._call in self._asked:
+            self._may = False  # Once: what cleans up after it is not interrupted again.
+            raise CallInterrupted("nobody waits for the answer of this call any more")
+
+
+class Output:
+    """Remembers where output goes, so that a call that closes or replaces a descriptor harms no other."""
+
+    def __init__(self) -> None:
+        self._spare = os.dup(1)
+        self._inode = os.fstat(1).st_ino
+
+    def mend(self) -> None:
+        """Flush what was printed, and put back what a call has closed."""
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if os.fstat(1).st_ino == os.fstat(2).st_ino == self._inode:
+                return
+        except (OSError, ValueError, AttributeError):
+            pass
+        for descriptor in (1, 2):
+            os.dup2(self._spare, descriptor)
+        sys.stdout, sys.stderr = _usable(sys.stdout, 1), _usable(sys.stderr, 2)
+
+
+def _usable(stream: TextIO | None, descriptor: int) -> TextIO:
+    if stream is not None and not getattr(stream, "closed", False):
+        return stream
+    return open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
