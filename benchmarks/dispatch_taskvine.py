@@ -41,7 +41,7 @@ from calls import WORKERS, Submit, calls_per_second, latencies, percentile
 from parsl.config import Config
 
 from ctxflow import ContextExecutor
-from ctxflow.factory.connection import live_runs
+from ctxflow.factory.run_files import live_runs
 from ctxflow.sites import load_site
 
 SITE = Path(__file__).resolve().parents[1] / "site-configs" / "testbed.toml"

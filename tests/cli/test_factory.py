@@ -13,9 +13,9 @@ from in_process import ctxflow
 
 from ctxflow.cli import factory_commands as command_module
 from ctxflow.factory import ProviderError, leftovers
-from ctxflow.factory.connection import Connection, PublishedRun, write_private
 from ctxflow.factory.factory_client import FactoryClient
 from ctxflow.factory.provider import FoundJob
+from ctxflow.factory.run_files import Connection, PublishedRun, write_private
 from ctxflow.sites import Site, load_site
 from ctxflow.sites.site_model import Tier
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from in_process import ctxflow
 
-from ctxflow.factory.connection import PublishedRun, write_private
+from ctxflow.factory.run_files import PublishedRun, write_private
 
 
 def command(*arguments, runtime):

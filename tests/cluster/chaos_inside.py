@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.factory.connection import live_runs
+from ctxflow.factory.run_files import live_runs
 
 BATCH = 25
 FILE_BYTES = 2**20

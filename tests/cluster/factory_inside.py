@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctxflow import ContextExecutor, batch_app, context
-from ctxflow.factory.connection import live_runs
+from ctxflow.factory.run_files import live_runs
 from ctxflow.observe.run_report import as_data, read_report
 
 AHEAD = 120  # Items on their way, so that a program that may end does so soon.

@@ -20,7 +20,7 @@ import pytest
 from ctxflow import ContextExecutor, batch_app
 from ctxflow.errors import CallTimeout
 from ctxflow.executors.heartbeats import Patience
-from ctxflow.factory.connection import live_runs
+from ctxflow.factory.run_files import live_runs
 from ctxflow.host.processes import process_state
 from ctxflow.sites import Site
 from ctxflow.sites.site_model import Tier

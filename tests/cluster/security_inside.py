@@ -28,7 +28,7 @@ from ctxflow import ContextError, ContextExecutor, batch_app, context
 from ctxflow.environments.archiving import pack_environment
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.taskvine import setup
-from ctxflow.factory.connection import live_runs, runs_directory
+from ctxflow.factory.run_files import live_runs, runs_directory
 from ctxflow.host.seal import key_of
 from ctxflow.observe.run_report import read_report
 from ctxflow.sites import Site

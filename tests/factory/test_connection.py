@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ctxflow.factory.connection import Connection, PublishedRun, is_over, live_runs
+from ctxflow.factory.run_files import Connection, PublishedRun, is_over, live_runs
 from ctxflow.process_identity import birth_of
 
 

@@ -23,9 +23,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import forked
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import Connection, PublishedRun, live_runs, write_private
 from ctxflow.factory.factory_client import FactoryClient
-from ctxflow.factory.run_files import RunFiles, news_file, only_factory, wanted_file
+from ctxflow.factory.run_files import (
+    Connection,
+    PublishedRun,
+    RunFiles,
+    live_runs,
+    news_file,
+    only_factory,
+    wanted_file,
+    write_private,
+)
 from ctxflow.factory.served_run import ServedRun
 from ctxflow.factory.service import check_site
 from ctxflow.process_identity import birth_of
@@ -234,7 +242,7 @@ def test_workers_are_asked_for_where_a_run_wants_them(live):
     [found] = live_runs()
     served = ServedRun(found, wishes, files, threading.Lock(), lambda *said: None, lambda: None)
     served.lend(Tier(name="a10", provider="local"), 60)
-    asks_for = served._lent["a10"].acquirer._tiers["a10"]
+    asks_for = served._tiers["a10"].acquirer._tiers["a10"]
     assert asks_for.job.excluded == ("n1", "n2")
     served.lend(Tier(name="a10", provider="local", cores=7), 60)  # As the site file says from now on.
     assert (asks_for.job.cores, asks_for.job.excluded) == (7, ("n1", "n2"))

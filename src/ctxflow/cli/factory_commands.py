@@ -22,8 +22,8 @@ from ctxflow.errors import CtxflowError, UsageError
 from ctxflow.wording import counted
 
 if TYPE_CHECKING:
-    from ctxflow.factory.connection import PublishedRun
     from ctxflow.factory.leftovers import Leftovers
+    from ctxflow.factory.run_files import PublishedRun
     from ctxflow.factory.service import Service
     from ctxflow.sites import Site
 
@@ -155,7 +155,7 @@ def _obey_signals(service: Service) -> list[int]:
 
 
 def _rehearse(site: Site, as_json: bool) -> None:
-    from ctxflow.factory.connection import live_runs
+    from ctxflow.factory.run_files import live_runs
     from ctxflow.factory.site_check import rehearse
 
     told = rehearse(site, live_runs()[::-1])
@@ -258,7 +258,7 @@ def worker_command(
     ctxflow worker-command                  the run that is going on
     ssh gpu7 "$(ctxflow worker-command)"    a worker on gpu7, at once
     """
-    from ctxflow.factory.connection import live_runs
+    from ctxflow.factory.run_files import live_runs
 
     found = _choose(live_runs(), run)
     name = tier or next(iter(found.commands))

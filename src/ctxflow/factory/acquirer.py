@@ -38,7 +38,7 @@ class Acquirer:
     What goes wrong is told once, in a sentence, and tried again after a pause: a batch system that is down, a
     requirement that no machine meets, or jobs that end before their workers join, never end a run.
 
-    :param tiers: tier -> who lends its workers, and what one of them is.
+    :param tiers: tier -> its provider, and the job of one worker.
     :param directory: where providers keep their files.
     :param changed: called, on a tier's thread, when `take` or `failure` has something.
     :param decided: called, on a tier's thread, with the tier and a sentence for each decision and each trouble; by
@@ -46,7 +46,7 @@ class Acquirer:
     :param waiting: tier -> how many jobs may wait in the queue at first.
     :param join_timeout: seconds that a job may run before its worker has joined.
     :param prices: tier -> what an hour of its workers costs.
-    :param took_over: whether a job that `submit` gave was there before, so that nobody was asked for it.
+    :param took_over: whether a job that `submit` gave was there before, so that nothing was submitted for it.
     :ivar end_seconds: how long a batch system may take at the end.
     :ivar failure: why no worker can ever be used, once that is clear.
     """

@@ -57,8 +57,8 @@ def describe(
     :param batch: what else they are tagged with, as `CtxflowBatch`: likewise, or nothing.
     :param variables: the path of a file for this user alone that holds `variables_text`, by default one of the
         directory: everybody may read a job's ad, and a token may be among the variables.
-    :param submission: what tells this submission from all others, as `CtxflowSubmission`, or nothing.
-    :raises ProviderError: if HTCondor could not be told so, saying what to change.
+    :param submission: what identifies this submission, as `CtxflowSubmission`, or nothing.
+    :raises ProviderError: if it cannot be expressed for HTCondor, saying what to change.
 
     >>> text = describe(WorkerJob("a10", ["worker", "it's"], gpus=1), "/run/7", "7", now=0, lease=600)
     >>> print(text["arguments"])
@@ -176,7 +176,7 @@ def quoted(words: Sequence[str]) -> str:
 def variables_text(job: WorkerJob) -> str:
     """Return a job's variables as its shell takes them in, "" if there are none.
 
-    :raises ProviderError: if a shell could not be told so.
+    :raises ProviderError: if it cannot be expressed for a shell.
 
     >>> variables_text(WorkerJob("a10", ["worker"], environment={"HF_TOKEN": "hf abc"}))
     "export HF_TOKEN='hf abc'\\n"

@@ -65,7 +65,7 @@ class CondorProvider:
         them; by default one is made up.
     :param schedd: the name of the schedd, by default this machine's.
     :param pool: the central manager's host, where the schedd is in another pool than this machine.
-    :param lease: seconds for which waiting jobs stay in the queue when `changes` is not called any more.
+    :param lease: seconds for which waiting jobs stay in the queue once `changes` is no longer called.
     :param patience: seconds that `stop` waits for jobs to leave their machines.
 
     >>> provider = CondorProvider(run="run-7", lease=600)  # doctest: +SKIP
@@ -187,7 +187,7 @@ class CondorProvider:
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
         """Return the submit file for this many workers, to be read; nothing is submitted.
 
-        :raises ProviderError: if HTCondor could not be told so.
+        :raises ProviderError: if it cannot be expressed for HTCondor.
         """
         described = describe(job, directory, self.run, time.time(), self._lease)
         return "".join(f"{key} = {value}\n" for key, value in described.items()) + f"queue {count}\n"

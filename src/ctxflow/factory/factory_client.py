@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import runs_directory
 from ctxflow.factory.provider import JobChange, Provider
-from ctxflow.factory.run_files import Wishes, factory_pid, news_file, wanted_file
+from ctxflow.factory.run_files import Wishes, factory_pid, news_file, runs_directory, wanted_file
 from ctxflow.factory.spending import SpendingMeter, Spent, total
 from ctxflow.safe_files import make_own_folder, read_own, write_private
 from ctxflow.sites.site_model import Tier
@@ -161,7 +160,7 @@ class FactoryClient:
             return dict(self._maxima)
 
     def limits_beyond(self) -> list[dict[str, Any]]:
-        """Return what is used of the factory's limits, and of its user's, as the factory told last."""
+        """Return what is used of the factory's limits, and of its user's, as last reported by the factory."""
         with self._condition:
             return list(self._limits_beyond)
 

@@ -11,8 +11,8 @@ import socket
 import tempfile
 from collections.abc import Iterable, Iterator
 
-from ctxflow.factory.connection import all_directories, live_runs
 from ctxflow.factory.provider import FoundJob, ProviderError
+from ctxflow.factory.run_files import all_directories, live_runs
 from ctxflow.factory.tier_providers import provider_of, queue_of
 from ctxflow.host.scratch import abandoned, remove_abandoned
 from ctxflow.safe_files import own_folder, read_own

@@ -94,7 +94,7 @@ class ParslProvider:
         self._patience = patience
         self._clock = clock
         self._label = str(getattr(parsl, "label", "") or type(parsl).__name__)
-        self._ear = ParslIntercept(parsl, self._label)
+        self._intercept = ParslIntercept(parsl, self._label)
         self._directory = ""
         self._jobs: dict[str, SubmittedJob] = {}
         self._ended: dict[str, SubmittedJob] = {}
@@ -148,14 +148,16 @@ class ParslProvider:
         text = worker_script(job, places, variable, self._lease)
         write_script(places, text)
         with kept_from(self._parsl, self._label, job.excluded):
-            native = self._ear.called(
+            native = self._intercept.called(
                 "did not take a worker", self._parsl.submit, self._command(places.script), 1, self._name(job)
             )
         if not native:
             os.unlink(places.script)
-            raise ProviderError(f"{self._label} did not take a worker: {self._ear.complaint() or 'it says no more'}")
+            raise ProviderError(
+                f"{self._label} did not take a worker: {self._intercept.complaint() or 'it says no more'}"
+            )
         name = job_id(native) if variable else places.name
-        self._jobs[name] = SubmittedJob(native, places, JobStory(name), self._ear.script)
+        self._jobs[name] = SubmittedJob(native, places, JobStory(name), self._intercept.script)
         return name
 
     def description(self, job: WorkerJob, count: int, directory: str) -> str:
@@ -164,12 +166,12 @@ class ParslProvider:
 
         Nothing is asked for.
 
-        :raises ProviderError: if Parsl, or a shell, could not be told so.
+        :raises ProviderError: if it cannot be expressed for Parsl or a shell.
         """
         places = JobPaths(directory, "job-ID")
         own = worker_script(job, places, ID_VARIABLES.get(self._label), self._lease)
         submit = functools.partial(self._parsl.submit, self._command(places.script), 1, self._name(job))
-        theirs = self._elsewhere(functools.partial(self._ear.rehearsal, submit))
+        theirs = self._elsewhere(functools.partial(self._intercept.rehearsal, submit))
         return f"# {counted(count, 'time')}, through Parsl ({self._label}):\n{theirs}\n# {places.script}:\n{own}"
 
     def _elsewhere(self, call: Callable[[], str]) -> str:
@@ -178,7 +180,7 @@ class ParslProvider:
         with tempfile.TemporaryDirectory(prefix="ctxflow-") as directory:
             self._parsl.script_dir = directory
             try:
-                return str(self._ear.called("cannot be asked about such a job", call))
+                return str(self._intercept.called("cannot be asked about such a job", call))
             finally:
                 self._parsl.script_dir = before
 
@@ -203,7 +205,7 @@ class ParslProvider:
             self._hurry(_SHORTEST_PAUSE)
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
-        """Keep jobs that wait from hosts: Slurm's are changed, those of others are to be asked for anew.
+        """Keep jobs that wait from hosts: Slurm's are changed, those of others are to be submitted again.
 
         :raises ProviderError: if Slurm cannot be reached.
         """
@@ -214,7 +216,7 @@ class ParslProvider:
             return waiting
         self.queries += 1
         natives = [self._jobs[job].native for job in waiting]
-        slurm.exclude(self._ear.run, natives, hosts, getattr(self._parsl, "clusters", None))
+        slurm.exclude(self._intercept.run, natives, hosts, getattr(self._parsl, "clusters", None))
         return []
 
     def changes(self) -> list[JobChange]:
@@ -257,10 +259,10 @@ class ParslProvider:
             return PoolSurvey(advice=(f"{self._label} cannot be asked through Parsl what it has: see `{look}`",))
         parsl = self._parsl
         submit = functools.partial(parsl.submit, "true", 1, self._name(job))
-        trial = self._elsewhere(functools.partial(self._ear.trial, submit))
+        trial = self._elsewhere(functools.partial(self._intercept.trial, submit))
         self.queries += 1
         gres, constraint = getattr(parsl, "gres", None), getattr(parsl, "constraint", None)
-        return slurm.survey(self._ear.run, trial, job, parsl.partition, gres, constraint)
+        return slurm.survey(self._intercept.run, trial, job, parsl.partition, gres, constraint)
 
     def find(self) -> list[FoundJob]:
         """Return all workers of this user in Slurm's queue, also those of runs that are over; elsewhere none.
@@ -382,15 +384,15 @@ class ParslProvider:
     def _parsl_words(self) -> Mapping[str, JobReport]:
         self.queries += 1
         natives = [job.native for job in self._jobs.values()]
-        found = self._ear.called("does not say how its jobs are", self._parsl.status, natives)
+        found = self._intercept.called("does not say how its jobs are", self._parsl.status, natives)
         words = {name: word_of(status, self._label) for name, status in zip(self._jobs, found, strict=True)}
         return {name: word for name, word in words.items() if word is not None}
 
     # --- what the batch system is told and asked
 
     def _cancel(self, jobs: Sequence[SubmittedJob]) -> None:
-        done = self._ear.called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
-        if not all(done or ()) and not _GONE.search(said := self._ear.complaint()):
+        done = self._intercept.called("did not cancel workers", self._parsl.cancel, [job.native for job in jobs])
+        if not all(done or ()) and not _GONE.search(said := self._intercept.complaint()):
             raise ProviderError(f"{self._label} did not cancel workers: {said or 'it says no more'}")
 
     def _untold(self) -> list[str]:
@@ -407,14 +409,14 @@ class ParslProvider:
 
     def _scancel(self, ids: Sequence[str]) -> None:
         try:
-            slurm.scancel(self._ear.run, ids, getattr(self._parsl, "clusters", None))
+            slurm.scancel(self._intercept.run, ids, getattr(self._parsl, "clusters", None))
         except ProviderError as error:
             if not _GONE.search(str(error)):
                 raise
 
     def _squeue(self) -> dict[str, slurm.QueueEntry]:
         self.queries += 1
-        return slurm.squeue(self._ear.run, getattr(self._parsl, "clusters", None))
+        return slurm.squeue(self._intercept.run, getattr(self._parsl, "clusters", None))
 
     def _beat(self) -> None:
         """Mark the directory, so that jobs that begin know that their driver lives."""

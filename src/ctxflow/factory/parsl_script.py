@@ -116,7 +116,7 @@ def worker_script(job: WorkerJob, places: JobPaths, id_variable: str | None, lea
 
     :param id_variable: the variable in which the batch system tells a job its id; the job's name is its id if None.
     :param lease: seconds for which a job that begins may not have heard of its driver; it ends at once if longer.
-    :raises ProviderError: if a shell could not be told so.
+    :raises ProviderError: if it cannot be expressed for a shell.
 
     >>> text = worker_script(WorkerJob("a10", ["worker", "it's"]), JobPaths("/run/7", "job-1"), "SLURM_JOB_ID", 120)
     >>> [line for line in text.splitlines() if "worker 'it" in line]
@@ -163,7 +163,7 @@ class JobReport:
 
     :ivar state: `evicted` if it is suspended; `ended` also if it is unknown there.
     :ivar taken: of one that ended, whether the batch system took its machine.
-    :ivar restarts: how often it was put back into the queue; None where nobody counts.
+    :ivar restarts: how often it was put back into the queue; None where that is not counted.
 
     >>> JobReport("queued", "Priority").taken
     False

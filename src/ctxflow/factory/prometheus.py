@@ -77,7 +77,7 @@ def limit_metrics(
 ) -> Iterator[Metric]:
     """Yield what is used of limits of GPU-hours and of cost, and how much they are.
 
-    :param labels: the keys that tell one of a measure from others; "" where one has none.
+    :param labels: the keys that distinguish entries of one measure; "" where one has none.
     """
     from prometheus_client.core import GaugeMetricFamily
 
@@ -111,7 +111,7 @@ def serve_metrics(service: Service, address: str, port: int) -> int:
 
     :param port: 0 for any.
     :raises CtxflowError: if prometheus-client is missing.
-    :raises UsageError: if nobody can listen there.
+    :raises UsageError: if the address cannot be listened at.
     """
     return int(start_server(FactoryCollector(service), address, port).server_port)
 
@@ -121,7 +121,7 @@ def start_server(collector: Any, address: str, port: int) -> WSGIServer:
 
     :param port: 0 for any.
     :raises CtxflowError: if prometheus-client is missing.
-    :raises UsageError: if nobody can listen there.
+    :raises UsageError: if the address cannot be listened at.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server

@@ -89,10 +89,10 @@ class JobChange:
 class PoolSurvey:
     """What a batch system has for the workers of a tier, at this moment.
 
-    :param machines: how many slots or nodes meet the tier's requirements, busy or not; None where nobody says.
+    :param machines: how many slots or nodes meet the tier's requirements, busy or not; None where that is unknown.
     :param free: how many of those are free.
     :param gpu_models: how many GPUs of which model those have, of those that will do.
-    :param workers: how many such workers those machines hold at most, if nobody else used them; None where nobody says.
+    :param workers: how many such workers fit on those machines if nobody else used them; None where that is unknown.
     :param may_submit: whether the batch system takes jobs of this user.
     :param advice: what a newcomer should change, each a sentence; where no machine will do, which requirement
         excludes them.
@@ -114,7 +114,7 @@ class FoundJob:
     """A worker's job in a batch system, of whichever run.
 
     :param run: the id of the run that it was submitted for.
-    :param host: where it runs, None if it waits or nobody says.
+    :param host: where it runs, None if it waits or that is unknown.
     """
 
     job: str
@@ -196,7 +196,7 @@ class Excluding(Protocol):
         """Keep jobs that wait, or come to wait again, from these hosts, and from no others besides.
 
         :param jobs: those of one tier.
-        :returns: those that wait and cannot be changed: they are to be asked for anew. None if no job can be kept from
+        :returns: those that wait and cannot be changed: they are to be submitted again. None if no job can be kept from
             a host.
         :raises ProviderError: if the batch system cannot be reached.
         """

@@ -12,19 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxflow.factory.acquirer import Acquirer
-from ctxflow.factory.connection import PublishedRun
 from ctxflow.factory.provider import JobChange
-from ctxflow.factory.run_files import RunFiles, Wishes
+from ctxflow.factory.run_files import PublishedRun, RunFiles, Wishes
 from ctxflow.factory.sharing import GrantedProvider
 from ctxflow.factory.spending import Spent, total
 from ctxflow.factory.tier_providers import provider_of, source_of, worker_job
 from ctxflow.sites.site_model import Tier
 
 Say = Callable[[str, str, str], None]
-"""Takes note of a decision: the tier and the run that it is about, "" where it is none, and a sentence."""
+"""Records a decision: the tier and the run that it is about, "" where it is none, and a sentence."""
 
 
-class _Lent:
+class _ServedTier:
     """One tier of a served run."""
 
     def __init__(self, tier: Tier, granted: GrantedProvider, acquirer: Acquirer) -> None:
@@ -40,7 +39,7 @@ class _Lent:
 class ServedRun:
     """A run, and an acquirer for each tier that the factory serves.
 
-    :param run: as its connection file tells.
+    :param run: the run, from its connection file.
     :param wishes: what it wants at first.
     :param lock: guards how much of a tier its runs hold together.
     :param changed: called, on any thread, when there is news to pass on.
@@ -61,7 +60,7 @@ class ServedRun:
         self._lock = lock
         self._say = say
         self._changed = changed
-        self._lent: dict[str, _Lent] = {}
+        self._tiers: dict[str, _ServedTier] = {}
         self._joins: dict[tuple[str, str], int] = {}  # Those that were passed on.
         self._past: dict[tuple[str, str], int | None] = {}  # Those of workers that are gone.
         self._gone: set[tuple[str, str]] = set()
@@ -72,17 +71,17 @@ class ServedRun:
 
     def offers(self) -> list[str]:
         """Return the tiers that the run has workers of, or may have."""
-        return [name for name in self.run.commands if name in self._lent]
+        return [name for name in self.run.commands if name in self._tiers]
 
     def lend(self, tier: Tier, join_timeout: float) -> None:
         """Have workers of a tier, as the site says now.
 
         :raises ProviderError: if its provider cannot be used here.
         """
-        lent = self._lent.get(tier.name)
+        lent = self._tiers.get(tier.name)
         job = worker_job(tier, self.run.lead)
         if lent is None:
-            self._lent[tier.name] = self._begin(tier, join_timeout)
+            self._tiers[tier.name] = self._begin(tier, join_timeout)
             return
         if lent.tier == tier:
             return
@@ -97,7 +96,7 @@ class ServedRun:
         else:
             lent.acquirer.change(tier.name, job, tier.waiting)
 
-    def _begin(self, tier: Tier, join_timeout: float) -> _Lent:
+    def _begin(self, tier: Tier, join_timeout: float) -> _ServedTier:
         name = tier.name
 
         def settled(taken: int, discarded: int) -> None:
@@ -122,7 +121,7 @@ class ServedRun:
         )
         acquirer.exclude(name, self.wishes.excluded.get(name, ()))
         acquirer.start()
-        return _Lent(tier, granted, acquirer)
+        return _ServedTier(tier, granted, acquirer)
 
     def wanted(self, tier: str) -> int:
         """Return how many workers of a tier the run wants."""
@@ -132,25 +131,25 @@ class ServedRun:
         """Return the tiers of which it has fewer workers than it wants, with the reason and how many."""
         lacks = [
             (name, lent, self.wanted(name) - lent.acquirer.counts()[name]["joined"])
-            for name, lent in self._lent.items()
+            for name, lent in self._tiers.items()
         ]
         return [(name, lent.reason, count) for name, lent, count in lacks if lent.reason and count > 0]
 
     def held(self, tier: str) -> int:
         """Return how many jobs of a tier it has or will have; to be called with the lock."""
-        return self._lent[tier].granted.held()
+        return self._tiers[tier].granted.held()
 
     def running(self, tier: str) -> int:
         """Return how many of those run."""
-        return len(self._lent[tier].running)
+        return len(self._tiers[tier].running)
 
     def allow(self, tier: str, count: int) -> None:
         """Grant it this many jobs; to be called with the lock, and followed by `hold`."""
-        self._lent[tier].granted.allowed = count
+        self._tiers[tier].granted.allowed = count
 
     def bound(self, tier: str, maximum: int) -> None:
         """Tell the run how many workers it may have; others leave when they have done what they run."""
-        lent = self._lent[tier]
+        lent = self._tiers[tier]
         if lent.maximum != maximum:
             lent.maximum = maximum
             self._files.bound(tier, maximum)
@@ -161,11 +160,11 @@ class ServedRun:
 
     def spent(self) -> Spent:
         """Return what its jobs have used so far."""
-        return total(lent.acquirer.spent() for lent in list(self._lent.values()))
+        return total(lent.acquirer.spent() for lent in list(self._tiers.values()))
 
     def hold(self, tier: str) -> None:
         """Hold as many jobs as are granted."""
-        lent = self._lent[tier]
+        lent = self._tiers[tier]
         if lent.renewing:
             counts = lent.acquirer.counts()[tier]
             lent.renewing = any(counts[state] for state in ("queued", "evicted", "held"))
@@ -174,7 +173,7 @@ class ServedRun:
 
     def give(self, tier: str, count: int) -> None:
         """Take running workers from the run: first those that have not joined, then the youngest."""
-        lent = self._lent[tier]
+        lent = self._tiers[tier]
         youngest = list(lent.running)[::-1]
         for job in sorted(youngest, key=lent.running.__getitem__)[:count]:
             # Told as what it is to the run: nobody in it is to blame.
@@ -191,7 +190,7 @@ class ServedRun:
         if wishes is not None:
             self.wishes = wishes
             self._obey()
-        for tier, lent in self._lent.items():
+        for tier, lent in self._tiers.items():
             for _, change in lent.acquirer.take():
                 self._note(tier, lent, change)
                 if not lent.granted.is_old_news(change):
@@ -211,32 +210,32 @@ class ServedRun:
         wishes = self.wishes
         for tier, joins in wishes.joined.items():
             for job, number in joins.items():
-                if tier in self._lent and self._joins.get((tier, job)) != number:
+                if tier in self._tiers and self._joins.get((tier, job)) != number:
                     self._joins[tier, job] = number
                     self._join(tier, job)
-        gone = {(tier, job) for tier, jobs in wishes.removed.items() for job in jobs if tier in self._lent}
-        refused = {(tier, job) for tier, jobs in wishes.refused.items() for job in jobs if tier in self._lent}
+        gone = {(tier, job) for tier, jobs in wishes.removed.items() for job in jobs if tier in self._tiers}
+        refused = {(tier, job) for tier, jobs in wishes.refused.items() for job in jobs if tier in self._tiers}
         for tier, job in sorted(gone - self._gone):
-            self._lent[tier].running.pop(job, None)
-            self._lent[tier].acquirer.remove(tier, job)
+            self._tiers[tier].running.pop(job, None)
+            self._tiers[tier].acquirer.remove(tier, job)
         for tier, job in sorted(refused - self._gone):
-            self._lent[tier].running.pop(job, None)
-            self._lent[tier].acquirer.refused(tier, job, wishes.refused[tier][job])
+            self._tiers[tier].running.pop(job, None)
+            self._tiers[tier].acquirer.refused(tier, job, wishes.refused[tier][job])
         self._gone = gone | refused
-        for tier, lent in self._lent.items():
+        for tier, lent in self._tiers.items():
             lent.acquirer.exclude(tier, wishes.excluded.get(tier, ()))
         if wishes.looks != self._looks:
             self._looks = wishes.looks
-            for lent in self._lent.values():
+            for lent in self._tiers.values():
                 lent.acquirer.look()
 
     def _join(self, tier: str, job: str) -> None:
-        lent = self._lent[tier]
+        lent = self._tiers[tier]
         lent.acquirer.joined(tier, job)
         if job in lent.running:
             lent.running[job] = True
 
-    def _note(self, tier: str, lent: _Lent, change: JobChange) -> None:
+    def _note(self, tier: str, lent: _ServedTier, change: JobChange) -> None:
         key, number = (tier, change.job), self.wishes.joined.get(tier, {}).get(change.job)
         if change.state == "running":
             lent.running[change.job] = False
@@ -255,7 +254,7 @@ class ServedRun:
     def counts(self) -> dict[str, Counter[str]]:
         """Return the counts of each tier's acquirer; "wanted" is the run's wish, "granted" what it may have."""
         found = {}
-        for tier, lent in list(self._lent.items()):
+        for tier, lent in list(self._tiers.items()):
             counts = Counter(lent.acquirer.counts()[tier])
             counts["wanted"], counts["granted"] = self.wanted(tier), lent.granted.allowed
             found[tier] = counts
@@ -263,14 +262,14 @@ class ServedRun:
 
     def take_leave(self) -> None:
         """Tell a run that goes on that its workers are taken from it, through no fault of theirs."""
-        for tier, lent in self._lent.items():
+        for tier, lent in self._tiers.items():
             for job in lent.running:
                 self._files.tell(tier, JobChange(job, "evicted", "the factory ends"))
 
     def end(self) -> None:
         """End all jobs of the run; takes as long as the batch systems do."""
-        threads = [threading.Thread(target=lent.acquirer.stop) for lent in self._lent.values()]
-        for lent in self._lent.values():
+        threads = [threading.Thread(target=lent.acquirer.stop) for lent in self._tiers.values()]
+        for lent in self._tiers.values():
             lent.acquirer.hold_none()
         for thread in threads:
             thread.start()

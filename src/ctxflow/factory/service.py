@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxflow.errors import CtxflowError
-from ctxflow.factory.connection import PublishedRun, is_over, live_runs
 from ctxflow.factory.provider import ProviderError
-from ctxflow.factory.run_files import RunFiles
+from ctxflow.factory.run_files import PublishedRun, RunFiles, is_over, live_runs
 from ctxflow.factory.served_run import Say, ServedRun
 from ctxflow.factory.sharing import bounds, grants, shares, to_give
 from ctxflow.factory.spending import FactoryLimits, Spent, limits_of, standing, total
@@ -63,8 +62,8 @@ def check_site(site: Site) -> Site:
 
 
 @dataclass
-class _Books:
-    """What one tier's runs were last told, so that it is said once, and the totals of runs that ended."""
+class _Reported:
+    """What was last reported to one tier's runs, so that it is reported once, and the totals of runs that ended."""
 
     shares: dict[str, tuple[int, int]] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
@@ -73,8 +72,8 @@ class _Books:
 class Service:
     """Serve runs until told to stop.
 
-    :param read: reads the site anew.
-    :param say: takes note of decisions; called from several threads.
+    :param read: reads the site file again.
+    :param say: records decisions; called from several threads.
     :param summaries: seconds of silence after which a line says how things are; None for never.
     :raises CtxflowError: if the site cannot be served.
     """
@@ -90,7 +89,7 @@ class Service:
         self._counting = threading.Lock()  # A job is counted once, whether its run is served, ends or has ended.
         self._serving: dict[str, ServedRun] = {}
         self._ending: dict[str, tuple[ServedRun, threading.Thread]] = {}
-        self._books: dict[str, _Books] = {}
+        self._reported: dict[str, _Reported] = {}
         self._strangers: set[str] = set()
         self._troubles: dict[tuple[str, str], float] = {}  # Run and tier -> when it is tried again.
         self._runs_at = 0.0
@@ -123,8 +122,8 @@ class Service:
         """Return each tier's jobs by state, the workers wanted and granted, and totals since the start."""
         found = {tier.name: Counter(maximum=maximum_of(self.site, tier)) for tier in self.site.tiers}
         with self._counting:
-            for tier, books in self._books.items():
-                found.setdefault(tier, Counter()).update(books.totals)
+            for tier, reported in self._reported.items():
+                found.setdefault(tier, Counter()).update(reported.totals)
             for run in [*self._serving.values(), *(run for run, _ in self._ending.values())]:
                 for tier, counts in run.counts().items():
                     found.setdefault(tier, Counter()).update(counts)
@@ -276,7 +275,7 @@ class Service:
 
     def _say_shares(self, name: str, wants: dict[str, int], maximum: int) -> None:
         with self._counting:
-            told = self._books.setdefault(name, _Books()).shares
+            told = self._reported.setdefault(name, _Reported()).shares
         share = shares(wants, maximum)
         for run, want in wants.items():
             if told.get(run) == (want, share[run]):
@@ -307,7 +306,7 @@ class Service:
             del self._ending[name]
             for tier, counts in served.counts().items():
                 keep = {key: value for key, value in counts.items() if key not in (*_STATES, "wanted", "granted")}
-                self._books.setdefault(tier, _Books()).totals.update(keep)
+                self._reported.setdefault(tier, _Reported()).totals.update(keep)
             self._spent += served.spent()
         RunFiles(name).discard()
         self._say("", name, self._what_is_left([served]) or "nothing of it is left")

@@ -23,7 +23,7 @@ from ctxflow.factory.provider import (
 
 
 def shares(wants: Mapping[str, int], maximum: int) -> dict[str, int]:
-    """Return each run's share: equal parts, but nobody more than it wants; what one leaves over goes to the others.
+    """Return each run's share: equal parts, but none more than it wants; what one leaves goes to the others.
 
     No run that gets less than it wants has fewer than another, but for the one worker that cannot be halved; that goes
     to the first.
@@ -63,7 +63,7 @@ def grants(wants: Mapping[str, int], held: Mapping[str, int], maximum: int) -> d
 def bounds(
     wants: Mapping[str, int], held: Mapping[str, int], leaving: Mapping[str, int], maximum: int
 ) -> dict[str, int]:
-    """Return how many workers each run is told that it may have: all there may be, unless there are too many.
+    """Return the maximum that each run is given: the tier's, unless there are too many workers.
 
     That is so after the maximum was lowered: then a run that has more than its share has the others leave, when they
     have done what they run.
@@ -109,9 +109,9 @@ class GrantedProvider:
     returns first, and whether they still run is asked of the batch system now and then. Those that wait are discarded,
     and asked for anew, as the site says now.
 
-    :param provider: who lends.
+    :param provider: the provider that is limited.
     :param run: the run's id.
-    :param joined: jobs whose workers have joined the run, by its own word: not every provider can find its jobs.
+    :param joined: jobs whose workers have joined the run, as it reports: not every provider can find its jobs.
     :param lock: one for all that share the tier's maximum; guards `allowed` and the count of `held`.
     :param found: called once, with how many jobs of an earlier factory were taken over, and how many discarded.
     :ivar allowed: how many jobs there may be; `submit` gives no more.
@@ -147,7 +147,7 @@ class GrantedProvider:
         self._find_at = 0.0
 
     def is_old_news(self, change: JobChange) -> bool:
-        """Return whether an earlier factory told the run of a change; to be asked once."""
+        """Return whether an earlier factory reported a change to the run; to be asked once."""
         if change.state != "running" or change.job not in self._old_news:
             return False
         self._old_news.remove(change.job)

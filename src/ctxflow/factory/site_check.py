@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ctxflow.environments.opening import UnusableEnvironment, read_manifest
-from ctxflow.factory.connection import PublishedRun
 from ctxflow.factory.provider import PoolSurvey, Provider, ProviderError, WorkerJob
-from ctxflow.factory.run_files import RunFiles
+from ctxflow.factory.run_files import PublishedRun, RunFiles
 from ctxflow.factory.service import maximum_of
 from ctxflow.factory.sharing import shares
 from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_job
@@ -289,7 +288,7 @@ def rehearse(site: Site, runs: Sequence[PublishedRun]) -> list[Rehearsed]:
 
     :param runs: live ones, the oldest first; those that are not the factory's are left out. Where none is left, one is
         made up that wants all there may be, and whose files are in a folder called RUN.
-    :raises ProviderError: if a batch system could not be told so.
+    :raises ProviderError: if it cannot be expressed for a batch system.
     """
     wishes = {run.id: RunFiles(run.id).read() for run in runs if run.acquire == "factory"}
     ours = {name: wish for name, wish in wishes.items() if wish is not None and wish.site == site.name}

@@ -1,7 +1,7 @@
 """Count what worker jobs use, in GPU-hours and by their prices, and keep the limits of that.
 
 A job counts from its start to its end, times its GPUs; a worker without GPUs counts as one with one. Counting is pure:
-no I/O, no clock. `SpendingRecord` is the file of what a user's factories have lent over all runs, one of each machine's
+no I/O, no clock. `SpendingRecord` is the file of what the runs of a user's factories have used, one of each machine's
 factory of a site, in the home and readable by the user alone; `FactoryLimits` are the limits that a factory keeps over
 its runs.
 """
@@ -138,10 +138,10 @@ def spending_file(site: str, host: str | None = None) -> str:
 
 
 class SpendingRecord:
-    """The record of what a user's factories have lent; homes may be shared, so that other machines' count too.
+    """The record of what a user's factories have used; homes may be shared, so that other machines' count, too.
 
     :param site: the site's name.
-    :raises CtxflowError: if the record cannot be read: nobody knows then what was used.
+    :raises CtxflowError: if the record cannot be read: what was used is unknown then.
     """
 
     def __init__(self, site: str) -> None:
@@ -152,7 +152,7 @@ class SpendingRecord:
         self._beside = self._read_others()
 
     def total(self, now: Spent) -> Spent:
-        """Return all that was used, with what this factory has lent since it began."""
+        """Return all that was used, with what this factory's runs have used since it began."""
         return self._before + self._beside + now
 
     def write(self, now: Spent) -> None:

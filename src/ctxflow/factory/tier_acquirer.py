@@ -201,7 +201,7 @@ class TierAcquirer:
                 self.remove_at = 0.0
 
     def _exclude(self) -> None:
-        """Keep the tier's jobs from hosts; those that cannot be changed are submitted anew."""
+        """Keep the tier's jobs from hosts; those that cannot be changed are submitted again."""
         now = time.monotonic()
         with self.shared.condition:
             if not self.excluding or now < self.exclude_at:

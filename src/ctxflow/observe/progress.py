@@ -33,7 +33,7 @@ class Progress:
     :ivar total: rows of the input, None while that cannot be told; `guessed` if it is an estimate.
     :ivar seconds: since this run began.
     :ivar rate: rows a second now; `rate_overall`, over this run.
-    :ivar tokens: that models read and wrote in this run, None where nobody counts them.
+    :ivar tokens: that models read and wrote in this run, None where that is not counted them.
     :ivar left: seconds that the rest takes, likely between `left_low` and `left_high` (`ctxflow.observe.progress`).
     :ivar workers: how many there are, None before the first is needed.
     :ivar tiers: name -> workers that "joined" and are there, that were "asked" for (None: not said), and the tier's

@@ -22,8 +22,8 @@ from ctxflow.executors.contract import RunServices
 from ctxflow.executors.taskvine.manager_messages import StartManager
 from ctxflow.factory.acquirer import Acquirer
 from ctxflow.factory.condor_machines import unpinned
-from ctxflow.factory.connection import Connection, PublishedRun
 from ctxflow.factory.factory_client import FactoryClient
+from ctxflow.factory.run_files import Connection, PublishedRun
 from ctxflow.factory.site_check import own_address
 from ctxflow.factory.tier_providers import Lead, provider_of, python_of, worker_command, worker_job
 from ctxflow.host import own_modules
