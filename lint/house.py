@@ -32,6 +32,9 @@ PROTOCOLS = {
     "scaling": ("ScalingPolicy", {"target"}),
 }
 
+#: Contract suites, which are named after what they test.
+SUITES = {"ctxflow.testing.policies"}
+
 
 def modules(root: Path) -> dict[str, Path]:
     """Return the file of each module of the package below `root`, by dotted name; packages by their own."""
@@ -110,7 +113,7 @@ def survey(root: Path) -> dict[str, object]:
     stems = collections.defaultdict(list)
     classes = collections.defaultdict(list)
     for name, path in found.items():
-        if name != "ctxflow" and not name.endswith("__main__"):
+        if name != "ctxflow" and not name.endswith("__main__") and name not in SUITES:
             stems[name.rsplit(".", 1)[-1]].append(name)
         for node in public_classes(path):
             classes[node.name].append(name)

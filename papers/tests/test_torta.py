@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ctxflow.cli.app import main
 from ctxflow.errors import CtxflowError
 from ctxflow.policies.baselines import PrefixTree, replicas, spread
-from ctxflow.policies.torta.inputs import Recent, Servers, Tasks
 from ctxflow.policies.torta.micro import match
 from ctxflow.policies.torta.networks import read
+from ctxflow.policies.torta.quantities import Recent, Servers, Tasks
 from ctxflow.policies.torta.scaling import switches
 from ctxflow.policies.torta.scores import Weights, fit
 from ctxflow.simulator.experiments import ExperimentRequest

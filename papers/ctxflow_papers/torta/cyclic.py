@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints, amounts
 from ctxflow.policies.torta.micro import NOWHERE
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts
 
 
 def even_shares(capacity: npt.ArrayLike) -> Floats:

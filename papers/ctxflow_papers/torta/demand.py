@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Floats, Ints
+from ctxflow.policies.torta.quantities import Floats, Ints
 from ctxflow_papers.torta.settings import (
     BURST,
     BURSTS,

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.torta.inputs import Bools, Floats
 from ctxflow.policies.torta.networks import Networks, read
+from ctxflow.policies.torta.quantities import Bools, Floats
 from ctxflow_papers.torta.demand import tasks_of
 from ctxflow_papers.torta.forecasting import Imperfect, Trained
 from ctxflow_papers.torta.methods import (

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxflow.policies.torta.forecast import forecast
-from ctxflow.policies.torta.inputs import Floats, amounts
 from ctxflow.policies.torta.networks import Layers, Networks
+from ctxflow.policies.torta.quantities import Floats, amounts
 from ctxflow_papers.torta.methods import State, plain
 
 SLOTS = 8

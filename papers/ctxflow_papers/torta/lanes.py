@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints
 from ctxflow_papers.torta.settings import FOOTPRINT, GPUS, KINDS, POPULARITY, UNSUITED
 from ctxflow_papers.torta.world import (
     FOOTPRINTS,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ctxflow.observe.formatting import COLOURS, GREY, PALE, WIDTH
-from ctxflow.policies.torta.inputs import Floats
+from ctxflow.policies.torta.quantities import Floats
 from ctxflow_papers.drawing import write_pictures
 from ctxflow_papers.torta import printed
 from ctxflow_papers.torta.experiments import Compared, Course, surge_begins

@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints
 from ctxflow.policies.torta.scores import MISMATCH, Weights
 from ctxflow_papers.torta.lanes import Step
 from ctxflow_papers.torta.settings import SECONDS, SLOT, UNSUITED

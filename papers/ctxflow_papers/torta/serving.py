@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints
 from ctxflow.policies.torta.scaling import target
 from ctxflow_papers.torta.demand import Tasks
 from ctxflow_papers.torta.lanes import POPULAR, START, WATTS, Arrivals, Lanes

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints
 from ctxflow_papers.torta.settings import (
     BANDWIDTH,
     FOOTPRINT,

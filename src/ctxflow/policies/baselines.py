@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ctxflow.policies.helpers import urgency
 from ctxflow.policies.protocols import Assignment, View
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints, amounts, prices
 from ctxflow.policies.torta.micro import NOWHERE
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts, prices
 from ctxflow.policies.views import AppView, WorkerView
 
 AT_ONCE = 10

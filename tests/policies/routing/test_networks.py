@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ctxflow.errors import CtxflowError
 from ctxflow.policies.torta.forecast import accuracy, forecast
-from ctxflow.policies.torta.inputs import amounts
 from ctxflow.policies.torta.macro import form
 from ctxflow.policies.torta.networks import FEATURES, Layers, SlotState, allocate, allocated, read, write
+from ctxflow.policies.torta.quantities import amounts
 from ctxflow_papers.torta.forecasting import AHEAD, SLOTS, predict
 
 SETTINGS = settings(max_examples=25, deadline=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ctxflow.policies.torta.inputs import Floats, amounts
+from ctxflow.policies.torta.quantities import Floats, amounts
 
 MEMORY = 0.5
 """The weight of the newest slot in level, trend and shares: less is steadier, more follows a surge sooner."""

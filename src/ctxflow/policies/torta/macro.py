@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from ctxflow.policies.protocols import View
-from ctxflow.policies.torta.inputs import Floats, Ints, amounts, prices, shares_of
 from ctxflow.policies.torta.networks import ByNetworks, read
 from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.quantities import Floats, Ints, amounts, prices, shares_of
 from ctxflow.policies.torta.transport import capped, costs, fallback, lookahead, needs_scipy
 from ctxflow.policies.views import RegionView
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints, Recent, Servers, Tasks, amounts
 from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, Recent, Servers, Tasks, amounts
 from ctxflow.policies.torta.scores import Weights, fit, load
 from ctxflow.policies.views import AppView, WorkerView
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxflow.errors import CtxflowError
-from ctxflow.policies.torta.inputs import Bools, Floats, amounts, prices
+from ctxflow.policies.torta.quantities import Bools, Floats, amounts, prices
 from ctxflow.policies.torta.transport import capped
 
 SHIPPED = "networks.npz"

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ctxflow.policies.helpers import forget
 from ctxflow.policies.protocols import Assignment, View
-from ctxflow.policies.torta.inputs import amounts
 from ctxflow.policies.torta.macro import Allocate, Macro, form
 from ctxflow.policies.torta.micro import Wish, given_out
 from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.quantities import amounts
 from ctxflow.policies.torta.scaling import target
 from ctxflow.policies.views import AppView, WorkerView
 

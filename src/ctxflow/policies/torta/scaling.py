@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from ctxflow.policies.helpers import SESSIONS, active, divided, outstanding, serving, sessions_of_worker, tiers_for
 from ctxflow.policies.protocols import View
-from ctxflow.policies.torta.inputs import Bools, Floats, Ints, amounts
 from ctxflow.policies.torta.macro import by_transport, region_costs
 from ctxflow.policies.torta.outlook import Outlook
+from ctxflow.policies.torta.quantities import Bools, Floats, Ints, amounts
 from ctxflow.policies.views import AppView, TierView, WorkerView
 
 SAFETY = 1.0

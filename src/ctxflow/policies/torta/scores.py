@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from ctxflow.policies.torta.inputs import Floats, Recent, Servers, Tasks, amounts
+from ctxflow.policies.torta.quantities import Floats, Recent, Servers, Tasks, amounts
 
 MISMATCH = 0.5
 """Eq. 8's Type_match where the architecture is not the right one."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxflow.installing import how_to_install
-from ctxflow.policies.torta.inputs import Floats, Ints, amounts, prices, shares_of
+from ctxflow.policies.torta.quantities import Floats, Ints, amounts, prices, shares_of
 
 DUST = 1e-12  # Flows under this share of all are rounding.
 

@@ -1,0 +1,192 @@
+"""Scenes drawn at random for tests of policies, the same for a seed, and time that goes by in them."""
+
+from __future__ import annotations
+
+import random
+
+from ctxflow.testing.policy_scenes import (
+    Scene,
+    SceneApp,
+    SceneAttempt,
+    SceneContext,
+    SceneMachine,
+    SceneRegion,
+    SceneSession,
+    SceneTier,
+    SceneWorker,
+)
+from ctxflow.topology import Gpu, NumaNode, Topology
+
+GPUS_OF_A_MACHINE = 8
+
+
+def drawn(
+    seed: int, *, workers: int = 6, apps: int = 3, tiers: int = 2, sessions: int = 4, measured: float = 0.7
+) -> Scene:
+    """Return a run drawn at random: the same for a seed.
+
+    :param measured: the share of what could be measured that was; 0 for a run of which nothing is known.
+    """
+    chance = random.Random(seed)
+
+    def known(value: float) -> float | None:
+        return value if chance.random() < measured else None
+
+    scene = Scene(now=chance.uniform(100, 1000), random=random.Random(seed))
+    for number in range(tiers):
+        name = f"tier{number}"
+        scene.tiers[name] = SceneTier(
+            name, chance.choice([0, 0, 1]), max(1, workers), chance.choice([1, 2, 4]), "",
+            known(chance.uniform(0.2, 4)), known(chance.uniform(5, 90)), known(chance.uniform(1, 50)),
+            known(chance.uniform(1e-5, 1e-2)),
+            [chance.uniform(10, 5000) for _ in range(chance.randrange(1, 9))] if chance.random() < measured else None,
+        )  # fmt: skip
+    names = list(scene.tiers)
+    regions = ["home", "away"][: chance.choice([1, 2])]
+    for number, name in enumerate(regions):
+        others = {other: 0.05 for other in regions if other != name and chance.random() < measured}
+        of_it = names[number :: len(regions)]
+        scene.regions[name] = SceneRegion(name, others, dict(others), known(0.1 * (number + 1)), of_it, number == 0)
+    for number in range(apps):
+        backlog = chance.choice([0, 1, 7, 60, 2000])
+        scene.apps[f"app{number}"] = SceneApp(
+            f"app{number}", f"context{number % max(1, apps - 1)}", backlog, chance.choice([0, 0, 1]),
+            scene.now + chance.uniform(-50, 500) if chance.random() < 0.3 else None, chance.choice([None, None, 4]),
+            chance.choice([None, 30.0]), call_seconds=known(chance.uniform(0.01, 2)), order=number,
+            waiting_since=scene.now - chance.uniform(0, 200) if backlog else None,
+            arrived=backlog + chance.randrange(500),
+            chunk_target=chance.choice([None, 0.5]),
+        )  # fmt: skip
+    if scene.contexts and names:
+        scene.needs = {context: chance.choice([0, 1, 1, 2]) for context in scene.contexts}
+    for number in range(workers if tiers else 0):
+        _add_worker(scene, chance, f"w{number}", measured)
+    if scene.workers and scene.apps:
+        for number in range(sessions):
+            _add_session(scene, chance, number + 1)
+    if chance.random() < measured:
+        scene.forecast = {name: chance.uniform(0, 5) for name in scene.apps}
+    return scene
+
+
+def _add_worker(scene: Scene, chance: random.Random, name: str, measured: float) -> None:
+    tier = scene.tiers[chance.choice(list(scene.tiers))]
+    region = next((each.name for each in scene.regions.values() if tier.name in each.tiers), "home")
+    model = chance.choice(["NVIDIA A10", "NVIDIA A100", None])
+    worker = SceneWorker(
+        name, tier.name, region, f"host{chance.randrange(1 + len(scene.workers) // 2)}", model, None, tier.gpus,
+        chance.choice([1, 1, 2]), joined=scene.now - chance.uniform(0, 500), acquired=chance.random() < 0.9,
+        noticed=scene.now if chance.random() < 0.05 else None, draining=chance.random() < 0.05,
+    )  # fmt: skip
+    for app in scene.apps.values():
+        if worker.gpus >= scene.needs.get(app.context, 0) and chance.random() < 0.5:
+            state = chance.choice(["ready", "ready", "loading"])
+            worker.contexts[app.context] = SceneContext(app.context, state, worker.joined, worker.joined)
+            if chance.random() < measured:
+                worker.pace[app.id] = (chance.uniform(0.05, 5), chance.randrange(1, 300))
+                worker.loading[app.context] = chance.uniform(1, 60)
+                worker.staging[app.context] = chance.uniform(0, 20)
+                worker.steps[app.id] = {n: 0.1 + 0.1 * n for n in range(1, chance.randrange(2, 6))}
+    able = [app for app in scene.apps.values() if app.context in worker.contexts]
+    if able and chance.random() < 0.4:
+        app, number = chance.choice(able), len(scene.attempts) + 1
+        attempt = SceneAttempt(number, app.id, name, range(1000 * number, 1000 * number + 5), scene.now - 3.0)
+        scene.attempts[number] = worker.running[number] = attempt
+    scene.workers[name] = worker
+
+
+def _add_session(scene: Scene, chance: random.Random, number: int) -> None:
+    app = chance.choice(list(scene.apps.values()))
+    session = SceneSession(number, app.id, app.context, idle=chance.random() < 0.3, opened=scene.now - number)
+    there = [w for w in scene.workers.values() if w.stays and app.context in w.contexts]
+    if there and chance.random() < 0.6:
+        worker = chance.choice(there)
+        session.worker, session.state = worker.id, "placed"
+        session.chunks, session.state_bytes = chance.randrange(9), chance.choice([None, 10**6])
+        worker.sessions[number] = session
+    elif chance.random() < 0.2:
+        session.state, session.by_user, session.idle = "suspended", True, True
+    scene.sessions[number] = session
+
+
+class Story:
+    """Time that goes by in a scene: queues grow and shrink, batches end, workers come and go; the same for a seed."""
+
+    def __init__(self, scene: Scene, seed: int, measured: float = 0.7) -> None:
+        self.scene = scene
+        self._chance = random.Random(f"story {seed}")
+        self._measured = measured
+        self._joined = 0
+
+    def go_on(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        scene, chance = self.scene, self._chance
+        scene.now += seconds
+        for attempt in list(scene.attempts.values()):
+            if chance.random() < 0.5:
+                self._end(attempt)
+        for app in scene.apps.values():
+            more = chance.choice([0, 0, 3, 40])
+            app.arrived += more
+            app.backlog = max(0, app.backlog + more - chance.choice([0, 5, 50]))
+            app.waiting_since = (app.waiting_since or scene.now) if app.backlog else None
+        for session in scene.sessions.values():
+            if not session.by_user and chance.random() < 0.2:
+                session.idle = not session.idle
+        if scene.tiers and chance.random() < 0.3:
+            self._joined += 1
+            _add_worker(scene, chance, f"new{self._joined}", self._measured)
+        if scene.workers and chance.random() < 0.2:
+            self._lose(scene.workers[chance.choice(list(scene.workers))])
+
+    def _end(self, attempt: SceneAttempt) -> None:
+        worker = self.scene.workers[attempt.worker]
+        del self.scene.attempts[attempt.id], worker.running[attempt.id]
+        done = worker.items_done(attempt.app) + len(attempt.items)
+        if self._measured:
+            worker.pace[attempt.app] = (worker.seconds_per_item(attempt.app) or self._chance.uniform(0.1, 2), done)
+
+    def _lose(self, worker: SceneWorker) -> None:
+        del self.scene.workers[worker.id]
+        for number in worker.running:
+            del self.scene.attempts[number]
+        for session in worker.sessions.values():
+            session.worker, session.state, session.target = None, "waiting", None
+
+
+def with_machines(scene: Scene, machines: int, gpus: int = 1) -> Scene:
+    """Return the scene with machines of 8 GPUs in 2 sockets, whose GPUs its workers and strangers have in turn.
+
+    :param gpus: of a worker.
+    """
+    chance = random.Random(machines)
+    scene.workers.clear()
+    scene.attempts.clear()
+    scene.sessions.clear()
+    scene.tiers = {"default": SceneTier("default", 0, 64, gpus)}
+    for number in range(machines):
+        name = f"machine{number}"
+        users: dict[int, str] = {}
+        for first in range(0, GPUS_OF_A_MACHINE, gpus):
+            devices = tuple(f"GPU-{name}-{n}" for n in range(first, first + gpus))
+            kind = chance.choice(["worker", "worker", "stranger", "nobody"])
+            if kind == "worker":
+                worker = SceneWorker(
+                    f"{name}-{first}", host=name, machine=name, devices=devices, gpus=gpus, joined=chance.uniform(0, 90)
+                )
+                users |= dict.fromkeys(range(first, first + gpus), "us")
+                if scene.apps and chance.random() < 0.7:
+                    app, attempt = chance.choice(list(scene.apps.values())), len(scene.attempts) + 1
+                    worker.contexts[app.context] = SceneContext(app.context)
+                    run = SceneAttempt(attempt, app.id, worker.id, range(attempt, attempt + 1), scene.now)
+                    scene.attempts[attempt] = worker.running[attempt] = run
+                scene.workers[worker.id] = worker
+            elif kind == "stranger":
+                users |= dict.fromkeys(range(first, first + gpus), "a stranger")
+        nodes = tuple(NumaNode(n, n // 4) for n in range(GPUS_OF_A_MACHINE))
+        cards = tuple(
+            Gpu(n, f"GPU-{name}-{n}", "NVIDIA A10", numa=n, used_by=users.get(n)) for n in range(GPUS_OF_A_MACHINE)
+        )
+        topology = Topology(name, (0, 1), nodes, (), cards)
+        scene.machines[f"default {name}"] = SceneMachine(name, "default", topology)
+    return scene
