@@ -15,7 +15,7 @@ from ctxflow.scheduler.commands import Command, Load, Stage, Unload
 from ctxflow.scheduler.events import NONE, PARTIAL, PLAIN, ContextReady, ContextSpec, Failure, Retired, TierSpec
 from ctxflow.scheduler.proxies import ShownContext
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker
+from ctxflow.scheduler.worker_state import Claim, OnWorker, Worker, hide
 from ctxflow.wording import counted
 
 MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one again need not have it built.
@@ -387,7 +387,8 @@ def context_is_used(state: RunState, name: str, but: Collection[str] = ()) -> bo
 
 
 def _forget_app(state: RunState, app: App) -> None:
-    del state.apps[app.id], state.apps_shown[app.id], state.contexts[app.context].apps[app.id]
+    del state.apps[app.id], state.contexts[app.context].apps[app.id]
+    hide(state.apps_shown, app.id)
     state.deals.pop(app.id, None)
     for name in app.measured_on:
         worker = state.workers.get(name)

@@ -32,7 +32,7 @@ from ctxflow.scheduler.run_state import RunState
 from ctxflow.scheduler.run_view import RunView
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.validate import validate
-from ctxflow.scheduler.worker_state import Worker
+from ctxflow.scheduler.worker_state import Worker, hide, show
 from ctxflow.wording import counted
 
 SCALE_SECONDS = 0.1  # Work that finds nobody free has the scaling asked at once, but not more often than this.
@@ -116,7 +116,9 @@ class Scheduler:
         :raises KeyError: for an app or context that was never declared.
         """
         state = self.state
-        state.now = max(state.now, event.time)
+        if event.time > state.now:
+            state.now = event.time
+            object.__setattr__(self.view, "now", event.time)
         out: list[Command] = []
         open_sessions = state.streams.open
         owner = session_moves.owner(state, event) if open_sessions else None
@@ -193,7 +195,8 @@ class Scheduler:
             self.state.contexts[spec.context].apps[spec.id] = None
             app = App(spec, order=self.state.next_order)
             app.shown = ShownApp(app)
-            self.state.apps[app.id], self.state.apps_shown[app.id] = app, app.shown
+            self.state.apps[app.id] = app
+            show(self.state.apps_shown, app.id, app.shown)
             self.state.next_order += 1
             if spec.alternative_of:
                 self.state.apps[spec.alternative_of].alternatives.append(spec.id)
@@ -229,7 +232,8 @@ class Scheduler:
             return
         worker = Worker(event.worker, joined=state.now)
         worker.shown = ShownWorker(worker)
-        state.workers[worker.id], state.workers_shown[worker.id] = worker, worker.shown
+        state.workers[worker.id] = worker
+        show(state.workers_shown, worker.id, worker.shown)
         state.counters.joined += 1
         tiers.joined(state, worker)
         if worker.pin is not None:
@@ -246,7 +250,7 @@ class Scheduler:
         worker = state.workers.pop(event.worker, None)
         if worker is None:
             return
-        del state.workers_shown[worker.id]
+        hide(state.workers_shown, worker.id)
         evicted = event.evicted or worker.noticed is not None
         taken = evicted and not worker.released  # One that was given back was not taken.
         steps.worker_lost(state, worker, evicted, out)

@@ -17,7 +17,7 @@ from typing import NoReturn
 from ctxflow.policies.views import AttemptView, ContextOnWorkerView, RegionView, SessionView
 from ctxflow.scheduler.app_state import App, Place
 from ctxflow.scheduler.events import RegionSpec
-from ctxflow.scheduler.worker_state import OnWorker, SessionState, TierState, Worker
+from ctxflow.scheduler.worker_state import OnWorker, Pace, SessionState, TierState, Worker
 
 _put = object.__setattr__
 
@@ -146,6 +146,7 @@ class ShownWorker(ReadOnly):
     """One worker (`WorkerView`)."""
 
     __slots__ = (
+        "_paces",
         "_row",
         "acquired",
         "contexts",
@@ -165,6 +166,7 @@ class ShownWorker(ReadOnly):
     )
 
     _row: Worker
+    _paces: Mapping[str, Pace]
     id: str
     tier: str
     region: str
@@ -188,9 +190,10 @@ class ShownWorker(ReadOnly):
         _put(self, "joined", row.joined)
         _put(self, "acquired", row.acquired)
         _put(self, "devices", tuple(row.devices))
-        _put(self, "contexts", MappingProxyType(row.contexts_shown))
+        _put(self, "contexts", row.contexts_shown)
         _put(self, "running", MappingProxyType(row.running))
-        _put(self, "sessions", MappingProxyType(row.sessions_shown))
+        _put(self, "sessions", row.sessions_shown)
+        _put(self, "_paces", row.paces)
 
     @property
     def free_slots(self) -> int:
@@ -215,12 +218,12 @@ class ShownWorker(ReadOnly):
 
     def seconds_per_item(self, app: str) -> float | None:
         """Return a moving average of its finished batches."""
-        pace = self._row.paces.get(app)
+        pace = self._paces.get(app)
         return pace.item_seconds if pace is not None else None
 
     def items_done(self, app: str) -> int:
         """Return how many items of the app it answered."""
-        pace = self._row.paces.get(app)
+        pace = self._paces.get(app)
         return pace.items if pace is not None else 0
 
     def load_seconds(self, context: str) -> float | None:
@@ -277,22 +280,24 @@ class ShownApp(ReadOnly):
     @property
     def backlog(self) -> int:
         """Items queued."""
-        return self._row.backlog
+        row = self._row
+        return len(row.queue) - row.cancelled + row.isolated.items
 
     @property
     def unclaimed(self) -> int:
         """Items queued for which no worker loads the context."""
-        return self._row.unclaimed
+        row = self._row
+        return len(row.queue) - row.cancelled + row.isolated.items - row.claimed
 
     @property
     def call_seconds(self) -> float | None:
         """What a call costs beside its items."""
-        return self._row.call_seconds
+        return self._row.call_cost.seconds
 
     @property
     def call_seconds_error(self) -> float:
         """How far off that may be."""
-        return self._row.call_seconds_error
+        return self._row.call_cost.error
 
     @property
     def waiting_since(self) -> float | None:

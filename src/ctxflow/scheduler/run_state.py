@@ -14,7 +14,7 @@ from ctxflow.policies.views import AppView, RegionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import App, ContextState, Deal
 from ctxflow.scheduler.settings import Limits, Policies
 from ctxflow.scheduler.shared_tables import Arrivals, Charges, Ready, Reservations, Sessions, Surveys, Wards
-from ctxflow.scheduler.worker_state import Attempt, SessionState, TierState, Worker
+from ctxflow.scheduler.worker_state import Attempt, SessionState, Shown, TierState, Worker, hide, show
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,10 +72,10 @@ class RunState:
         # Workers that could take a call, longest free first; kept by `update_free`.
         self.free: dict[str, Worker] = {}
         # What policies see of some of these tables, row by row.
-        self.workers_shown: dict[str, WorkerView] = {}
-        self.free_shown: dict[str, WorkerView] = {}
-        self.apps_shown: dict[str, AppView] = {}
-        self.tiers_shown: dict[str, TierView] = {}
+        self.workers_shown: Shown[str, WorkerView] = Shown()
+        self.free_shown: Shown[str, WorkerView] = Shown()
+        self.apps_shown: Shown[str, AppView] = Shown()
+        self.tiers_shown: Shown[str, TierView] = Shown()
         # Context -> workers that hold it and were free; kept by `update_free`, cleaned by `free_holders`.
         self._holders_free: dict[str, dict[str, Worker]] = {}
         # Apps with a backlog and a context that is not broken; kept by items.py.
@@ -145,11 +145,12 @@ class RunState:
         """Put a worker where it belongs after its slots changed."""
         if self.usable(worker) and worker.id in self.workers:
             if worker.id not in self.free:
-                self.free[worker.id], self.free_shown[worker.id] = worker, worker.shown
+                self.free[worker.id] = worker
+                show(self.free_shown, worker.id, worker.shown)
             for context in worker.contexts:
                 self._holders_free.setdefault(context, {})[worker.id] = worker
         elif self.free.pop(worker.id, None) is not None:
-            del self.free_shown[worker.id]
+            hide(self.free_shown, worker.id)
 
     def wake(self, time: float) -> None:
         """Ask for a Tick at that time at the latest."""

@@ -1,6 +1,6 @@
 """The view of a run that policies get, read-only in fact (`ctxflow.policies.protocols.View`).
 
-Rows are shown by proxies (proxies.py), tables by mappings that cannot be written; both are made once. What only a
+Rows are shown by proxies (proxies.py), tables by mappings that refuse to be written; both are made once. What only a
 transition can tell, such as whether a worker may run an app, is asked of it.
 """
 
@@ -35,9 +35,10 @@ class RunView(ReadOnly):
     AttributeError: a policy may only read what it is shown: 'now' cannot be set
     """
 
-    __slots__ = ("_state", "apps", "attempts", "free", "random", "regions", "sessions", "tiers", "workers")
+    __slots__ = ("_state", "apps", "attempts", "free", "now", "random", "regions", "sessions", "tiers", "workers")
 
     _state: RunState
+    now: float
     random: random.Random
     workers: Mapping[str, WorkerView]
     free: Mapping[str, WorkerView]
@@ -50,22 +51,15 @@ class RunView(ReadOnly):
     def __init__(self, state: RunState) -> None:
         put = object.__setattr__
         put(self, "_state", state)
+        put(self, "now", state.now)  # Each event's, set by the scheduler: policies read it all the time.
         put(self, "random", state.random)
-        for name, table in (
-            ("workers", state.workers_shown),
-            ("free", state.free_shown),
-            ("apps", state.apps_shown),
-            ("attempts", state.attempts),
-            ("tiers", state.tiers_shown),
-            ("regions", state.regions),
-            ("sessions", state.streams.shown),
-        ):
-            put(self, name, MappingProxyType(table))
-
-    @property
-    def now(self) -> float:
-        """The time of the event being handled."""
-        return self._state.now
+        put(self, "workers", state.workers_shown)
+        put(self, "free", state.free_shown)
+        put(self, "apps", state.apps_shown)
+        put(self, "attempts", MappingProxyType(state.attempts))
+        put(self, "tiers", state.tiers_shown)
+        put(self, "regions", MappingProxyType(state.regions))
+        put(self, "sessions", state.streams.shown)
 
     @property
     def contexts(self) -> Collection[str]:

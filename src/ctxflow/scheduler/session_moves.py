@@ -17,7 +17,7 @@ from ctxflow.scheduler.commands import Carry, Command, EndSession
 from ctxflow.scheduler.events import Event, Failure, SessionOpened, StateArrived, StateLost, Tick
 from ctxflow.scheduler.proxies import ShownSession
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState, Worker
+from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING, SessionState, Worker, hide, show
 
 # --- what its user does
 
@@ -28,7 +28,8 @@ def opened(state: RunState, event: SessionOpened) -> None:
     session = SessionState(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
     session.prompts = event.prompts
     session.shown = ShownSession(session)
-    state.streams.open[session.id], state.streams.shown[session.id] = session, session.shown
+    state.streams.open[session.id] = session
+    show(state.streams.shown, session.id, session.shown)
     app.open_sessions += 1
     state.streams.note(session)
     state.streams.unsettled = True
@@ -94,7 +95,8 @@ def end(
     state: RunState, session: SessionState, failure: Failure | None, out: list[Command], context: str | None = None
 ) -> None:
     """A session is over; a step that it is in goes on for the others."""
-    del state.streams.open[session.id], state.streams.shown[session.id]
+    del state.streams.open[session.id]
+    hide(state.streams.shown, session.id)
     state.streams.charges.settle([session.id])
     state.apps[session.app].open_sessions -= 1
     state.streams.note(session)

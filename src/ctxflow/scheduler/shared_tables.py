@@ -16,7 +16,7 @@ from ctxflow.policies.protocols import Room
 from ctxflow.policies.views import SessionView
 from ctxflow.scheduler.app_state import App, Place
 from ctxflow.scheduler.commands import Order
-from ctxflow.scheduler.worker_state import MIGRATING, WAITING, SessionState, Worker
+from ctxflow.scheduler.worker_state import MIGRATING, WAITING, SessionState, Shown, Worker
 from ctxflow.topology import Topology
 
 MANY = 64
@@ -200,7 +200,7 @@ class Sessions:
     """
 
     open: dict[int, SessionState] = dataclasses.field(default_factory=dict)
-    shown: dict[int, SessionView] = dataclasses.field(default_factory=dict)
+    shown: Shown[int, SessionView] = dataclasses.field(default_factory=Shown)
     steps: dict[int, Sequence[Order]] = dataclasses.field(default_factory=dict)
     drops: dict[tuple[str, str], list[int]] = dataclasses.field(default_factory=dict)
     unsettled: bool = False

@@ -13,7 +13,7 @@ from ctxflow.scheduler import events as ev
 from ctxflow.scheduler.commands import Acquire, Command, Release
 from ctxflow.scheduler.proxies import ShownTier
 from ctxflow.scheduler.run_state import RunState
-from ctxflow.scheduler.worker_state import TierState, Worker
+from ctxflow.scheduler.worker_state import TierState, Worker, show
 
 
 def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
@@ -23,7 +23,8 @@ def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
         tier = TierState(spec, spec.gpu_memory, connected=connected)
         tier.shown = ShownTier(tier)
-        state.tiers[spec.name], state.tiers_shown[spec.name] = tier, tier.shown
+        state.tiers[spec.name] = tier
+        show(state.tiers_shown, spec.name, tier.shown)
     else:
         lowered, known.spec = spec.maximum < known.maximum, spec
         if lowered:

@@ -7,16 +7,54 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, TypeVar
 
 from ctxflow.policies.views import ContextOnWorkerView, SessionView, TierView, WorkerView
 from ctxflow.scheduler.app_state import Group, Place
 from ctxflow.scheduler.events import TierSpec, WorkerSpec
 
+Key = TypeVar("Key")
+Row = TypeVar("Row")
+
 STEP_WEIGHT = 0.3  # Of the last step in the average of those with as many sessions.
 STEP_MEMORY = 60.0  # Seconds for which steps with so many sessions are remembered.
 
 WAITING, PLACED, MIGRATING, SUSPENDED = "waiting", "placed", "migrating", "suspended"
+
+
+class Shown(dict[Key, Row]):
+    """A table as policies see it: a dictionary that only `show` and `hide` write to.
+
+    It is read as fast as any dictionary, which a mapping proxy is not, and policies read in loops over all workers.
+
+    >>> table = Shown()
+    >>> show(table, "w1", 1)
+    >>> table["w1"] = 2
+    Traceback (most recent call last):
+        ...
+    AttributeError: a policy may only read what it is shown
+    >>> table
+    {'w1': 1}
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Make an empty one."""
+
+    def _refuse(self, *values: object, **named: object) -> NoReturn:
+        raise AttributeError("a policy may only read what it is shown")
+
+    # Dictionaries promise that these work; this one refuses them.
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+show = dict.__setitem__
+
+
+def hide(table: Shown[Key, Row], key: Key) -> None:
+    """Show a row no longer, if it was shown."""
+    dict.pop(table, key, None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -159,7 +197,7 @@ class Worker:
     spec: WorkerSpec
     joined: float
     contexts: dict[str, OnWorker] = dataclasses.field(default_factory=dict)  # Changed by `put` and `take` alone.
-    contexts_shown: dict[str, ContextOnWorkerView] = dataclasses.field(default_factory=dict, repr=False)
+    contexts_shown: Shown[str, ContextOnWorkerView] = dataclasses.field(default_factory=Shown, repr=False)
     running: dict[int, Attempt] = dataclasses.field(default_factory=dict)
     noticed: float | None = None
     draining: bool = False
@@ -175,7 +213,7 @@ class Worker:
     rebuilt: set[str] = dataclasses.field(default_factory=set)
     # That it owns; changed by `carry` and `leave` alone.
     sessions: dict[int, SessionState] = dataclasses.field(default_factory=dict)
-    sessions_shown: dict[int, SessionView] = dataclasses.field(default_factory=dict, repr=False)
+    sessions_shown: Shown[int, SessionView] = dataclasses.field(default_factory=Shown, repr=False)
     # App -> sessions of a step -> (a moving average of its seconds, when it last was one).
     steps: dict[str, dict[int, tuple[float, float]]] = dataclasses.field(default_factory=dict)
 
@@ -239,22 +277,22 @@ class Worker:
     def put(self, held: OnWorker) -> None:
         """Have it hold a context."""
         self.contexts[held.context] = held
-        self.contexts_shown[held.context] = held.shown
+        show(self.contexts_shown, held.context, held.shown)
 
     def take(self, context: str) -> OnWorker | None:
         """Have it hold a context no longer, if it did."""
-        self.contexts_shown.pop(context, None)
+        hide(self.contexts_shown, context)
         return self.contexts.pop(context, None)
 
     def carry(self, session: SessionState) -> None:
         """Have it own a session."""
         self.sessions[session.id] = session
-        self.sessions_shown[session.id] = session.shown
+        show(self.sessions_shown, session.id, session.shown)
 
     def leave(self, session: int) -> None:
         """Have it own a session no longer, if it did."""
         self.sessions.pop(session, None)
-        self.sessions_shown.pop(session, None)
+        hide(self.sessions_shown, session)
 
     def learn_step(self, app: str, count: int, seconds: float, now: float) -> None:
         """A step of so many sessions has ended; numbers not seen for a while are forgotten, so as to be tried again."""
