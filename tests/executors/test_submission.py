@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 
 import pytest
 
@@ -110,3 +111,13 @@ def test_a_policy_that_raises_ends_the_run_with_its_name(tmp_path):
     with executor, pytest.raises(EngineFailed, match="a policy raised ZeroDivisionError: a policy's own mistake"):
         for _ in same.map(range(100_000)):
             pass
+
+
+def test_a_run_can_be_waited_for_until_it_is_idle(tmp_path):
+    executor = ContextExecutor(workers=1)
+    executor.run_dir = str(tmp_path)
+    with executor:
+        assert executor.run.wait_idle(30)
+        future = executor.submit(time.sleep, {}, 0.5)
+        assert not executor.run.wait_idle(0)
+        assert executor.run.wait_idle(30) and future.done()

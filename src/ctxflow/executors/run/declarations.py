@@ -114,6 +114,7 @@ class Declared:
 
     :ivar contexts: by the id that the scheduler knows each by.
     :ivar apps: by id; also alternatives.
+    :ivar labels: of apps with alternatives, and of these, what results call the context that answered them.
     :ivar parts: functions and constants.
     """
 
@@ -121,7 +122,7 @@ class Declared:
         self.contexts: dict[str, ContextPayload] = {}
         self.apps: dict[str, DeclaredApp] = {}
         self.parts = PickledParts()
-        self._divided: set[str] = set()  # Apps that name alternatives, and these.
+        self.labels: dict[str, str] = {}
 
     def add_app(self, app: DeclaredApp) -> bool:
         """Make it known; False if it is already."""
@@ -130,7 +131,8 @@ class Declared:
             return False
         self.apps[spec.id] = app
         if spec.alternative_of:
-            self._divided |= {spec.id, spec.alternative_of}
+            self.labels[spec.id] = app.label
+            self.labels[spec.alternative_of] = self.apps[spec.alternative_of].label
         return True
 
     def keep(self, apps: Collection[str], contexts: Collection[str]) -> None:
@@ -138,11 +140,7 @@ class Declared:
         self.apps = {name: app for name, app in self.apps.items() if name in apps}
         for name in [name for name in self.contexts if name not in contexts]:
             del self.contexts[name]
-        self._divided.intersection_update(apps)
-
-    def answering(self, app: str) -> str | None:
-        """The name of the context that answers an app's items, if these have several that may answer them."""
-        return self.apps[app].label if app in self._divided else None
+        self.labels = {name: label for name, label in self.labels.items() if name in apps}
 
 
 def check(spec: ev.ContextSpec, tiers: Collection[ev.TierSpec], reserves: bool) -> None:
@@ -221,7 +219,7 @@ MOST_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(slots=True)
-class _Use:
+class AppUse:
     """When an app or a context was used last, and the app's declaration."""
 
     at: float
@@ -229,73 +227,68 @@ class _Use:
 
     @property
     def bytes(self) -> int:
+        """How much the app's constants hold."""
         return 0 if self.declaration is None else self.declaration.bytes
 
 
 class Retirement:
     """Notes what is used; its owner locks.
 
+    :ivar apps: the apps that are known; who uses one says so in its `AppUse`.
+
     Looking through all of them is put off until there are many more than after the last look, so that a declaration
     costs the same however many there are.
     """
 
     def __init__(self) -> None:
-        self._apps: dict[str, _Use] = {}
-        self._contexts: dict[str, _Use] = {}
+        self.apps: dict[str, AppUse] = {}
+        self._contexts: dict[str, AppUse] = {}
         self._look_at = MOST_IDLE
         self._new_bytes = 0
 
     def app(self, declaration: Declaration, now: float) -> None:
         """An app is declared."""
-        self._apps[declaration.id] = _Use(now, declaration)
+        self.apps[declaration.id] = AppUse(now, declaration)
         self._new_bytes += declaration.bytes
 
     def context(self, context: str, now: float) -> None:
         """A context is declared."""
-        self._contexts[context] = _Use(now)
-
-    def used(self, app: str, now: float) -> bool:
-        """An app is used; False if it is not known."""
-        use = self._apps.get(app)
-        if use is None:
-            return False
-        use.at = now
-        return True
+        self._contexts[context] = AppUse(now)
 
     def held(self, app: str) -> Declaration:
         """An app as it was declared, which who may use it again need not hold."""
-        declaration = self._apps[app].declaration
+        declaration = self.apps[app].declaration
         assert declaration is not None
         return declaration
 
     @property
     def due(self) -> bool:
         """Whether there are so many that some should go now."""
-        return len(self._apps) + len(self._contexts) > self._look_at or self._new_bytes > MOST_BYTES
+        return len(self.apps) + len(self._contexts) > self._look_at or self._new_bytes > MOST_BYTES
 
     def retired(self, state: RunState, now: float) -> ev.Retired | None:
         """What is to be forgotten; `forget` follows once the scheduler has."""
-        idle = [name for name in self._apps if not app_is_used(state, state.apps[name])]
-        apps = _overdue(self._apps, idle, now)
+        idle = [name for name in self.apps if not app_is_used(state, state.apps[name])]
+        apps = _overdue(self.apps, idle, now)
         gone = set(apps)
         for name in gone:  # Its context is used as long as it is.
             context = self._contexts.get(state.apps[name].context)
             if context is not None:
-                context.at = max(context.at, self._apps[name].at)
+                context.at = max(context.at, self.apps[name].at)
         free = [name for name in self._contexts if not context_is_used(state, name, gone)]
         contexts = _overdue(self._contexts, free, now)
-        left = len(self._apps) + len(self._contexts) - len(apps) - len(contexts)
+        left = len(self.apps) + len(self._contexts) - len(apps) - len(contexts)
         self._look_at = left + max(MOST_IDLE, left // 4)
         self._new_bytes = 0
         return ev.Retired(now, apps, contexts) if apps or contexts else None
 
     def forget(self, state: RunState) -> None:
         """What the scheduler does not know any more is forgotten here too."""
-        self._apps = {name: use for name, use in self._apps.items() if name in state.apps}
+        self.apps = {name: use for name, use in self.apps.items() if name in state.apps}
         self._contexts = {name: use for name, use in self._contexts.items() if name in state.contexts}
 
 
-def _overdue(known: dict[str, _Use], idle: list[str], now: float) -> list[str]:
+def _overdue(known: dict[str, AppUse], idle: list[str], now: float) -> list[str]:
     """Of those that are idle, the ones that are so for long, and of the others all but the last used."""
     idle.sort(key=lambda name: -known[name].at)
     kept = size = 0

@@ -275,9 +275,12 @@ class Delivery:
 
     def make(self) -> None:
         """Tell them: together where one waits for all, else one by one."""
-        first = self._sinks[0]
+        first, results = self._sinks[0], self._results
         if self._sinks.count(first) == len(self._sinks):
-            self._tell(first, self._items, self._results, self._inputs)
+            if self._context is None and not isinstance(results, BaseException):
+                first.deliver(self._items, results)
+            else:
+                self._tell(first, self._items, results, self._inputs)
             return
         for n, sink in enumerate(self._sinks):
             results = own_copy(self._results) if isinstance(self._results, BaseException) else self._results[n : n + 1]

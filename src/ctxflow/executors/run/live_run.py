@@ -278,8 +278,11 @@ class LiveRun:
     def _use(self, declaration: Declaration) -> float:
         """Note that an app is used, which may have been forgotten since it was declared; gives the time."""
         now = self.clock()
-        if not self._retirement.used(declaration.id, now):
+        use = self._retirement.apps.get(declaration.id)
+        if use is None:
             self._take_up(declaration, now)
+        else:
+            use.at = now
         return now
 
     def _take_up(self, declaration: Declaration, now: float) -> None:
@@ -338,9 +341,11 @@ class LiveRun:
         :param numbered: called with the numbers before anything is answered.
         :raises RunEnded: if the run was stopped.
         """
-        inputs = self.placed(app, inputs)
+        if self.files_travel:
+            inputs = self.placed(app, inputs)
         with self._lock:
-            self._check_running()
+            if self._failed is not None or self._ended.is_set():
+                self._check_running()
             now = self._use(app)
             items = self._waiting.add(inputs, sink)
             if numbered is not None:
@@ -428,7 +433,8 @@ class LiveRun:
         wake = self._scheduler.next_wake
         due = self._tick_due if wake is None else min(self._tick_due, wake)
         events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
-        self._act()
+        if self._actions:
+            self._act()
         now = self.clock()
         if now >= due:
             self._tick_due = now + _TICK_SECONDS
@@ -482,7 +488,7 @@ class LiveRun:
         state = self._scheduler.state
         try:
             attempt = state.attempts.get(getattr(event, "attempt", -1))
-            context = None if attempt is None else self._declared.answering(attempt.app)
+            context = None if attempt is None else self._declared.labels.get(attempt.app)
             if self._table is not None and type(event) in NOTED:
                 self._table.note(event, state, self.engine)
             try:

@@ -100,32 +100,26 @@ class Waiting:
         :param context: the name of the one that answered, where there were several that could.
         """
         if isinstance(command, cmd.Deliver):
-            return self._answered(command, event, context)
+            results: Any = event.results  # type: ignore[attr-defined]
+            inputs = [self._inputs.pop(item) for item in command.items]
+            if type(inputs[0]) is ApplyCall:
+                results = [results]
+            elif command.positions is not None:
+                results = [results[n] for n in command.positions]
+            return Delivery(command.items, [self._sinks.pop(item) for item in command.items], results, context)
         if isinstance(command, cmd.Bury):
             error = self._error(command.failure, command.context, event)
             inputs = [self._inputs.pop(item) for item in command.items]
-            return Delivery(command.items, self._take_sinks(command.items), error, inputs=inputs)
+            sinks = [self._sinks.pop(item) for item in command.items]
+            return Delivery(command.items, sinks, error, inputs=inputs)
         failed = None
         if isinstance(command, cmd.EndSession) and command.failure is not None:
             failed = self._error(command.failure, command.context, event)
         return self._sessions.news(command, event, failed)
 
-    def _answered(self, command: cmd.Deliver, event: ev.Event, context: str | None) -> Delivery:
-        results: Any = event.results  # type: ignore[attr-defined]
-        inputs = [self._inputs.pop(item) for item in command.items]
-        if type(inputs[0]) is ApplyCall:
-            results = [results]
-        elif command.positions is not None:
-            results = [results[n] for n in command.positions]
-        return Delivery(command.items, self._take_sinks(command.items), results, context)
-
     def _error(self, failure: ev.Failure, context: str | None, event: ev.Event) -> BaseException:
         name = self._contexts[context].name if context is not None else None
         return error_of(failure, getattr(event, "exception", None), name)
-
-    def _take_sinks(self, items: Sequence[int]) -> list[Sink]:
-        pop = self._sinks.pop
-        return [pop(item) for item in items]
 
     def end_all(self, error: BaseException) -> list[Delivery | News]:
         """No answer will come any more: everybody who waits, to be told why."""
