@@ -63,7 +63,7 @@ def double(model, numbers):
 SITE = """
 name = "bad-hosts"
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 {more}
 
 [taskvine]

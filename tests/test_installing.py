@@ -167,7 +167,7 @@ def test_on_a_worker_with_a_packed_environment_it_is_to_be_packed_again(program)
 
 def test_on_a_worker_with_the_machines_own_python_an_environment_is_to_be_named(program):
     text = said("how_to_install('torch', extra='transformers')", program, program=os.path.realpath(sys.executable))
-    assert "name an environment in the site's `environment` after pip install 'torch>=2.2' in it" in text
+    assert "name an environment in the site's `python_environment` after pip install 'torch>=2.2' in it" in text
 
 
 def test_an_error_of_a_worker_names_its_python(program):

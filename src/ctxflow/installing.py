@@ -171,7 +171,7 @@ def _for_workers(requirements: Iterable[str]) -> str:
     host = platform.node()
     if sys.prefix == sys.base_prefix:
         return (
-            f"name an environment in the site's `environment` after pip install {wanted} in it "
+            f"name an environment in the site's `python_environment` after pip install {wanted} in it "
             f"(the workers on {host} run {sys.executable})"
         )
     return f"{shlex.quote(sys.executable)} -m pip install {wanted} (the workers' environment, on {host})"

@@ -36,6 +36,7 @@ RENAMED: dict[str, str] = {
 An entry `a.b:Name` alone, without one for `a.b`, is for what a module that is gone or still there has lost.
 """
 
+_BETWEEN = ("ctxflow", "importlib", "pydantic")  # Packages between a person's line and what tells of an old name.
 _told: set[str] = set()
 
 
@@ -191,10 +192,7 @@ def _show_by_default() -> None:
 def _level_of_user() -> int:
     """Return how far the line of a person's lies below the caller of this function, as `warnings` counts."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
-        "ctxflow",
-        "importlib",
-    ):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
         level += "importlib._bootstrap" not in frame.f_code.co_filename  # Which `warnings` passes over.
     return level

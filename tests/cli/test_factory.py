@@ -93,7 +93,7 @@ def test_a_dry_run_without_runs_makes_one_up(campus):
 
 def test_a_dry_run_shows_no_secret(campus):
     with open(campus, "a") as file:
-        file.write("variables = {HF_TOKEN = 'hf_abc', LANG = 'C.UTF-8'}\n")
+        file.write("env = {HF_TOKEN = 'hf_abc', LANG = 'C.UTF-8'}\n")
     told = command(campus, "--dry-run").stdout
     assert "hf_abc" not in told and '"HF_TOKEN": "..."' in told and "C.UTF-8" in told
 

@@ -80,14 +80,10 @@ def test_what_is_seldom_meant_is_no_error(write):
 def test_secrets_are_named_where_others_may_read_them(write):
     told = "[[tiers]]\nprovider = '{}'\nname = 'a10'\n"
     path = write(
-        'engine = "taskvine"\n'
-        + told.format("condor")
-        + "variables = {HF_TOKEN = 'hf_abc', TOKENIZERS_PARALLELISM = 'no'}"
+        'engine = "taskvine"\n' + told.format("condor") + "env = {HF_TOKEN = 'hf_abc', TOKENIZERS_PARALLELISM = 'no'}"
     )
     path.chmod(0o640)
-    said = (
-        "think  HF_TOKEN in variables of tier a10 looks like a secret, and other users may read this file: call chmod"
-    )
+    said = "think  HF_TOKEN in env of tier a10 looks like a secret, and other users may read this file: call chmod"
     assert said in command("check", path).stdout
     path.chmod(0o600)
     assert "think" not in command("check", path).stdout
@@ -129,11 +125,12 @@ def test_live_asks_this_machine(write, has_vine_worker):
 
 
 def test_live_finds_the_environment_or_says_what_to_do(write, tmp_path, has_vine_worker):
-    run = command("check", write(f"environment = '{tmp_path}/none'\n{LOCAL}"), "--live")
+    run = command("check", write(f"python_environment = '{tmp_path}/none'\n{LOCAL}"), "--live")
     assert run.returncode == 1
-    assert f"wrong  environment {tmp_path}/none is not on this machine: write a folder that this machine" in run.stdout
+    missing = f"wrong  python_environment {tmp_path}/none is not on this machine: write a folder that this machine"
+    assert missing in run.stdout
     venv.create(tmp_path / "env", symlinks=True)
-    run = command("check", write(f"environment = '{tmp_path}/env'\n{LOCAL}"), "--live")
+    run = command("check", write(f"python_environment = '{tmp_path}/env'\n{LOCAL}"), "--live")
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert run.returncode == 0, run.stdout
     assert (
@@ -142,11 +139,11 @@ def test_live_finds_the_environment_or_says_what_to_do(write, tmp_path, has_vine
     (tmp_path / "env" / "bin" / "python").unlink()
     (tmp_path / "env" / "bin" / "python").write_text("#!/bin/sh\necho '[3, 7]'\n")
     (tmp_path / "env" / "bin" / "python").chmod(0o755)
-    run = command("check", write(f"environment = '{tmp_path}/env'\n{LOCAL}"), "--live")
+    run = command("check", write(f"python_environment = '{tmp_path}/env'\n{LOCAL}"), "--live")
     assert run.returncode == 1
     assert f"wrong  the environment has Python 3.7 and this is Python {version}: run the program with" in run.stdout
     (tmp_path / "env.tar.gz").write_text("nothing packed")
-    run = command("check", write(f"environment = '{tmp_path}/env.tar.gz'\n{LOCAL}"), "--live")
+    run = command("check", write(f"python_environment = '{tmp_path}/env.tar.gz'\n{LOCAL}"), "--live")
     assert run.returncode == 1 and "is no packed environment that this version of ctxflow knows" in run.stdout
 
 

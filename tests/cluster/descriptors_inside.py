@@ -82,9 +82,13 @@ def one(how: str) -> None:
     kind = "local" if how == "filled" else "condor"
     fills = {"FILLS": "descriptors"} if how == "filled" else {}
     needs = {"cores": 1, "memory_gb": 1, "gpus": 0, "disk_gb": 1}
-    tier = Tier(name="small", provider=kind, workers=WORKERS[how], variables=fills, **needs)
+    tier = Tier(name="small", provider=kind, workers=WORKERS[how], env=fills, **needs)
     site = Site(
-        engine="taskvine", environment="/opt/ctxflow", tiers=(tier,), taskvine={"address": "10.77.0.1"}, start_when=0.0
+        engine="taskvine",
+        python_environment="/opt/ctxflow",
+        tiers=(tier,),
+        taskvine={"address": "10.77.0.1"},
+        start_when=0.0,
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if how == "filled" else LIMITS[how]
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMITS[how], hard))

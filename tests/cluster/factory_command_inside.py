@@ -20,7 +20,7 @@ from pathlib import Path
 SITE = """
 name = "pool"
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 acquire = "{acquire}"
 
 [taskvine]

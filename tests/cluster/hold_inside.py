@@ -68,7 +68,7 @@ def main() -> None:
         "slurm": {"options": {"scheduler_options": "#SBATCH --nodelist=host1"}},
     }[kind]
     tier = Tier(name="small", provider=kind, workers=3, cores=3, memory_gb=1, gpus=0, disk_gb=1, **one_host)
-    site = Site(name=kind, engine="taskvine", environment="/opt/ctxflow", tiers=(tier,), start_when=0.6)
+    site = Site(name=kind, engine="taskvine", python_environment="/opt/ctxflow", tiers=(tier,), start_when=0.6)
     hold_waiting, hold, release = {
         "condor": (["condor_hold"], ["condor_hold"], ["condor_release"]),
         "slurm": (["scontrol", "hold"], ["scontrol", "requeuehold"], ["scontrol", "release"]),

@@ -41,7 +41,7 @@ with ContextExecutor(site=sys.argv[1]) as executor:
 SITE = """
 name = "{kind}"
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 
 [taskvine]
 keepalive_interval = 1

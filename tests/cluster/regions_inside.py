@@ -24,7 +24,7 @@ BATCH = 10
 SITE = """\
 name = "two-regions"
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 taskvine = {{keepalive_interval = 1, keepalive_timeout = 5}}
 start_when = 1.0
 routing = "{routing}"

@@ -40,7 +40,7 @@ os.environ["CTXFLOW_VINE_LOG"] = "all"  # Much of what is looked for here is tol
 def site(workers: int = 1, environment: str | None = None, **options: Any) -> Site:
     tier = Tier(name="local", provider="local", workers=workers, cores=1, memory_gb=2, disk_gb=2, gpus=0)
     taskvine = {"address": "127.0.0.1", "keepalive_interval": 1, "keepalive_timeout": 5, **options}
-    return Site(engine="taskvine", tiers=(tier,), environment=environment, taskvine=taskvine)
+    return Site(engine="taskvine", tiers=(tier,), python_environment=environment, taskvine=taskvine)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def site(kind: str) -> Site:
         "hand": Tier(name="gpu", provider="local", workers=0, **small),
     }[kind]
     return Site(
-        name=kind, engine="taskvine", environment="/opt/ctxflow", tiers=(tier,),
+        name=kind, engine="taskvine", python_environment="/opt/ctxflow", tiers=(tier,),
         taskvine={"keepalive_interval": 1, "keepalive_timeout": 5},
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SITE = """
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 taskvine = {keepalive_interval = 1, keepalive_timeout = 5}
 """
 TIER = """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PERIOD = 12.0
 SITE = """
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 placement = {policy = "agh", period = 12, clear = 12}
 
 [taskvine]

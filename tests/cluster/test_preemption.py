@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SITE = """
 engine = "taskvine"
-environment = "/opt/ctxflow"
+python_environment = "/opt/ctxflow"
 preemption = {{policy = "{policy}", patience = {patience}, grace = 20, idle = 2}}
 
 [taskvine]

@@ -155,7 +155,7 @@ def test_a_job_that_is_not_taken_is_trouble_and_nothing_more(make: Callable[[Loc
 def test_what_htcondor_is_told(tmp_path: Path) -> None:
     program = tmp_path / "ctxflow.pyz"
     program.touch()
-    tier = Tier(name="a10", cores=2, memory_gb=10, requirements="HasX || HasY", priority=3, variables={"N": "4"})
+    tier = Tier(name="a10", cores=2, memory_gb=10, requirements="HasX || HasY", priority=3, env={"N": "4"})
     there = pinned(tier, 12, "n1.pool", ["GPU-0a1b2c3d-4e5f", "GPU-ffff0000-1"])
     job = worker_job(there, Lead("n0", 9123, str(program), str(program)))
     told = describe(job, str(tmp_path), "run", now=0, lease=600)

@@ -353,7 +353,7 @@ def test_a_changed_tier_holds_for_new_jobs(site, start, live):
     factory = start(path)
     run.client.hold("a10", 2)
     first = run.has(2)
-    Path(path).write_text(Path(path).read_text() + 'cores = 1\nvariables = {COLOUR = "blue"}\n')
+    Path(path).write_text(Path(path).read_text() + 'cores = 1\nenv = {COLOUR = "blue"}\n')
     factory.process.send_signal(signal.SIGHUP)
     factory.says("tier a10 has another cores, variables")
     run.jobs()[min(first)].kill()

@@ -51,7 +51,7 @@ KEYS = {
     "tiers as a number": ("tiers = 3", 1, "tiers", "write [[tiers]] on a line of its own"),
     "gpu for gpus": (HEAD + "gpu = 1", 3, "gpu", "did you mean 'gpus'?"),
     "HTCondor's word": (HEAD + "request_memory = 4096", 3, "request_memory", "did you mean 'memory_gb'?"),
-    "a tier's environment": (HEAD + "environment = {A = '1'}", 3, "environment", "did you mean 'variables'?"),
+    "a tier's environment": (HEAD + "environment = {A = '1'}", 3, "environment", "did you mean 'env'?"),
     "a tier's typing error": (HEAD + "requirement = 'x'", 3, "requirement", "did you mean 'requirements'?"),
     "a submit key": (HEAD + 'accounting_group = "hep"', 3, "accounting_group", 'submit = {accounting_group = "hep"}'),
     "an attribute": (HEAD + '"+Project" = "x"', 3, "+Project", 'write submit = {"+Project" = "x"}'),
@@ -75,10 +75,10 @@ VALUES = {
     "a share in percent": ("start_when = 95", 1, "start_when", "such as start_when = 0.95"),
     "text for a switch": ('ssl = "always"', 1, "ssl", "write true or false"),
     "text for a table": (HEAD + 'submit = "rank = Cpus"', 3, "submit", "write a table, submit = {KEY = VALUE}"),
-    "a number for a variable": (HEAD + "variables = {N = 4}", 3, "N in variables", 'write N = "4"'),
+    "a number for a variable": (HEAD + "env = {N = 4}", 3, "N in env", 'write N = "4"'),
     "text for a port": ('port = "any"', 1, "port", "such as port = 9123"),
     "infinite": (HEAD + "disk_gb = inf", 3, "disk_gb", "such as disk_gb = 10"),
-    "a variable without a name": (HEAD + 'variables = {"A=B" = "1"}', 3, "variables", "write another name"),
+    "a variable without a name": (HEAD + 'env = {"A=B" = "1"}', 3, "env", "write another name"),
     "a policy's typing error": ('routing = "least-load"', 1, "routing", "did you mean 'least-loaded'?"),
     "an unknown policy": ('scaling = "turbo"', 1, "scaling policy 'turbo'", "choose one of "),
     "a policy without a name": ("[batching]\nsize = 3", 1, "batching", 'write {policy = "...", ...}'),
@@ -136,10 +136,15 @@ TOGETHER = {
     "tiers on this machine": ("[[tiers]]\nname = 'a'", 1, "tiers", 'write engine = "taskvine"'),
     "embedded with tiers": ('engine = "embedded"\n[[tiers]]', 1, "engine", "leave the tiers out"),
     "no tiers": ('name = "x"\nengine = "taskvine"', 2, "tier", "write [[tiers]]"),
-    "a home directory": ('environment = "~/env"', 1, "environment", 'write "/'),
-    "a path that means nothing": ('environment = "envs/a"', 1, "environment", "write its whole path"),
-    "Python itself": ('environment = "/opt/ctxflow/bin/python3"', 1, "environment", 'write "/opt/ctxflow"'),
-    "a missing archive": ('environment = "/nowhere/env.tar.gz"', 1, "environment", "ctxflow env pack"),
+    "a home directory": ('python_environment = "~/env"', 1, "python_environment", 'write "/'),
+    "a path that means nothing": ('python_environment = "envs/a"', 1, "python_environment", "write its whole path"),
+    "Python itself": (
+        'python_environment = "/opt/ctxflow/bin/python3"',
+        1,
+        "python_environment",
+        'write "/opt/ctxflow"',
+    ),
+    "a missing archive": ('python_environment = "/nowhere/env.tar.gz"', 1, "python_environment", "ctxflow env pack"),
 }  # fmt: skip
 MISTAKES = TOML | KEYS | VALUES | TOGETHER
 
@@ -166,12 +171,12 @@ def test_all_mistakes_are_told_in_the_order_of_their_lines(tmp_path):
 
 def test_a_folder_without_python_is_no_environment(tmp_path):
     with pytest.raises(SiteError, match=r"has no bin/python: write the folder of a virtual"):
-        load_site(Site(environment=str(tmp_path)))
+        load_site(Site(python_environment=str(tmp_path)))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
-    assert load_site(Site(environment=str(tmp_path))).environment == str(tmp_path)
+    assert load_site(Site(python_environment=str(tmp_path))).python_environment == str(tmp_path)
     with pytest.raises(SiteError, match=r"is no packed environment: write a folder, or a \.tar\.gz"):
-        load_site(Site(environment=__file__))
+        load_site(Site(python_environment=__file__))
 
 
 def test_wrong_places_say_what_to_give(tmp_path):

@@ -11,6 +11,7 @@ from ctxflow.sites.listing import toml_lines
 from ctxflow.sites.loader import parse
 from ctxflow.sites.reference import reference
 from ctxflow.sites.site_model import Region, Site, Tier
+from ctxflow.sites.site_problems import SiteError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -38,6 +39,29 @@ def test_its_example_loads(tmp_path):
     ['Arch == "X86_64"', "both ' and \"", "C:\\path", "tab\tline\n", "ü ☃ \x7f", "", "'''", '"""', "# no comment"],
 )
 def test_what_is_written_out_reads_as_it_was(text):
-    tier = Tier(requirements=text, submit={"+Key": text, "plain": 3, "yes": True}, variables={"A": text})
+    tier = Tier(requirements=text, submit={"+Key": text, "plain": 3, "yes": True}, env={"A": text})
     lines = [line for line, _ in toml_lines(Site(engine="taskvine", tiers=(tier,)))]
     assert Site(**parse("\n".join(lines))).tiers == (tier,)
+
+
+def test_keys_by_their_old_names_work_and_are_told_once(tmp_path, caplog):
+    from ctxflow.renamed import RenamedWarning
+
+    path = tmp_path / "site.toml"
+    tier = "[[tiers]]\nname = 'a'\nvariables = {N = '4'}\n"
+    path.write_text(f"engine = 'taskvine'\nenvironment = '/opt/ctxflow'\n{tier}")
+    for _ in range(2):
+        made = load_site(path)
+        assert made.python_environment == "/opt/ctxflow" and made.tiers[0].env == {"N": "4"}
+    assert sorted(caplog.messages) == [
+        f"{path}: environment is now called python_environment",
+        f"{path}: variables is now called env",
+    ]
+    path.write_text(f"engine = 'taskvine'\nenvironment = '~/env'\n{tier.replace('4', '4', 1)}")
+    with pytest.raises(SiteError, match=r"line 2: python_environment cannot begin with ~"):
+        load_site(path)
+    with pytest.warns(RenamedWarning, match="environment of a site is now called python_environment") as told:
+        assert Site(environment="/opt/ctxflow").python_environment == "/opt/ctxflow"
+    assert [each.filename for each in told] == [__file__]
+    with pytest.warns(RenamedWarning, match="variables of a tier is now called env"):
+        assert Tier(variables={"A": "1"}).env == {"A": "1"}

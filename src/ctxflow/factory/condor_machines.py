@@ -252,7 +252,7 @@ def pinned(tier: Tier, pin: int, machine: str, devices: Sequence[str]) -> Tier:
             "requirements": _both(tier.requirements, f'Machine == "{machine}"'),
             "require_gpus": _both(tier.require_gpus, these_gpus(devices)),
             "priority": (tier.priority or 0) + PRIORITY,
-            "variables": {**tier.variables, "CTXFLOW_PIN": str(pin)},
+            "env": {**tier.env, "CTXFLOW_PIN": str(pin)},
         }
     )
 

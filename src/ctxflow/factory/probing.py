@@ -87,7 +87,7 @@ def _probe(site: Site, tier: Tier, limit: float, provider: Callable[[Tier, str],
         program = shutil.copy(probe.__file__, folder)
         lends.start(folder)
         last.callback(lends.stop)
-        python = python_of(site.environment)
+        python = python_of(site.python_environment)
         words = [python, "probe.py", site.taskvine.address or own_address(), str(listener.getsockname()[1]), "secret"]
         job = job_of(tier, words, [program, secret])
         begun = time.monotonic()

@@ -73,7 +73,7 @@ def ask_tiers(site: Site, provider: Callable[[Tier, str], Provider] = provider_o
         where = (tier.provider, tier.schedd, tier.pool)
         if where not in silent:
             try:
-                address, python = site.taskvine.address or "localhost", python_of(site.environment)
+                address, python = site.taskvine.address or "localhost", python_of(site.python_environment)
                 lead = Lead(address, 9123, "ctxflow.pyz", "password", python)
                 yield _judged(tier, provider(tier, "check").survey(worker_job(tier, lead)))
                 continue
@@ -105,22 +105,22 @@ def ask_environment(site: Site) -> EnvironmentAnswer:
     """
     mine = f"{sys.version_info[0]}.{sys.version_info[1]}"
     images = [tier.image for tier in site.tiers if tier.image]
-    if site.environment is None:
+    if site.python_environment is None:
         where = "the workers' images" if images else "the workers' PATH"
         return EnvironmentAnswer(
             f"python3 of {where}, which cannot be seen from here",
             advice=(f"see that python3 and vine_worker are on {where}, and that it is Python {mine} like this one",),
         )
-    if os.path.isfile(site.environment):
-        return _archive(site.environment, mine)
-    python = python_of(site.environment)
+    if os.path.isfile(site.python_environment):
+        return _archive(site.python_environment, mine)
+    python = python_of(site.python_environment)
     if not os.path.exists(python):
-        missing = f"environment {site.environment} is not on this machine"
+        missing = f"python_environment {site.python_environment} is not on this machine"
         if images:
             return EnvironmentAnswer(f"{missing}; the images must have it")
         problem = f"{missing}: write a folder that this machine and those of the workers see, or `ctxflow env pack` it"
         return EnvironmentAnswer(missing, (problem,))
-    return _folder(site.environment, python, mine)
+    return _folder(site.python_environment, python, mine)
 
 
 def _archive(path: str, mine: str) -> EnvironmentAnswer:
@@ -311,7 +311,7 @@ def _made_up(site: Site) -> list[Rehearsed]:
         program, password = (os.path.join(folder, name) for name in ("ctxflow.pyz", "password"))
         for path in (program, password):
             write_private(path, "")
-        options, python = site.taskvine, python_of(site.environment)
+        options, python = site.taskvine, python_of(site.python_environment)
         lead = Lead(options.address or "ADDRESS", options.ports[0], program, password, python, options.ssl)
         return [
             dataclasses.replace(told, run="", description=told.description.replace(folder, "RUN"))

@@ -116,7 +116,7 @@ def job_of(tier: Tier, words: Sequence[str], files: Sequence[str]) -> WorkerJob:
         tier.name,
         words,
         files=files,
-        environment=tier.variables,
+        environment=tier.env,
         cores=tier.cores,
         memory=tier.memory,
         disk=tier.disk or 0,

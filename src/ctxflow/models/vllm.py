@@ -2,7 +2,7 @@
 
 vLLM batches by itself and pages its cache, so nothing of token_batches.py is used here. `parallelism` says how many
 GPUs a context's worker has, and how a model is to be spread over them: a site's tier decides, by its `gpus`, and by
-`variables` where it wants something else than the default.
+`env` where it wants something else than the default.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from typing import Any
 
 import pydantic
 
+from ctxflow.renamed import tell
+
 GROUP = "ctxflow.engines"
 
 
@@ -158,6 +160,29 @@ def relocated(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list
                 out[table] = {**inner, key: out.pop(key)}
                 moved.setdefault(table, []).append(key)
     return out, moved
+
+
+SITE_KEYS = {"environment": "python_environment"}
+TIER_KEYS = {"variables": "env"}
+"""Keys of a site and of its tiers by the names that they had in earlier versions."""
+
+
+def told_renamed(values: Any, names: Mapping[str, str], whose: str) -> Any:
+    """Return values with old keys by their new names, each of which is told once; whatever is no mapping as it is."""
+    if not isinstance(values, Mapping):
+        return values
+    for old in names.keys() & values.keys():
+        tell(f"{whose}: {old}", f"{old} of {whose} is now called {names[old]}")
+    return renamed_keys(values, names)
+
+
+def renamed_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return values with old keys by their new names, in their order; one that is given by both is left as it is.
+
+    >>> renamed_keys({"environment": "/opt", "slots": 2}, SITE_KEYS)
+    {'python_environment': '/opt', 'slots': 2}
+    """
+    return {key if names.get(key, key) in values else names.get(key, key): value for key, value in values.items()}
 
 
 def given_keys(table: Any) -> Any:

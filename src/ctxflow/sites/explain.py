@@ -27,7 +27,7 @@ _MEANT = {
     "max": "workers", "maximum": "workers", "max_workers": "workers", "count": "workers", "max_blocks": "workers",
     "min": "minimum", "min_workers": "minimum", "min_blocks": "minimum", "init_blocks": "minimum",
     "container": "image", "container_image": "image", "docker_image": "image", "singularity_image": "image",
-    "env": "variables", "environment": "variables", "env_vars": "variables",
+    "environment": "env", "env_vars": "env",
     "cost": "price", "batch_system": "provider", "type": "provider", "scheduler": "provider",
 }  # fmt: skip
 _LIST_EXAMPLES = {"tiers": '["a10"]', "hosts": '["gpu*.example.org"]'}

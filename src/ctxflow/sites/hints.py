@@ -15,7 +15,7 @@ from ctxflow.sites.engine_kinds import OWN, engine_kind
 from ctxflow.sites.site_model import Site, Tier
 from ctxflow.sites.site_rules import ARCHIVES
 
-_NEEDS = {"environment": "remote", "acquire": "acquires", "join_timeout": "acquires"}  # Keys, and capabilities.
+_NEEDS = {"python_environment": "remote", "acquire": "acquires", "join_timeout": "acquires"}  # Keys, and capabilities.
 _LARGE_GB = 2000
 
 
@@ -31,11 +31,11 @@ def hints(site: Site, environment: bool = True, others_read: bool = False) -> It
     yield from _idle_keys(site)
     if not site.capabilities.acquires:
         return
-    elsewhere = site.environment and not site.environment.endswith(ARCHIVES)
-    if environment and site.environment and elsewhere and not os.path.exists(site.environment):
+    elsewhere = site.python_environment and not site.python_environment.endswith(ARCHIVES)
+    if environment and site.python_environment and elsewhere and not os.path.exists(site.python_environment):
         yield (
-            f"environment {site.environment} is not on this machine: see that it is on those of the workers, or have "
-            "it sent there: `ctxflow env pack`"
+            f"python_environment {site.python_environment} is not on this machine: see that it is on those of the "
+            "workers, or have it sent there: `ctxflow env pack`"
         )
     if site.preemption != DEFAULTS["preemption"] and not any(tier.machine_gpus for tier in site.tiers):
         yield "preemption makes room on machines for workers with several GPUs: write machine_gpus in a tier"
@@ -45,7 +45,7 @@ def hints(site: Site, environment: bool = True, others_read: bool = False) -> It
     if site.regions and not any(region.hosts for region in site.regions):
         claimed = {name for region in site.regions for name in region.tiers}
         for tier in site.tiers:
-            if tier.name not in claimed and "CTXFLOW_REGION" not in tier.variables:
+            if tier.name not in claimed and "CTXFLOW_REGION" not in tier.env:
                 yield f"tier {tier.name} is in no region, so its workers count as in {site.home}: name it in one"
 
 
@@ -73,12 +73,12 @@ def _secrets(tier: Tier, others_read: bool) -> Iterator[str]:
         for name in dict.fromkeys(secrets_in(getattr(tier, key))):
             yield (
                 f"{name} in {key} of tier {tier.name} looks like a secret, and batch systems show {key} to who asks: "
-                f"write it under variables, which workers get in a file that is yours alone"
+                f"write it under env, which workers get in a file that is yours alone"
             )
-    names = [name for name in tier.variables if is_secret(name)]
+    names = [name for name in tier.env if is_secret(name)]
     if names and others_read:
         yield (
-            f"{', '.join(names)} in variables of tier {tier.name} looks like a secret, and other users may read this "
+            f"{', '.join(names)} in env of tier {tier.name} looks like a secret, and other users may read this "
             "file: call chmod go-r on it"
         )
 

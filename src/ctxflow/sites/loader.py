@@ -15,7 +15,7 @@ from typing import Any
 
 import pydantic
 
-from ctxflow.sites.engine_kinds import given_keys, relocated
+from ctxflow.sites.engine_kinds import SITE_KEYS, TIER_KEYS, given_keys, relocated, renamed_keys
 from ctxflow.sites.explain import explain
 from ctxflow.sites.site_model import Site, site_class
 from ctxflow.sites.site_problems import FileError, FileProblem, SiteError
@@ -48,10 +48,11 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
         values = {}
     else:
         text, values = read_toml(Path(site))
+        values = _by_new_names(str(site), values)
         values, moved = relocated(values)
         for line in moved_text(str(site), moved):
             logger.warning("%s", line)
-    given = {key: value for key, value in overrides.items() if value is not None}
+    given = renamed_keys({key: value for key, value in overrides.items() if value is not None}, SITE_KEYS)
     changed, flat = relocated(given)
     for key, value in changed.items():
         tables = isinstance(value, Mapping) and key in flat
@@ -66,6 +67,22 @@ def load_site(site: str | Path | Site, **overrides: Any) -> Site:
         found = [FileProblem(each.path[1:], each.text) if each.path[:2] in above else each for each in found]
         raise SiteError(located(found, str(site) if text else "", text, {(key,) for key in given}))
     return made
+
+
+def _by_new_names(file: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a site file's values with keys of earlier versions by their new names, which is told once of each file."""
+    tiers = values.get("tiers")
+    if isinstance(tiers, list):
+        renamed = [renamed_keys(tier, TIER_KEYS) if isinstance(tier, dict) else tier for tier in tiers]
+        values, old = {**values, "tiers": renamed}, {key for tier in tiers if isinstance(tier, dict) for key in tier}
+    else:
+        old = set()
+    for names, keys in ((SITE_KEYS, values.keys()), (TIER_KEYS, old)):
+        for key in names.keys() & keys:
+            if (file, key) not in _told:
+                _told.add((file, key))
+                logger.warning("%s: %s is now called %s", file, key, names[key])
+    return renamed_keys(values, SITE_KEYS)
 
 
 def moved_text(file: str, moved: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -115,7 +132,7 @@ def located(found: Iterable[FileProblem], name: str, text: str, changed: Collect
     """
     if not name:
         return [problem.text for problem in found]
-    lines = lines_of(text)
+    lines = {_new_path(path): line for path, line in lines_of(text).items()}
     told = []
     for problem in found:
         path = problem.path
@@ -166,6 +183,13 @@ def parse(text: str) -> dict[str, Any]:
     line = int(found["line"]) if found and found["line"] else _last_statement(text)
     here = lines[line - 1] if line <= len(lines) else ""
     raise NotToml(_advice(what, here), line)
+
+
+def _new_path(path: KeyPath) -> KeyPath:
+    """Return where a key of a site file stands by its new name."""
+    if path[:1] == ("tiers",):
+        return (*path[:2], *(TIER_KEYS.get(str(key), key) for key in path[2:3]), *path[3:])
+    return (*(SITE_KEYS.get(str(key), key) for key in path[:1]), *path[1:])
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:

@@ -28,7 +28,7 @@ of each tier.
 ```toml
 name = "my-campus"
 engine = "taskvine"                      # a cluster; "embedded" is this machine
-environment = "/shared/envs/ctxflow"     # the workers' Python (environments.md)
+python_environment = "/shared/envs/ctxflow"  # the workers' Python (environments.md)
 scaling = "queue-proportional"           # workers follow the load
 
 [[tiers]]                                # one kind of worker
@@ -111,7 +111,7 @@ power_price = 0.09
 ```
 
 Machines that an attribute tells apart are a tier each: `requirements = 'Rack == "north"'`. A worker may tell its region
-itself, in the variable `CTXFLOW_REGION` of its environment, which machines or a tier (`variables`) can set. That goes
+itself, in the variable `CTXFLOW_REGION` of its environment, which machines or a tier (`env`) can set. That goes
 before patterns of names, and these before tiers; what no region claims is in this machine's.
 """
 _POLICIES = f"""

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 
 from ctxflow.policies.registry import DEFAULTS
+from ctxflow.renamed import tell
 from ctxflow.scheduler.events import RegionSpec
 from ctxflow.sites.engine_kinds import (
     MOVED,
     OWN,
+    SITE_KEYS,
+    TIER_KEYS,
     Capabilities,
     EmbeddedOptions,
     EngineKind,
     TaskVineOptions,
     engine_kind,
     relocated,
+    told_renamed,
 )
 
 _CONDOR_DISK_GB = 70.0
@@ -96,9 +100,13 @@ class Tier(pydantic.BaseModel):
     options: dict[str, Any] = pydantic.Field(
         {}, description="Slurm, PBS, Grid Engine, Kubernetes: what Parsl's provider takes, such as partition."
     )
-    variables: dict[str, str] = pydantic.Field(
-        {}, description="Environment variables for the worker; secrets belong here."
-    )
+    env: dict[str, str] = pydantic.Field({}, description="Environment variables for the worker; secrets belong here.")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        """Take keys by the names that they had in earlier versions."""
+        return told_renamed(values, TIER_KEYS, "a tier")
 
     @property
     def memory(self) -> int:
@@ -242,7 +250,7 @@ class Site(pydantic.BaseModel):
         description="Cluster: the region of this machine, from which items and files come, and of workers that no "
         "region claims; by default the first.",
     )
-    environment: str | None = pydantic.Field(
+    python_environment: str | None = pydantic.Field(
         None,
         description="Cluster: the Python environment of the workers: a folder that they all see (a venv or a conda "
         "prefix), or an archive made by `ctxflow env pack`; by default the python3 on their PATH (or in their image).",
@@ -297,6 +305,12 @@ class Site(pydantic.BaseModel):
     sessions: Any = pydantic.Field(DEFAULTS["sessions"], description="Which worker carries which session.")
 
     @property
+    def environment(self) -> str | None:
+        """Return `python_environment`, by its old name."""
+        tell("Site.environment", "environment of a site is now called python_environment")
+        return self.python_environment
+
+    @property
     def home(self) -> str:
         """The region of this machine."""
         return self.region or (self.regions[0].name if self.regions else "default")
@@ -328,7 +342,7 @@ class Site(pydantic.BaseModel):
         """Take an engine's keys also beside the others, as earlier versions did."""
         if not isinstance(values, Mapping):
             return values
-        values, moved = relocated(values)
+        values, moved = relocated(told_renamed(values, SITE_KEYS, "a site"))
         for table, keys in moved.items():
             inner = ", ".join(f"{key!r}: ..." for key in keys)
             text = (

@@ -48,7 +48,7 @@ def problems(site: Site) -> Iterator[FileProblem]:
     if not math.isfinite(site.join_timeout):
         text = "join_timeout cannot be infinite: write seconds, such as join_timeout = 300"
         yield FileProblem(("join_timeout",), text)
-    yield from _environment(site.environment)
+    yield from _environment(site.python_environment)
     for family in FAMILIES:
         yield from _policy(family, getattr(site, family))
     yield from _machines(site)
@@ -141,32 +141,32 @@ def _network(options: TaskVineOptions) -> Iterator[FileProblem]:
 def _environment(environment: str | None) -> Iterator[FileProblem]:
     wrong = environment_mistake(environment) if environment is not None else None
     if wrong:
-        yield FileProblem(("environment",), wrong)
+        yield FileProblem(("python_environment",), wrong)
 
 
 def environment_mistake(environment: str) -> str | None:
     """What to change in a site's environment, as far as this machine can tell; None if nothing.
 
     >>> environment_mistake("/opt/ctxflow/bin/python3")
-    'environment is the folder that bin/python is in: write "/opt/ctxflow"'
+    'python_environment is the folder that bin/python is in: write "/opt/ctxflow"'
     """
     if environment.startswith("~"):
-        return f'environment cannot begin with ~: write "{os.path.expanduser(environment)}"'
+        return f'python_environment cannot begin with ~: write "{os.path.expanduser(environment)}"'
     if environment.endswith(ARCHIVES):
         there = os.path.isfile(environment)
         advice = "make it with `ctxflow env pack`, and write its path"
-        return None if there else f"environment {environment} is not there: {advice}"
+        return None if there else f"python_environment {environment} is not there: {advice}"
     if folder := re.fullmatch(r"(.*)/bin/python[\d.]*", environment):
-        return f'environment is the folder that bin/python is in: write "{folder[1]}"'
+        return f'python_environment is the folder that bin/python is in: write "{folder[1]}"'
     if os.path.isfile(environment):
         advice = "write a folder, or a .tar.gz that `ctxflow env pack` made"
-        return f"environment {environment} is no packed environment: {advice}"
+        return f"python_environment {environment} is no packed environment: {advice}"
     path = PurePath(environment)
     if not path.is_absolute():
         whole = os.path.abspath(environment) if os.path.isdir(environment) else f"/shared/{path.name}"
-        return f'environment {environment!r} means nothing elsewhere: write its whole path, such as "{whole}"'
+        return f'python_environment {environment!r} means nothing elsewhere: write its whole path, such as "{whole}"'
     if os.path.isdir(environment) and not os.path.exists(path / "bin" / "python"):
-        return f"environment {environment} has no bin/python: write the folder of a virtual or conda environment"
+        return f"python_environment {environment} has no bin/python: write the folder of a virtual or conda environment"
     return None
 
 
@@ -211,9 +211,9 @@ def tier_problems(tier: Tier) -> Iterator[FileProblem]:
     for key in ("memory_gb", "disk_gb", "gpu_memory_gb", "price", "boot_seconds"):
         if math.isinf(getattr(tier, key) or 0):
             yield FileProblem((key,), f"{key} {whose} cannot be infinite: write a number, such as {key} = 10")
-    for name in tier.variables:
+    for name in tier.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or name == "CTXFLOW_JOB":
-            yield FileProblem(("variables",), f"variables {whose} cannot set {name!r}: write another name")
+            yield FileProblem(("env",), f"env {whose} cannot set {name!r}: write another name")
     if tier.provider not in PROVIDERS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", tier.provider):
         yield _unknown_provider(tier)
         return

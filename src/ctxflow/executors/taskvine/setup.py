@@ -57,7 +57,7 @@ class Setup:
     def __init__(self, site: Site, run: RunServices) -> None:
         self.site, self.run = site, run
         self.directory = os.path.join(run.directory, "taskvine")
-        self.packed = _packed(site.environment)
+        self.packed = _packed(site.python_environment)
         try:
             make_own_folder(self.directory)  # What is in it runs on workers.
             self.password_file = self._write_secret()
@@ -108,7 +108,7 @@ class Setup:
 
     def lead(self, port: int) -> Lead:
         """What workers must know to join."""
-        python = python_of(None if self.packed else self.site.environment)
+        python = python_of(None if self.packed else self.site.python_environment)
         return Lead(self.address, port, self.program, self.password_file, python, self.site.taskvine.ssl)
 
     def connection(self, port: int) -> Connection:
@@ -125,7 +125,7 @@ class Setup:
                 self.password_file,
                 self.program,
                 {tier.name: worker_command(tier, lead) for tier in tiers},
-                {tier.name: sorted(tier.variables) for tier in tiers},
+                {tier.name: sorted(tier.env) for tier in tiers},
                 lead.python,
                 lead.ssl,
                 self.site.acquire,
