@@ -2,7 +2,7 @@
 
 The distribution is called parsl-ctxflow. The one that PyPI calls ctxflow is somebody else's, so that no message may
 name it; and until parsl-ctxflow is on an index, messages name a clone, a file, or the missing packages themselves.
-What does not live here: which task needs which packages (setup.cfg), and whether they are there (cli/doctor.py).
+Which task needs which packages is in setup.cfg, and whether they are there in cli/machine_commands.py.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _SHOWN_ERRORS = 10
 
 
 class Display(Protocol):
-    """Something that shows a job. All is called on the job's thread."""
+    """The protocol of what shows a job. All is called on the job's thread."""
 
     def note(self, text: str) -> None:
         """Show a sentence."""
@@ -42,7 +42,7 @@ class Display(Protocol):
 
 
 class QuietDisplay:
-    """Shows nothing but an error that ends the job, which the command prints."""
+    """Show nothing: an error that ends the job is printed by the command."""
 
     def note(self, text: str) -> None:
         """Do nothing."""
@@ -58,7 +58,7 @@ class QuietDisplay:
 
 
 class LineDisplay:
-    """A line every ten seconds; for logs, and wherever there is no terminal.
+    """Print a line every ten seconds; for logs, and wherever there is no terminal.
 
     :param every: seconds from line to line.
     """
@@ -95,7 +95,7 @@ class LineDisplay:
 
 
 class LiveDisplay(LineDisplay):
-    """The view of the job (view.py), which stays where it is, for a terminal. Sentences go above it.
+    """Show the job's view, which stays where it is, on a terminal. Sentences go above it.
 
     :param title: what the job is called.
     """

@@ -69,7 +69,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 class StatusFile:
-    """Keeps a job's status file while the job runs, from a thread of its own: a slow disk delays no row.
+    """Write a job's status file while the job runs, from a thread of its own: a slow disk delays no row.
 
     It is rewritten once a second, also when nothing changes, so that a reader sees that the driver lives; the last
     time at the end, with what became of the job. A disk that is full ends no job.
@@ -273,7 +273,7 @@ class BatchCollector:
 
 @contextlib.contextmanager
 def serving(now: Callable[[], Progress], place: tuple[str, int] | None) -> Iterator[int | None]:
-    """Let Prometheus ask how a job stands; gives the port.
+    """Serve a job's metrics to Prometheus; yields the port.
 
     :param place: the address and the port, 0 for any; None for nowhere.
     :raises CtxflowError: if prometheus-client is missing.

@@ -183,7 +183,7 @@ def _next(file: BinaryIO) -> Frame | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValidPrefix:
-    """How much of a journal its files bear out.
+    """The part of a journal that counts: up to the last frame whose files are as long as it says.
 
     :ivar end: where the frames end that count; `rows`, how many rows are in them at most.
     :ivar behind_retry: whether dead letters were forgotten behind that.

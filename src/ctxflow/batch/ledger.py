@@ -1,4 +1,4 @@
-"""What a job has done, on disk: its results, its dead letters, and the journal that says how much of both counts.
+"""Keep what a job has done, on disk: its results, its dead letters, and the journal that says how much of both counts.
 
 A commit appends lines to the results and the errors, then a frame to the journal: both files' sizes, the keys and
 numbers of the rows, and a digest of each row that is done. Only what a whole frame vouches for counts; when a job is
@@ -7,7 +7,7 @@ Where a file is shorter than its last frames say (the machine lost power, or som
 their rows run again.
 
 The journal is OUTPUT.progress: a first line that says what it is, then frames (journal.py). Its lock keeps a second
-driver out. What does not live here: how files are added to (append_file.py), and what is in the lines (records.py).
+driver out.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ctxflow.wording import counted
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is looked at.
+    """A job under check, with what its checks need.
 
     :ivar job: with what its input decides (its form, its task).
     :ivar app: the job's own function; None where a model does it, or where the function cannot be had.

@@ -113,7 +113,7 @@ def _types(rows: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _write(rows: Path, file: BinaryIO, found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
-    """Write the rows, over what is there; gives the column whose values are not of its type after all, if one is so."""
+    """Write the rows, over what is there; return the column whose values are not of its type after all, if any."""
     import pyarrow
     import pyarrow.parquet
 

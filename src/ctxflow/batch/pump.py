@@ -31,7 +31,7 @@ class TooManyErrors(CtxflowError):
 
 
 class Tolerance:
-    """Counts what fails in this run of a job, and says when it is too much.
+    """Count what fails in this run of a job, and say when it is too much.
 
     By default that is when each of the first `FIRST` rows failed, and no other row went well so far.
 
@@ -87,7 +87,7 @@ class Tolerance:
 
 
 Submit = Callable[[Sequence[Any], Stream], range]
-"""Submits items, whose answers go to the stream; gives their numbers."""
+"""Submits items, whose answers go to the stream; returns their numbers."""
 
 WINDOW_ROWS = 20_000
 WINDOW_BYTES = 64 << 20
@@ -100,7 +100,7 @@ class ResultError(CtxflowError, ValueError):
 
 
 class Pump:
-    """Has the rows of some chunks run, and keeps what comes of them.
+    """Submit the rows of some chunks, and commit their results.
 
     At most `WINDOW_ROWS` rows or `WINDOW_BYTES` are on their way, or wait for their turn.
 

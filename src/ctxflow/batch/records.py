@@ -279,7 +279,7 @@ class Held:
 
 
 class _Changes:
-    """What becomes of a column's value so that it can be held.
+    """The changes to a column's value that let the output hold it.
 
     :param nan: whether NaN and infinities can.
     :param answer: whether the column is the answer, or a part of it, not one of the input.

@@ -1,6 +1,6 @@
 """Prompts from columns: Jinja2 templates, sandboxed, where a column that a row lacks is an error of that row.
 
-Needs jinja2. What does not live here: what a prompt is for (requests.py).
+Needs jinja2.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _OF_SITE = {
 
 
 class ProgressReporter:
-    """Sees a job through.
+    """Report how a job stands while it runs, to its display and its status file.
 
     :param began: the monotonic time at which it began.
     """
@@ -107,7 +107,7 @@ class ProgressReporter:
 
 
 class Work:
-    """What a job needs to run.
+    """Run what is missing of a job.
 
     :ivar job: with what its input decides; `source`, its input.
     :ivar make: makes items of rows; `held`, lines of results, and counts what the output's form cannot hold.

@@ -1,7 +1,4 @@
-"""`ctxflow clean`: remove what ended runs left, after showing it.
-
-What does not live here: which runs have ended, and removing their folders (observe/ended_runs.py).
-"""
+"""`ctxflow clean`: remove what ended runs left, after showing it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`ctxflow batch --detach`, and the commands for what was detached: `ctxflow jobs`, `ctxflow logs`, `ctxflow cancel`.
-
-What does not live here: a job's folder and how it stands (batch/detached.py).
-"""
+"""`ctxflow batch --detach`, and the commands for detached jobs: `ctxflow jobs`, `ctxflow logs`, `ctxflow cancel`."""
 
 from __future__ import annotations
 
@@ -214,7 +211,7 @@ def logs(
 
 
 def _print_from(job: Detached, start: int) -> int:
-    """Print what was logged since; gives how many bytes."""
+    """Print what was logged since; return how many bytes."""
     try:
         with open(job.log, "rb") as file:
             file.seek(start)

@@ -6,7 +6,7 @@ compete with workers; no owner takes it away, and when it ends early or the mach
 seconds. (A vanilla job would run on a machine that has none of this; one of the scheduler universe, which DAGMan uses,
 is left to cool down for five minutes whenever it is vacated.)
 
-What the job's events mean: batch/detached_state.py.
+What the job's events mean: batch/detached.py.
 """
 
 from __future__ import annotations

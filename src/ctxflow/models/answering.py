@@ -1,4 +1,4 @@
-"""Answer a batch of requests to a model, on a worker: a batch job's tasks (batch/tasks.py).
+"""Answer a batch of requests to a model, on a worker: a batch job's tasks (batch/job_apps.py).
 
 Requests and answers are plain data. This module's name is part of what identifies a batch job in its ledger.
 """

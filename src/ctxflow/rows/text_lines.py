@@ -139,7 +139,7 @@ codecs.register_error("ctxflow-marked", _marked)
 def open_lines(
     path: Path, encoding: str | None = None, name: str = "", words: Words = IN_BATCH
 ) -> Iterator[tuple[TextLines, BinaryIO]]:
-    """Open a file for reading its lines, without its byte order mark; gives the file itself, too.
+    """Open a file for reading its lines, without its byte order mark; yields the lines, and the file itself.
 
     :param encoding: by default as its byte order mark tells, or UTF-8.
     :param name: what a person calls the file, by default its path; `words`, what to write to have it read otherwise.
