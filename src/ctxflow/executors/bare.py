@@ -123,7 +123,7 @@ class BareExecutor:
     def submit(
         self, func: Callable[..., Any], resource_specification: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        """One call of any function.
+        """Submit one call of any function.
 
         :param resource_specification: may hold "context" (a recipe, or the paper's `[function, args, kwargs]`),
             "priority", "timeout" and "level".
@@ -148,7 +148,7 @@ class BareExecutor:
         self._maps.clear()
 
     def _at_exit(self) -> None:
-        """The program ends without having left its executor: say what that costs."""
+        """Say what it costs that the program ends without having left its executor."""
         if self.run is not None and not self._is_copy and (calls := len(self.run.open_calls())):
             tell(cancelled_text(calls, "the program ended; take their results, or leave the executor, before that"))
 
@@ -208,7 +208,7 @@ class BareExecutor:
         return self._calls
 
     def pool(self) -> Pool:
-        """A `concurrent.futures.Executor` over this run, for code that wants one; ending it leaves the run as it is.
+        """Return a `concurrent.futures.Executor` over this run, for code that wants one; it may end before the run.
 
         >>> with BareExecutor(workers=1) as executor, executor.pool() as pool:
         ...     list(pool.map(pow, [1, 2, 3], [2, 2, 2]))
@@ -217,11 +217,11 @@ class BareExecutor:
         return Pool(self.calls)
 
     def status(self) -> Status:
-        """What is going on, at this moment."""
+        """Return the run's figures of this moment."""
         return self.calls.run.status()
 
     def history(self) -> list[tuple[float, int, int]]:
-        """Once a second: seconds since the start, workers connected, items done."""
+        """Return a sample a second: seconds since the start, workers connected, items done."""
         return list(self.calls.run.samples)
 
     def add_map(self, open_map: OpenMap) -> Callable[[], None]:
@@ -252,7 +252,7 @@ class BareExecutor:
 
 
 def active_executor(label: str | None = None) -> tuple[BareExecutor, Any]:
-    """The executor that calls go to now, and Parsl's kernel if it is loaded there.
+    """Return the executor that calls go to now, and Parsl's kernel if it is loaded there.
 
     :param label: which, where several are running; by default the one that was started last.
     :raises CtxflowError: if none is running.
@@ -270,7 +270,7 @@ def active_executor(label: str | None = None) -> tuple[BareExecutor, Any]:
 
 
 def parsl_kernel() -> Any:
-    """Parsl's kernel, if Parsl is imported and one is loaded."""
+    """Return Parsl's kernel, if Parsl is imported and one is loaded."""
     module = sys.modules.get("parsl.dataflow.dflow")
     return None if module is None else module.DataFlowKernelLoader._dfk
 

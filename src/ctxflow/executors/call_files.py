@@ -139,7 +139,7 @@ def _is_file(value: Any) -> bool:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether it is a file that is to be in the call's folder; another staging provider may have put it elsewhere."""
+    """Return whether a file is to be in the call's folder; another staging provider may have put it elsewhere."""
     return _is_file(value) and value.scheme in TAKEN and not os.path.isabs(value.local_path or os.sep)
 
 
@@ -188,7 +188,7 @@ def _listed(value: Any) -> Iterable[Any]:
 
 
 def _name(path: str) -> str:
-    """Where a file of this machine is in a call's folder: under the same relative path, if it has one within."""
+    """Return where a file of this machine is in a call's folder: under the same relative path, if it has one within."""
     normal = os.path.normpath(path)
     if os.path.isabs(normal) or normal.split(os.sep)[0] == os.pardir:
         return _apart(os.path.abspath(path), os.path.basename(normal))
@@ -200,7 +200,7 @@ def _apart(identity: str, name: str) -> str:
 
 
 def current_directory() -> str:
-    """The directory where calls on this machine are to run.
+    """Return the directory where calls on this machine are to run.
 
     :raises CtxflowError: if it was removed.
     """

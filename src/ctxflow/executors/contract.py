@@ -111,7 +111,7 @@ class RunServices(Protocol):
         """Where the run keeps its files."""
 
     def clock(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
 
 
 class EngineFailed(CtxflowError):
@@ -147,7 +147,7 @@ class Engine(Protocol):
         """
 
     def poll(self, timeout: float) -> list[Event]:
-        """What happened; waits up to `timeout` seconds for something to.
+        """Return what happened; wait up to `timeout` seconds for something to.
 
         :raises EngineFailed: if no work will ever get done.
         """
@@ -180,7 +180,7 @@ class SiteEngine(Engine, Protocol):
         """
 
     def tiers(self) -> Sequence[TierSpec]:
-        """The kinds of workers that it can have, one at least: what `Acquire` may name."""
+        """Return the kinds of workers that it can have, one at least: what `Acquire` may name."""
 
 
 @runtime_checkable
@@ -188,7 +188,7 @@ class Explains(Protocol):
     """An engine that knows why a tier has fewer workers than were asked for."""
 
     def reasons(self) -> Mapping[str, str]:
-        """Tier -> why, a sentence; "" if it has them."""
+        """Return for each tier why it has fewer workers, a sentence; "" if it has them."""
 
 
 @runtime_checkable
@@ -196,7 +196,7 @@ class KnowsJobs(Protocol):
     """An engine that knows which jobs its workers are, and where what they say is kept."""
 
     def job_of(self, worker: str) -> tuple[str | None, str]:
-        """The job of a worker in its batch system, if it is one, and the path of its log, "" if there is none here."""
+        """Return the job of a worker in its batch system, if any, and the path of its log, "" if there is none here."""
 
 
 @runtime_checkable
@@ -204,7 +204,7 @@ class Bounded(Protocol):
     """An engine whose workers are bounded by more than what its tiers say."""
 
     def maxima(self) -> Mapping[str, int]:
-        """Tier -> how many workers there may be now, where that is less than the site says."""
+        """Return for each tier how many workers there may be now, where that is less than the site says."""
 
     def limits(self) -> list[dict[str, Any]]:
-        """What is used of each limit (see `ctxflow.factory.spending.standing`)."""
+        """Return what is used of each limit (see `ctxflow.factory.spending.standing`)."""

@@ -29,7 +29,7 @@ class OpenMap(Protocol):
     finished: Future[int]
 
     def read_elsewhere(self, here: int) -> bool:
-        """Whether a thread other than this one, by its identifier, reads it."""
+        """Return whether a thread other than this one, by its identifier, reads it."""
 
     def release(self) -> None:
         """Tell who waits for the map as a whole, as Parsl does, not to wait any longer."""

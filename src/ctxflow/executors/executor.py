@@ -111,7 +111,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
 
     @classmethod
     def config(cls, site: str | Site = "local", **options: Any) -> Config:
-        """A Parsl configuration with one such executor.
+        """Return a Parsl configuration with one such executor.
 
         Parsl's own log of every state of every task, which costs more than a short call, is off; give
         `initialize_logging=True` to have it. The end of `with parsl.load(...)` waits for all calls, as that of a
@@ -147,7 +147,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
             DataFlowKernelLoader._dfk = None
 
     def monitor_resources(self) -> bool:
-        """A call shares its library process with others: Parsl cannot tell what is whose."""
+        """Return False: a call shares its library process with others, and Parsl cannot tell what is whose."""
         return False
 
     def _while_parsl_waits(self, run: LiveRun) -> None:
@@ -181,7 +181,7 @@ def _check(working_dir: Any, storage_access: Any, remote_monitoring_radio: Any) 
 
 
 def _divided(executor: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of an executor, and those of Parsl's configuration.
+    """Divide options into those of an executor and those of Parsl's configuration.
 
     :raises TypeError: for one that neither knows.
     """
@@ -196,7 +196,7 @@ def _divided(executor: type, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _staging(site: Site) -> list[Staging]:
-    """Parsl's staging providers: workers on other machines get copies, those on this one see its disk."""
+    """Return Parsl's staging providers: workers on other machines get copies, those on this one see its disk."""
     if site.capabilities.stages:
         return [WorkerStaging()]
     others = [provider for provider in default_staging if not isinstance(provider, NoOpFileStaging)]
@@ -205,13 +205,13 @@ def _staging(site: Site) -> list[Staging]:
 
 @id_for_memo.register(Context)  # type: ignore[untyped-decorator]
 def _context_id(context: Context, output_ref: bool = False) -> bytes:
-    """What Parsl's memoization takes for a recipe in a resource specification."""
+    """Return what Parsl's memoization takes for a recipe in a resource specification."""
     return context.id.encode()
 
 
 @id_for_memo.register(Memoized)  # type: ignore[untyped-decorator]
 def _submission_id(submission: Memoized, output_ref: bool = False) -> bytes:
-    """What it takes for a call of one of ctxflow's apps."""
+    """Return what it takes for a call of one of ctxflow's apps."""
     return submission.memo_id()
 
 
@@ -219,11 +219,11 @@ class SharedDiskStaging(Staging):  # type: ignore[misc]
     """Leaves `file:` inputs and outputs where they are, under absolute paths."""
 
     def can_stage_in(self, file: File) -> bool:
-        """Whether it is a local path."""
+        """Return whether it is a local path."""
         return bool(file.scheme == "file")
 
     def can_stage_out(self, file: File) -> bool:
-        """Whether it is a local path."""
+        """Return whether it is a local path."""
         return bool(file.scheme == "file")
 
     def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:
@@ -243,11 +243,11 @@ class WorkerStaging(Staging):  # type: ignore[misc]
     """
 
     def can_stage_in(self, file: File) -> bool:
-        """Whether it is a local path or a web address."""
+        """Return whether it is a local path or a web address."""
         return file.scheme in TAKEN
 
     def can_stage_out(self, file: File) -> bool:
-        """Whether it is a local path."""
+        """Return whether it is a local path."""
         return bool(file.scheme == "file")
 
     def stage_in(self, dm: DataManager, executor: str, file: File, parent_fut: Any) -> None:

@@ -67,16 +67,16 @@ class Heartbeats:
         self._answer_by: dict[str, float] = {}  # Those that were asked.
 
     def watch(self, worker: str) -> None:
-        """A worker is there, and answers from now on."""
+        """Watch a worker, which answers from now on."""
         self._heard_at[worker] = self._now
 
     def forget(self, worker: str) -> None:
-        """It is gone, or is to go."""
+        """Forget a worker, which is gone, or is to go."""
         self._heard_at.pop(worker, None)
         self._answer_by.pop(worker, None)
 
     def heard(self, worker: str) -> None:
-        """Its host said something."""
+        """Note that a worker's host said something."""
         if worker in self._heard_at:
             self._heard_at[worker] = self._now
             self._answer_by.pop(worker, None)
@@ -91,11 +91,11 @@ class Heartbeats:
         self._answer_by[worker] = min(by, self._answer_by.get(worker, by))
 
     def spare(self, worker: str) -> None:
-        """It lives, although it does not answer: wait a little longer."""
+        """Wait a little longer for a worker, which lives although it does not answer."""
         self._answer_by[worker] = self._now + self.patience.urgent
 
     def silent_for(self, worker: str) -> float:
-        """Seconds since something was heard of it."""
+        """Return the seconds since something was heard of a worker."""
         return self._now - self._heard_at.get(worker, self._now)
 
     def look(self, now: float, hearing: bool = True) -> list[str]:

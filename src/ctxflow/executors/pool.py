@@ -56,7 +56,7 @@ class Pool(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[Result]:
-        """The results of many calls, in order. All inputs are read at once: `batch_app` and its `map` read as they go.
+        """Return the results of many calls, in order. All inputs are read at once; the `map` of a `batch_app` reads on.
 
         :param timeout: seconds from now by which each result has to be there.
         :param chunksize: how many calls go to a worker together.

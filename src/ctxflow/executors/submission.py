@@ -55,7 +55,7 @@ class Memoized(abc.ABC):
 
     @abc.abstractmethod
     def memo_id(self) -> bytes:
-        """What is the same where a result may be used again."""
+        """Return what is the same where a result may be used again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Calls:
         args: Any,
         kwargs: dict[str, Any],
     ) -> Future[Any]:
-        """What `ParslExecutor.submit` does."""
+        """Do what `ParslExecutor.submit` does."""
         if kwargs and not self.run.files_travel:
             absolute_redirects(kwargs)
         if not specification:
@@ -117,7 +117,7 @@ class Calls:
         return self.call(function, args, kwargs, options)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, options: CallOptions) -> Future[Any]:
-        """One call of any function.
+        """Submit one call of any function.
 
         :raises TypeError: if the function or an argument cannot be pickled, naming it.
         :raises ValueError: for an output that is no file here.
@@ -133,7 +133,7 @@ class Calls:
         return self.run.submit_call(self._app(options), ApplyCall(known, dumps(given, what), files))
 
     def item(self, app: Declaration, values: tuple[Any, ...]) -> Future[Any]:
-        """One item of a batch app."""
+        """Submit one item of a batch app."""
         [values] = self.run.placed(app, [values])
         return self.run.submit_call(app, values)
 
@@ -165,7 +165,7 @@ class Calls:
             return app
 
     def _pickled(self, function: Callable[..., Any]) -> Pickled | None:
-        """A function as it is now, pickled for all its calls; None at its first call."""
+        """Return a function as it is now, pickled for all its calls; None at its first call."""
         try:
             known = function in self._functions
         except TypeError:  # It has no hash.
@@ -186,7 +186,7 @@ class Calls:
         return made
 
     def _wants(self, function: Callable[..., Any]) -> bool:
-        """Whether a function takes the resource specification itself."""
+        """Return whether a function takes the resource specification itself."""
         try:
             wants = self._wants_specification.get(function)
             if wants is None:
@@ -201,7 +201,7 @@ class Calls:
 
 
 def _written(function: Any) -> Any:
-    """What its user wrote of a function that Parsl wraps."""
+    """Return what its user wrote of a function that Parsl wraps."""
     while getattr(function, "__globals__", {}).get("__name__", "").startswith("parsl.app."):
         within = getattr(function, "__wrapped__", None)
         if isinstance(within, functools.partial):  # What runs the command lines of bash apps.
@@ -237,7 +237,7 @@ def _option(specification: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def _context_of(specification: Mapping[str, Any]) -> Context | None:
-    """The context that a resource specification names, in the paper's form or that of Parsl's proposal #3724."""
+    """Return the context that a resource specification names, in the paper's form or that of Parsl's proposal #3724."""
     given = specification.get("context")
     if isinstance(given, Context):
         return given

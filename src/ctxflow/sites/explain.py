@@ -39,7 +39,7 @@ _KINDS = {
 
 
 def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Iterator[FileProblem]:
-    """The problems that a model found, each once.
+    """Yield the problems that a model found, each once.
 
     :param values: what the model was given.
 
@@ -58,7 +58,7 @@ def explain(error: pydantic.ValidationError, values: Mapping[str, Any]) -> Itera
 
 
 def _place(loc: Sequence[str | int], values: Mapping[str, Any]) -> Path:
-    """The keys of a place, without the names of alternatives that pydantic adds to it."""
+    """Return the keys of a place, without the names of alternatives that pydantic adds to it."""
     path = tuple(loc)
     if path[0] == "tiers":
         return path
@@ -66,7 +66,7 @@ def _place(loc: Sequence[str | int], values: Mapping[str, Any]) -> Path:
 
 
 def _is_table(key: str | int, values: Mapping[str, Any]) -> bool:
-    """Whether a key of the site's is the table of an engine."""
+    """Return whether a key of the site's is the table of an engine."""
     return key in OWN or key == values.get("engine")
 
 
@@ -89,7 +89,7 @@ def _sentence(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> s
 
 
 def _of_engine(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> str:
-    """What is wrong with an engine's table, or with a key in it."""
+    """Return what is wrong with an engine's table, or with a key in it."""
     table = str(path[0])
     model, given = engine_kind(table).options, values.get(table)
     if len(path) < 2:
@@ -107,7 +107,7 @@ def _of_engine(path: Path, error: dict[str, Any], values: Mapping[str, Any]) -> 
 
 
 def _of_region(path: Path, error: dict[str, Any]) -> str:
-    """What is wrong with the regions, or with a key of one."""
+    """Return what is wrong with the regions, or with a key of one."""
     if len(path) < 3:
         given = shown(error["input"])
         return f"regions cannot have {given}: write [[regions]] on a line of its own, and the region's keys under it"
@@ -131,7 +131,7 @@ def _tier_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def tier_called(number: str | int, values: Mapping[str, Any]) -> str:
-    """A tier in words: by its name if it has one, else by its place.
+    """Return a tier in words: by its name if it has one, else by its place.
 
     >>> tier_called(0, {"tiers": [{"name": "a10"}]}), tier_called(1, {"tiers": [{}, {}]})
     ('tier a10', 'tier 2')
@@ -152,7 +152,7 @@ def _tiers_header(given: Any) -> str:
 
 
 def _unknown_key(key: str, value: Any, tier: Mapping[str, Any] | None, whose: str) -> str:
-    """What to write for a key that there is not; `tier` is the one that it stands in, None at the site's level."""
+    """Return what to write for an unknown key; `tier` is the one that it stands in, None at the site's level."""
     if tier is None:
         if key in Tier.model_fields or key == "tier":
             what = "is a tier's key" if key != "tier" else "is not a key"
@@ -184,7 +184,7 @@ def _all_keys(what: str, model: type[pydantic.BaseModel]) -> str:
 
 
 def advice(key: str, error: Mapping[str, Any], field: FieldInfo) -> str:
-    """What to write in place of a value that a model refuses.
+    """Return what to write in place of a value that a model refuses.
 
     :param error: as pydantic gives it; `field`: of the model, under that key.
     """
@@ -209,7 +209,7 @@ def advice(key: str, error: Mapping[str, Any], field: FieldInfo) -> str:
 
 
 def _type_advice(key: str, given: Any, annotation: str, default: Any) -> str:
-    """What to write where the type is wrong."""
+    """Return what to write where the type is wrong."""
     if key == "port":
         return "write a port, such as port = 9123, or the lowest and the highest, such as port = [9000, 9100]"
     if "dict" in annotation:
@@ -229,7 +229,7 @@ def _type_advice(key: str, given: Any, annotation: str, default: Any) -> str:
 
 
 def _number(given: Any, to_gb: bool = False) -> float | None:
-    """The number that something begins with, in GB where it has a unit of memory.
+    """Return the number that something begins with, in GB where it has a unit of memory.
 
     >>> _number("10000 MB", to_gb=True), _number("4 GPUs"), _number("many")
     (10, 4, None)

@@ -20,7 +20,7 @@ _LARGE_GB = 2000
 
 
 def hints(site: Site, environment: bool = True, others_read: bool = False) -> Iterator[str]:
-    """What a site's author may want to change, a sentence each.
+    """Yield what a site's author may want to change, a sentence each.
 
     :param environment: whether to say that the environment is not on this machine.
     :param others_read: whether other users may read the file.
@@ -50,7 +50,7 @@ def hints(site: Site, environment: bool = True, others_read: bool = False) -> It
 
 
 def _idle_keys(site: Site) -> Iterator[str]:
-    """Keys that the site's engine does not look at."""
+    """Yield keys that the site's engine does not look at."""
     for key, need in _NEEDS.items():
         if key in site.model_fields_set and not getattr(site.capabilities, need):
             yield _does_nothing(key, site.engine, "taskvine")

@@ -34,7 +34,7 @@ class Entry:
 
 
 def entries(site: Site) -> Iterator[Entry]:
-    """Every key of a site, and then of its engine, its tiers and its regions; of other engines, those that were given.
+    """Yield the keys of a site, of its engine, its tiers and its regions; of other engines, those that were given.
 
     >>> [entry.key for entry in entries(Site(workers=2)) if entry.given]
     ['workers']
@@ -49,7 +49,7 @@ def entries(site: Site) -> Iterator[Entry]:
 
 
 def engine_tables(site: Site) -> dict[str, pydantic.BaseModel]:
-    """The keys of engines that a site has, by the names of their tables."""
+    """Return the keys of engines that a site has, by the names of their tables."""
     fields = {key: getattr(site, key) for key in type(site).model_fields if key in OWN or key == site.engine}
     return {key: table for key, table in fields.items() if isinstance(table, pydantic.BaseModel)}
 
@@ -60,7 +60,7 @@ def _of(model: pydantic.BaseModel, of: _Of) -> Iterator[Entry]:
 
 
 def toml_lines(site: Site) -> Iterator[tuple[str, Entry | None]]:
-    """The lines of a site file that says all that a site is, with the entry that each is of.
+    """Yield the lines of a site file that says all that a site is, with the entry that each is of.
 
     Defaults end in `# default`; keys without a value, which TOML has not, are comments.
 
@@ -84,7 +84,7 @@ def toml_lines(site: Site) -> Iterator[tuple[str, Entry | None]]:
 
 
 def as_data(site: Site) -> dict[str, Any]:
-    """A site as JSON has it: its values, and the places of those that were given.
+    """Return a site as JSON has it: its values, and the places of those that were given.
 
     >>> as_data(Site(workers=2))["given"]
     ['workers']

@@ -32,7 +32,7 @@ _told: set[tuple[str, str]] = set()  # Files and tables whose keys stand where e
 
 
 def load_site(site: str | Path | Site, **overrides: Any) -> Site:
-    """A site from the name of a built-in one ("local"), a TOML file, or a model.
+    """Return a site, from the name of a built-in one ("local"), a TOML file, or a model.
 
     :param overrides: keys that take the place of the site's own, if they are not None.
     :raises SiteError: a ValueError, for an unknown site or key, or impossible values; the message has a line for each
@@ -99,7 +99,7 @@ def read_toml(
     instead: str = '"local" or the path of a site file',
     error: type[FileError] = SiteError,
 ) -> tuple[str, dict[str, Any]]:
-    """The text of a file that a person wrote, and its values.
+    """Return the text of a file that a person wrote, and its values.
 
     :param what: what it is a file of, for messages; `instead`: what to give where there is none.
     :raises FileError: of the kind given, if it cannot be read or is no TOML.
@@ -125,7 +125,7 @@ def read_toml(
 
 
 def located(found: Iterable[FileProblem], name: str, text: str, changed: Collection[KeyPath] = ()) -> list[str]:
-    """Problems with the file and the line where they stand, in the order of the lines.
+    """Return problems with the file and the line where they stand, in the order of the lines.
 
     :param name: of the file; "" if there is none.
     :param changed: the places whose values are not the file's.
@@ -161,7 +161,7 @@ class NotToml(ValueError):
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The values of a TOML text.
+    """Return the values of a TOML text.
 
     :raises NotToml: if it is none.
 
@@ -193,7 +193,7 @@ def _new_path(path: KeyPath) -> KeyPath:
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:
-    """The line on which each key of a TOML text begins; a table's is that of its header.
+    """Return the line on which each key of a TOML text begins; a table's is that of its header.
 
     >>> lines_of('workers = 3\\n\\n[[tiers]]\\nname = "a10"')
     {('workers',): 1, ('tiers',): 3, ('tiers', 0): 3, ('tiers', 0, 'name'): 4}
@@ -218,7 +218,7 @@ def _is_blank(line: str) -> bool:
 
 
 def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The place of every value inside a value."""
+    """Yield the place of every value inside a value."""
     if path:
         yield path
     if isinstance(value, Mapping):
@@ -230,7 +230,7 @@ def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def _last_statement(text: str) -> int:
-    """Where the statement begins that goes wrong, of a text that goes wrong at its end."""
+    """Return where the statement begins that goes wrong, of a text that goes wrong at its end."""
     lines = text.splitlines(keepends=True)
     for end in range(len(lines) - 1, -1, -1):
         try:
@@ -242,7 +242,7 @@ def _last_statement(text: str) -> int:
 
 
 def _advice(what: str, line: str) -> str:
-    """What to write in place of a line that is no TOML, by what the parser says of it."""
+    """Return what to write in place of a line that is no TOML, by what the parser says of it."""
     assignment = _WORD.match(line)
     key = assignment["key"].strip() if assignment else ""
     if what.startswith("Cannot overwrite a value") or "twice" in what:

@@ -57,7 +57,7 @@ _VOLUMES = 'persistent_volumes = [["CLAIM", "/shared/runs"]]'
 
 
 def takes(provider: str) -> list[str] | None:
-    """The options that a provider of Parsl takes; None where Parsl does not say.
+    """Return the options that a provider of Parsl takes; None where Parsl does not say.
 
     >>> "partition" in takes("slurm")
     True
@@ -73,7 +73,7 @@ def takes(provider: str) -> list[str] | None:
 
 
 def option_problems(tier: Tier) -> Iterator[FileProblem]:
-    """What is wrong with a tier's options.
+    """Yield what is wrong with a tier's options.
 
     >>> [problem.text for problem in option_problems(Tier(provider="slurm", options={"partion": "gpu"}))]
     ["options of tier gpu have no 'partion' for slurm: did you mean 'partition'?"]
@@ -121,7 +121,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def mistake(expression: str) -> str | None:
-    """What to change in an expression that HTCondor would not understand, or not as it was meant; None if nothing.
+    """Return what to change in an expression that HTCondor would not understand as it was meant; None if nothing.
 
     >>> mistake('DeviceName = "NVIDIA A10"')
     '= does not compare: write =='
@@ -183,7 +183,7 @@ def _parsed(expression: str) -> str | None:
 
 
 def conditions(expression: str) -> list[str]:
-    """The conditions that an expression joins with && at its top.
+    """Return the conditions that an expression joins with && at its top.
 
     >>> conditions('Cpus > 2 && (Memory > 9 || regexp("a && b", Machine))')
     ['Cpus > 2', '(Memory > 9 || regexp("a && b", Machine))']
@@ -206,7 +206,7 @@ _WORDS = {"true", "false", "undefined", "error", "is", "isnt", "my", "target"}
 
 
 def attributes(expression: str) -> list[str]:
-    """The attributes that an expression looks at, each once, without MY. and TARGET.
+    """Return the attributes that an expression looks at, each once, without MY. and TARGET.
 
     >>> attributes('TARGET.Arch == "Cpus" && regexp("x", Machine) && AvailableGPUs[0].Capability > 7 && true')
     ['Arch', 'Machine', 'AvailableGPUs']

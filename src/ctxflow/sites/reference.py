@@ -133,7 +133,7 @@ A name that there is not is answered with those that there are. In a program, `S
 
 
 def reference() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     return "".join(
         [
             _HEAD,
@@ -172,7 +172,7 @@ def _table(model: type[pydantic.BaseModel]) -> Iterator[str]:
 
 
 def _kind(annotation: Any) -> str:
-    """A type in words.
+    """Return a type in words.
 
     >>> _kind(int | None), _kind(Literal["a", "b"]), _kind(int | tuple[int, int])
     ('whole number', '`"a"` or `"b"`', 'whole number, or list of 2')

@@ -156,12 +156,12 @@ class Region(pydantic.BaseModel):
     power_price: float | None = pydantic.Field(None, ge=0, description="What power costs there, in dollars a kWh.")
 
     def has_host(self, host: str) -> bool:
-        """Whether one of its patterns is a machine's name."""
+        """Return whether one of its patterns is a machine's name."""
         return any(fnmatch.fnmatchcase(host, pattern) for pattern in self.hosts)
 
 
 def region_of(regions: Sequence[Region], home: str, tier: str, host: str = "", told: str | None = None) -> str:
-    """The region of a worker: the one that it tells itself, else by its machine's name, else by its tier, else home.
+    """Return a worker's region: the one that it tells itself, else by its machine's name, else by its tier, else home.
 
     :param told: what the worker's environment has as `CTXFLOW_REGION`; a name that no region has does not count.
 
@@ -179,7 +179,7 @@ def region_of(regions: Sequence[Region], home: str, tier: str, host: str = "", t
 
 
 def region_specs(regions: Sequence[Region], home: str) -> list[RegionSpec]:
-    """What the scheduler hears of a site's regions, in seconds and bytes.
+    """Return what the scheduler hears of a site's regions, in seconds and bytes.
 
     >>> regions = [Region(name="north", latency_ms={"south": 40.0}), Region(name="south", bandwidth_mbit={"north": 80})]
     >>> [(spec.name, spec.home, spec.latency, spec.bandwidth) for spec in region_specs(regions, "north")]
@@ -201,7 +201,7 @@ def region_specs(regions: Sequence[Region], home: str) -> list[RegionSpec]:
 
 
 def _both_ways(name: str, given: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What a region says of others, and what others say of it."""
+    """Return what a region says of others, and what others say of it."""
     told = {other: values[name] for other, values in given.items() if name in values and other != name}
     return {**told, **{other: value for other, value in given[name].items() if other != name}}
 

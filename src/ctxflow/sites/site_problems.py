@@ -45,7 +45,7 @@ class SiteError(FileError):
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML has it, on one line; text with double quotes inside stands in single ones.
+    """Return a value as TOML has it, on one line; text with double quotes inside stands in single ones.
 
     >>> print(toml_value({"a b": [1, True], "expression": 'Arch == "X86_64"'}))
     {"a b" = [1, true], expression = 'Arch == "X86_64"'}
@@ -62,7 +62,7 @@ def toml_value(value: Any) -> str:
 
 
 def toml_key(key: object) -> str:
-    """A key as TOML has it.
+    """Return a key as TOML has it.
 
     >>> toml_key("partition"), toml_key("+ProjectName")
     ('partition', '"+ProjectName"')
@@ -71,7 +71,7 @@ def toml_key(key: object) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML has it, short.
+    """Return a value as TOML has it, short.
 
     >>> shown("10 GB"), shown("x" * 200)[-6:]
     ('"10 GB"', 'xxx...')
@@ -81,7 +81,7 @@ def shown(value: Any) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A question for the word that was meant, if one is close; else another sentence.
+    """Return a question for the word that was meant, if one is close; else another sentence.
 
     >>> suggestion("partion", ["partition", "account"], "there is none"), suggestion("x", ["partition"], "?")
     ("did you mean 'partition'?", '?')

@@ -38,7 +38,7 @@ _CONDOR_ONLY = {
 
 
 def problems(site: Site) -> Iterator[FileProblem]:
-    """All that is impossible in a site.
+    """Yield all that is impossible in a site.
 
     >>> [problem.text for problem in problems(Site(taskvine={"keepalive_interval": 30}))]
     ['keepalive_timeout = 15 must be more than keepalive_interval = 30: write keepalive_timeout = 90']
@@ -81,7 +81,7 @@ def _engine(site: Site) -> Iterator[FileProblem]:
 
 
 def _machines(site: Site) -> Iterator[FileProblem]:
-    """Tiers that share machines with no other."""
+    """Yield tiers that share machines with no other."""
     count = Counter(tier.machines for tier in site.tiers)
     for number, tier in enumerate(site.tiers):
         if tier.machines is not None and count[tier.machines] < 2:
@@ -93,7 +93,7 @@ def _machines(site: Site) -> Iterator[FileProblem]:
 
 
 def _limits(site: Site) -> Iterator[FileProblem]:
-    """Limits that nobody would count."""
+    """Yield limits that nobody would count."""
     priced = any(tier.price is not None for tier in site.tiers)
     for scope in ("run", "factory", "user"):
         for measure in ("gpu_hours", "cost"):
@@ -145,7 +145,7 @@ def _environment(environment: str | None) -> Iterator[FileProblem]:
 
 
 def environment_mistake(environment: str) -> str | None:
-    """What to change in a site's environment, as far as this machine can tell; None if nothing.
+    """Return what to change in a site's environment, as far as this machine can tell; None if nothing.
 
     >>> environment_mistake("/opt/ctxflow/bin/python3")
     'python_environment is the folder that bin/python is in: write "/opt/ctxflow"'
@@ -196,7 +196,7 @@ def _policy(family: str, choice: Any) -> Iterator[FileProblem]:
 
 
 def tier_problems(tier: Tier) -> Iterator[FileProblem]:
-    """All that is impossible in a tier; the paths begin with its keys.
+    """Yield all that is impossible in a tier; the paths begin with its keys.
 
     >>> [problem.text for problem in tier_problems(Tier(workers=2, minimum=5))]
     ['minimum = 5 of tier gpu is more than workers = 2: write at most 2, or more workers']
@@ -237,7 +237,7 @@ def _unknown_provider(tier: Tier) -> FileProblem:
 
 
 def _foreign_keys(tier: Tier) -> Iterator[FileProblem]:
-    """Keys that the tier's provider does not understand."""
+    """Yield keys that the tier's provider does not understand."""
     given = [key for key in (*_CONDOR_ONLY, "image", "options") if getattr(tier, key) not in (None, {})]
     for key in given:
         only, instead = "HTCondor's", _CONDOR_ONLY.get(key, "")
@@ -306,7 +306,7 @@ def _submit(tier: Tier) -> Iterator[FileProblem]:
 
 
 def region_problems(site: Site) -> Iterator[FileProblem]:
-    """All that is impossible in a site's regions.
+    """Yield all that is impossible in a site's regions.
 
     >>> site = Site(engine="taskvine", regions=[Region(name="north", tiers=["a10"])])
     >>> [problem.text for problem in region_problems(site)]

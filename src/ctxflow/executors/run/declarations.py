@@ -42,7 +42,7 @@ class PickledParts:
         self.gone: list[str] = []
 
     def add(self, body: bytes) -> Pickled:
-        """Another one."""
+        """Add a part, under a name that no other has."""
         part = Pickled(f"part-{next(self._names)}", body)
         self._held[part.name] = weakref.ref(part, functools.partial(self._drop, part.name))
         return part
@@ -87,7 +87,7 @@ class Declaration:
 
     @functools.cached_property
     def id(self) -> str:
-        """What the scheduler knows the app by."""
+        """Return what the scheduler knows the app by."""
         return self.apps[0].spec.id
 
     @property
@@ -174,14 +174,14 @@ def _check_gpu_memory(spec: ev.ContextSpec, tiers: Iterable[ev.TierSpec]) -> Non
 
 
 def context_id(context: Context | None, level: str) -> str:
-    """What the scheduler knows a context by: apps that have the recipe at different levels do not share it."""
+    """Return what the scheduler knows a context by: apps that have the recipe at different levels do not share it."""
     if context is None:
         return ev.PLAIN
     return context.id if level == ev.PERVASIVE else f"{context.id}-{level}"
 
 
 def payload_of(context: Context | None, level: str) -> ContextPayload:
-    """What the engine builds: the pickled recipe, and the digests of its files.
+    """Return what the engine builds: the pickled recipe, and the digests of its files.
 
     :raises OSError: if a file cannot be read.
     """
@@ -203,7 +203,7 @@ def payload_of(context: Context | None, level: str) -> ContextPayload:
 
 
 def spec_of(context: Context | None, level: str) -> ev.ContextSpec:
-    """What the scheduler knows of it."""
+    """Return what the scheduler knows of it."""
     if context is None:
         return ev.ContextSpec(ev.PLAIN, "")
     files, memory = bool(context.files), context.memory
@@ -247,16 +247,16 @@ class Retirement:
         self._new_bytes = 0
 
     def app(self, declaration: Declaration, now: float) -> None:
-        """An app is declared."""
+        """Note that an app is declared."""
         self.apps[declaration.id] = AppUse(now, declaration)
         self._new_bytes += declaration.bytes
 
     def context(self, context: str, now: float) -> None:
-        """A context is declared."""
+        """Note that a context is declared."""
         self._contexts[context] = AppUse(now)
 
     def held(self, app: str) -> Declaration:
-        """An app as it was declared, which who may use it again need not hold."""
+        """Return an app as it was declared, so that who may use it again need not hold that."""
         declaration = self.apps[app].declaration
         assert declaration is not None
         return declaration
@@ -267,7 +267,7 @@ class Retirement:
         return len(self.apps) + len(self._contexts) > self._look_at or self._new_bytes > MOST_BYTES
 
     def retired(self, state: RunState, now: float) -> ev.Retired | None:
-        """What is to be forgotten; `forget` follows once the scheduler has."""
+        """Return what is to be forgotten; `forget` follows once the scheduler has."""
         idle = [name for name in self.apps if not app_is_used(state, state.apps[name])]
         apps = _overdue(self.apps, idle, now)
         gone = set(apps)
@@ -283,13 +283,13 @@ class Retirement:
         return ev.Retired(now, apps, contexts) if apps or contexts else None
 
     def forget(self, state: RunState) -> None:
-        """What the scheduler does not know any more is forgotten here too."""
+        """Forget what the scheduler does not know any more."""
         self.apps = {name: use for name, use in self.apps.items() if name in state.apps}
         self._contexts = {name: use for name, use in self._contexts.items() if name in state.contexts}
 
 
 def _overdue(known: dict[str, AppUse], idle: list[str], now: float) -> list[str]:
-    """Of those that are idle, the ones that are so for long, and of the others all but the last used."""
+    """Return those of the idle that are so for long, and of the others all but the last used."""
     idle.sort(key=lambda name: -known[name].at)
     kept = size = 0
     for name in idle:
@@ -319,7 +319,7 @@ def carry_user_modules() -> None:
 
 
 def is_users_own(module: ModuleType) -> bool:
-    """Whether a module is the user's.
+    """Return whether a module is the user's.
 
     >>> is_users_own(os), is_users_own(cloudpickle)
     (False, False)

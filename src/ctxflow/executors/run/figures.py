@@ -97,13 +97,13 @@ class SessionStatus:
 
     @classmethod
     def of(cls, session: SessionState) -> SessionStatus:
-        """How the scheduler's session stands now."""
+        """Return how the scheduler's session stands now."""
         state, worker, idle = session.state, session.worker, session.idle
         return cls(state, worker, idle, session.chunks, session.chunk_seconds, session.state_bytes)
 
 
 def awaiting_text(state: RunState) -> str:
-    """What a run says that waits for workers before its first call."""
+    """Return what a run says that waits for workers before its first call."""
     asked = sum(tier.asked or 0 for tier in state.tiers.values())
     return (
         f"waiting for {first_needed(state):,} of {counted(asked, 'worker')} before the first call "
@@ -119,7 +119,7 @@ def status_of(
     reasons: Mapping[str, str] | None = None,
     limits: Sequence[Mapping[str, Any]] = (),
 ) -> Status:
-    """The figures of a run's state.
+    """Return the figures of a run's state.
 
     :param contexts: for the contexts' names.
     :param now: the time of the moment.
@@ -159,7 +159,7 @@ def status_of(
 
 
 def _sessions(state: RunState) -> dict[str, int]:
-    """How many sessions do what."""
+    """Return how many sessions do what."""
     if not state.sessions and not state.counters.steps:
         return {}
     counts = dict.fromkeys(SESSION_STATES, 0)
@@ -177,7 +177,7 @@ def _does(session: SessionState) -> str:
 
 
 def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str, TierStatus]:
-    """Each tier's workers, those that were lost in its times."""
+    """Return each tier's workers, those that were lost in its times."""
     here: dict[str, list[Worker]] = {name: [] for name in state.tiers}
     for worker in state.workers.values():
         here.setdefault(worker.tier, []).append(worker)
@@ -196,7 +196,7 @@ def _tiers(state: RunState, now: float, reasons: Mapping[str, str]) -> dict[str,
 
 
 def figures_of(status: Status) -> dict[str, Any]:
-    """What `ctxflow.observe.progress.Progress` says of workers and sessions: from `workers` to `migrations`."""
+    """Return what `ctxflow.observe.progress.Progress` says of workers and sessions: from `workers` to `migrations`."""
     tiers = {
         name: {
             "joined": tier.joined,

@@ -30,7 +30,7 @@ _KINDS: dict[str, type[errors.CallError]] = {
 
 
 def error_of(failure: Failure, exception: BaseException | None, context: str | None = None) -> BaseException:
-    """The exception that a person gets for a failure: the app's own where it can be had here.
+    """Return the exception that a person gets for a failure: the app's own where it can be had here.
 
     :param exception: the app's, if it could be pickled there and opened here.
     :param context: the name of the context, if it is that which failed.
@@ -55,7 +55,7 @@ def error_of(failure: Failure, exception: BaseException | None, context: str | N
 
 
 def unpickled_error(pickled: bytes) -> BaseException | None:
-    """The exception that a library process sent, None if it cannot be had here."""
+    """Return the exception that a library process sent, None if it cannot be had here."""
     if not pickled:
         return None
     try:
@@ -79,7 +79,7 @@ def _with_cause(error: BaseException, failure: Failure) -> BaseException:
 
 
 def host_of(failure: Failure) -> str:
-    """The machine on which it happened, "" if on none."""
+    """Return the machine on which it happened, "" if on none."""
     return failure.host or (socket.gethostname() if failure.worker else "")
 
 
@@ -87,13 +87,13 @@ class Sink(Protocol):
     """Something that waits for answers to items."""
 
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
-        """These items are answered."""
+        """Take the answers to these items."""
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
-        """These items are dead; what they were, where that is known."""
+        """Take the error of items that are dead; `inputs` are what they were, where that is known."""
 
     def note(self, items: Sequence[int], context: str) -> None:
-        """The context of this name answers these items: told before they are delivered, of apps with alternatives."""
+        """Note which context answers these items, before they are delivered; of apps with alternatives."""
 
 
 class CallFuture(Future[Any]):
@@ -150,12 +150,12 @@ class CallFuture(Future[Any]):
         return cancelled
 
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
-        """The answer is there."""
+        """Set the answer."""
         if self._begun():
             self.set_result(results[0])
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
-        """There will be no answer."""
+        """Set the error that there is in place of an answer."""
         if self._begun():
             self.set_exception(error)
 
@@ -175,7 +175,7 @@ class CallFuture(Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
     def note(self, items: Sequence[int], context: str) -> None:
-        """Who answers it."""
+        """Note which context answers it."""
         self.context = context
 
 
@@ -193,7 +193,7 @@ class Stream:
         self._listener: Callable[[], None] | None = None
 
     def deliver(self, items: Sequence[int], results: Sequence[Any]) -> None:
-        """Answers to some of the items."""
+        """Take the answers to some of the items."""
         with self._condition:
             self._arrived.append((items, results))
             self._condition.notify()
@@ -215,7 +215,7 @@ class Stream:
                 self._condition.wait(timeout)
 
     def fail(self, items: Sequence[int], error: BaseException, inputs: Sequence[Any] = ()) -> None:
-        """Items that are dead: their answer is the failure, for each one of its own."""
+        """Answer items that are dead with the failure, each with one of its own."""
         if inputs:
             own = [error, *(own_copy(error) for _ in inputs[1:])]
             self.deliver(items, [Failed(*each) for each in zip(own, inputs, strict=True)])
@@ -227,11 +227,11 @@ class Stream:
         self.deliver((), ())
 
     def note(self, items: Sequence[int], context: str) -> None:
-        """Who answers them."""
+        """Note which context answers them."""
         self.contexts.update(dict.fromkeys(items, context))
 
     def take(self, timeout: float | None = None) -> list[tuple[Sequence[int], Sequence[Any]]]:
-        """What has arrived since the last time; waits for something to arrive."""
+        """Return what has arrived since the last time; wait for something to arrive."""
         with self._condition:
             if not self._arrived and timeout != 0:
                 self._condition.wait(timeout)
@@ -298,7 +298,7 @@ class Delivery:
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """A copy for one of many who wait: raised again and again, one object would grow an endless traceback."""
+    """Return a copy for one of many who wait: raised again and again, one object would grow an endless traceback."""
     try:
         copied = copy.copy(error)
     except Exception:

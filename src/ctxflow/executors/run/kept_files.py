@@ -133,7 +133,7 @@ class EventLog:
 
 
 def tokens_of(results: Any) -> int | None:
-    """The tokens that a model read and wrote for a batch, if its results tell, as those of `ctxflow batch` do.
+    """Return the tokens that a model read and wrote for a batch, if its results tell, as those of `ctxflow batch` do.
 
     >>> tokens_of([{"prompt_tokens": 7, "completion_tokens": 2}, {"prompt_tokens": 5}])
     14
@@ -254,7 +254,7 @@ class WorkerTable:
         self._due = 0.0
 
     def note(self, event: ev.Event, state: RunState, engine: Engine) -> None:
-        """Something happened; to be called before the scheduler hears of it."""
+        """Note an event; to be called before the scheduler hears of it."""
         if isinstance(event, (ev.BatchFailed, ev.ContextFailed)):
             if event.failure.kind != "cancelled":
                 account = self._accounts.setdefault(event.worker, _Account())
@@ -310,7 +310,7 @@ _STATES = ("in quarantine", "leaving", "working", "loading", "idle")
 
 
 def _does(worker: Worker) -> str:
-    """What a worker does, in one of these words."""
+    """Return what a worker does, in one of these words."""
     if worker.held:
         return "in quarantine"
     if goes(worker):
@@ -319,7 +319,7 @@ def _does(worker: Worker) -> str:
 
 
 def read_workers(directory: str) -> list[Mapping[str, Any]]:
-    """The workers of a run, as it said last; none where it has not said.
+    """Return the workers of a run, as it said last; none where it has not said.
 
     :param directory: the run's.
     """

@@ -135,7 +135,7 @@ class LiveRun:
     # --- what the engine asks (RunServices)
 
     def clock(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return time.monotonic() - self._origin
 
     # --- life
@@ -230,14 +230,14 @@ class LiveRun:
             time.sleep(_IDLE_SECONDS)
 
     def open_calls(self) -> list[CallFuture]:
-        """The single calls that are not answered, in the order in which they were made."""
+        """Return the single calls that are not answered, in the order in which they were made."""
         with self._lock:
             return self._waiting.calls()
 
     # --- submissions
 
     def prepare_pickling(self) -> None:
-        """To be called before a function is pickled: where workers lack the user's modules, they go along."""
+        """Prepare for pickling a function: where workers lack the user's modules, these go along."""
         if self.engine.capabilities.remote:
             carry_user_modules()
 
@@ -307,7 +307,7 @@ class LiveRun:
             self._with_files.intersection_update(state.apps)
 
     def placed(self, app: Declaration, items: Sequence[Any]) -> Sequence[Any]:
-        """A batch app's items, with the places of the files among their values where those have to be brought."""
+        """Return a batch app's items, with the places of files among their values where these have to be brought."""
         if not self.files_travel:
             return items
         found = placed(items)
@@ -316,12 +316,12 @@ class LiveRun:
         return found
 
     def pickled(self, body: bytes) -> Pickled:
-        """A function, or constants, that calls may name for as long as somebody holds this."""
+        """Return pickled function or constants as a part that calls may name for as long as somebody holds it."""
         return self._declared.parts.add(body)
 
     @uninterrupted
     def submit_call(self, app: Declaration, inputs: Any) -> CallFuture:
-        """One call, or one item of a batch app; its answer comes in a future."""
+        """Submit one call, or one item of a batch app; return the future of its answer."""
         future = CallFuture(self._cancel_one, self.callbacks)
         with self._lock:
             self._check_running()
@@ -335,7 +335,7 @@ class LiveRun:
     def submit(
         self, app: Declaration, inputs: Sequence[Any], sink: Sink, numbered: Callable[[range], None] | None = None
     ) -> range:
-        """Items of an app, each a tuple of the app's parameters; gives their numbers.
+        """Submit items of an app, each a tuple of the app's parameters; return their numbers.
 
         :param sink: gets the answers, perhaps before this returns.
         :param numbered: called with the numbers before anything is answered.
@@ -385,7 +385,7 @@ class LiveRun:
 
     @uninterrupted
     def cancel(self, items: Sequence[int], stop: bool = False) -> list[int]:
-        """Nobody waits for these items any more; `stop` also ends running calls that hold nothing else.
+        """Cancel items; `stop` also ends running calls that hold nothing else.
 
         :returns: those of them that were not answered.
         """
@@ -452,7 +452,7 @@ class LiveRun:
                 logger.exception("what was left to the run's thread failed")
 
     def _give_up(self, error: EngineFailed) -> None:
-        """Nothing can run any more: say so to all who wait, and to all who come."""
+        """Fail all who wait, and all who come: nothing can run any more."""
         logger.error("%s", error)
         with self._lock:
             self._failed = error
@@ -473,7 +473,7 @@ class LiveRun:
             self._deliver(deliveries)
 
     def _kept(self, event: ev.StepFinished) -> ev.StepFinished:
-        """An event, with the states that came with it kept: on the disk, for which nobody else has to wait."""
+        """Keep the states that came with an event on the disk, for which nobody else has to wait; return the event."""
         with self._lock:
             orders = self._scheduler.state.streams.steps.get(event.attempt)
         return event if orders is None else self.sessions.opened(event, orders)
@@ -545,7 +545,7 @@ class LiveRun:
         return self._failed
 
     def _carry_out_here(self, command: cmd.Note | cmd.Place | cmd.Quarantine | cmd.MakePlan) -> None:
-        """What no engine does."""
+        """Carry out what no engine does."""
         if isinstance(command, cmd.MakePlan):
             self._make_plan(command)
         elif isinstance(command, cmd.Place):
@@ -580,7 +580,7 @@ class LiveRun:
     # --- what is going on
 
     def _each_second(self, now: float) -> None:
-        """What only tells of the run must not end it."""
+        """Do what is done each second; a failure of what only tells of the run must not end it."""
         try:
             self._sample(now)
         except EngineFailed:
@@ -631,13 +631,13 @@ class LiveRun:
         self._disk.give(write)
 
     def session_status(self, number: int) -> SessionStatus | None:
-        """How a session stands; None if it is over."""
+        """Return how a session stands; None if it is over."""
         with self._lock:
             session = self._scheduler.state.sessions.get(number)
             return None if session is None else SessionStatus.of(session)
 
     def status(self) -> Status:
-        """What is going on, at this moment."""
+        """Return the run's figures of this moment."""
         with self._lock:
             reasons = self.engine.reasons() if isinstance(self.engine, Explains) else None
             limits = self.engine.limits() if isinstance(self.engine, Bounded) else ()

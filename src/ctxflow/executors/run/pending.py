@@ -44,7 +44,7 @@ class Waiting:
         self._sinks: dict[int, Sink] = {}
 
     def add(self, inputs: Sequence[Any], sink: Sink) -> range:
-        """Items come, all for one who waits; gives their numbers."""
+        """Add items that one sink waits for; return their numbers."""
         first = self._next_item
         items = range(first, first + len(inputs))
         self._next_item = items.stop
@@ -53,7 +53,7 @@ class Waiting:
         return items
 
     def add_one(self, inputs: Any, sink: Sink) -> int:
-        """One item comes; gives its number."""
+        """Add one item; return its number."""
         item = self._next_item
         self._next_item = item + 1
         self._inputs[item] = inputs
@@ -67,7 +67,7 @@ class Waiting:
         sessions: Mapping[int, SessionState],
         with_files: Container[str],
     ) -> CallPayload | Callable[[], CallPayload]:
-        """A call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then.
+        """Return a call's payload, or what makes it outside the lock, of what it takes now: it may be answered by then.
 
         :param with_files: batch apps, of whose items some have held files.
         """
@@ -83,18 +83,18 @@ class Waiting:
         return functools.partial(_batch_payload, app, inputs, searched)
 
     def calls(self) -> list[CallFuture]:
-        """The single calls that somebody waits for, in the order in which they were made."""
+        """Return the single calls that somebody waits for, in the order in which they were made."""
         return [sink for sink in self._sinks.values() if isinstance(sink, CallFuture)]
 
     def forget(self, items: Sequence[int]) -> list[int]:
-        """Nobody waits for these any more; gives those for which somebody did."""
+        """Forget items; return those that somebody waited for."""
         gone = [item for item in items if self._sinks.pop(item, None) is not None]
         for item in gone:
             del self._inputs[item]
         return gone
 
     def told(self, command: Telling, event: ev.Event, context: str | None) -> Delivery | News:
-        """What a command has to be told, and to whom; who is told waits no more, but for a session that goes on.
+        """Return what a command has to be told, and to whom; who is told waits no more, but for a session that goes on.
 
         :param event: from which the command came: it has the results.
         :param context: the name of the one that answered, where there were several that could.
@@ -122,7 +122,7 @@ class Waiting:
         return error_of(failure, getattr(event, "exception", None), name)
 
     def end_all(self, error: BaseException) -> list[Delivery | News]:
-        """No answer will come any more: everybody who waits, to be told why."""
+        """Forget everything; return what everybody who waits is to be told, since no answer will come."""
         sinks = dict(self._sinks)
         self._sinks.clear()
         self._inputs.clear()
@@ -136,7 +136,7 @@ _Batch = tuple[Sequence[cmd.Command], Sequence[Making], Mapping[str, ContextPayl
 
 
 def _batch_payload(app: DeclaredApp, inputs: Sequence[Any], searched: bool) -> CallPayload:
-    """The inputs of a batch as lists side by side, pickled together.
+    """Return the inputs of a batch as lists side by side, pickled together.
 
     :param searched: whether there may be files among them.
     """

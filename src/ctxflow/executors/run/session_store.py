@@ -38,13 +38,13 @@ class ChunkSink(Protocol):
     """Something that waits for a session's chunks."""
 
     def chunk(self, number: int, value: bytes) -> None:
-        """The session's next chunk, pickled."""
+        """Take the session's next chunk, pickled."""
 
     def turn_over(self, prompts: int) -> None:
-        """Having got so many prompts, it makes no more before it gets another."""
+        """Note that it makes no more chunks before it gets another prompt than these."""
 
     def over(self, error: BaseException | None) -> None:
-        """It makes no more at all."""
+        """Note that it makes no more chunks at all."""
 
 
 @dataclasses.dataclass
@@ -78,11 +78,11 @@ class SessionStore:
         self._held: dict[int, _Held] = {}
 
     def add(self, session: int, sink: ChunkSink, prompts: Sequence[bytes]) -> None:
-        """A session is opened, with its first prompts."""
+        """Add a session that is opened, with its first prompts."""
         self._held[session] = _Held(sink, list(prompts))
 
     def prompt(self, session: int, prompt: bytes) -> bool:
-        """A session gets a prompt; False if it is over."""
+        """Give a session a prompt; return False if it is over."""
         held = self._held.get(session)
         if held is not None:
             held.waiting.append(prompt)
@@ -91,7 +91,7 @@ class SessionStore:
     def payload(
         self, step: cmd.Step, states: Mapping[int, SessionState], function: Pickled | None, timeout: float | None
     ) -> Callable[[], CallPayload]:
-        """What makes what a step is called with, outside the run's lock: it reads kept states."""
+        """Return what makes a step's payload outside the run's lock, where it reads kept states."""
         entries = [(self._entry(order, states), self._held.get(order.session)) for order in step.orders]
 
         def make() -> CallPayload:
@@ -125,7 +125,7 @@ class SessionStore:
         return os.path.join(self._directory, f"{session}.state")
 
     def _read(self, session: int, made: int, held: _Held) -> bytes:
-        """The kept state; none if it is not what was kept, which the worker then finds out."""
+        """Return the kept state; none if it is not what was kept, which the worker then finds out."""
         try:
             with open(self._path(session), "rb") as file:
                 state = file.read()
@@ -168,7 +168,7 @@ class SessionStore:
     def news(
         self, command: cmd.DeliverChunk | cmd.EndTurn | cmd.EndSession, event: ev.Event, error: BaseException | None
     ) -> News:
-        """What the scheduler says of a session, for who waits for it.
+        """Return what the scheduler says of a session, for who waits for it.
 
         :param error: of a session that failed.
         """
@@ -184,7 +184,7 @@ class SessionStore:
         return News(functools.partial(held.sink.over, error))
 
     def end_all(self) -> list[ChunkSink]:
-        """The run is over: who still waits."""
+        """Forget all sessions, and return who still waits."""
         sinks = [held.sink for held in self._held.values()]
         self._held.clear()
         shutil.rmtree(self._directory, ignore_errors=True)

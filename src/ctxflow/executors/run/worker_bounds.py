@@ -78,7 +78,7 @@ class DrainRequests:
             pass
 
     def events(self, state: RunState, now: float) -> list[ev.Event]:
-        """What is new in what was read last."""
+        """Return what is new in what was read last."""
         if self._asked == self._told:
             return []
         self._told = hosts, tiers = self._asked
@@ -102,7 +102,7 @@ class TierBounds:
     def events(
         self, state: RunState, now: float, left: Collection[str], maxima: Mapping[str, int], none: bool = False
     ) -> list[ev.Event]:
-        """What the scheduler has to hear.
+        """Return what the scheduler has to hear.
 
         :param left: the tiers that are to have no workers.
         :param maxima: tier -> how many workers there may be, where that is bounded besides.

@@ -147,10 +147,10 @@ class SimulatedEngine:
     # --- the contract
 
     def start(self, run: RunServices) -> None:
-        """Nothing has to be got ready."""
+        """Do nothing: there is nothing to get ready."""
 
     def forget(self, functions: Collection[str]) -> None:
-        """Nothing is kept."""
+        """Do nothing: no function is kept."""
 
     def execute(self, commands: Sequence[cmd.Command], payloads: Payloads = NO_PAYLOADS) -> None:
         """Carry out commands, in order, at the present virtual time."""
@@ -163,7 +163,7 @@ class SimulatedEngine:
                     action(command)
 
     def poll(self, timeout: float) -> list[ev.Event]:
-        """What happens next, if it is within `timeout` virtual seconds; the clock stands there afterwards."""
+        """Return what happens next, if it is within `timeout` virtual seconds; the clock stands there afterwards."""
         with self._lock:
             deadline = self.now + timeout
             heap = self._heap
@@ -176,7 +176,7 @@ class SimulatedEngine:
             return out
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Do nothing: `poll` never waits."""
 
     def stop(self) -> None:
         """End all workers; what they did until now is in the account."""
@@ -207,7 +207,7 @@ class SimulatedEngine:
     # --- what becomes of machines (Tenant)
 
     def joined(self, place: MachineState) -> None:
-        """A worker starts on a machine."""
+        """Start a worker on a machine."""
         machine = place.machine
         worker = SimulatedWorker(f"{machine.name}-{next(self._numbers)}", place, self.now)
         self._workers[worker.id] = self._holders[place] = worker
@@ -217,13 +217,13 @@ class SimulatedEngine:
         self._out.append(ev.WorkerJoined(self.now, machine.spec(worker.id, place.pin)))
 
     def noticed(self, place: MachineState) -> None:
-        """A worker's machine will be taken soon."""
+        """Report that a worker's machine will be taken soon."""
         worker = self._holders[place]
         self._out.append(ev.EvictionNotice(self.now, worker.id))
         self._end_calls(worker)
 
     def _end_calls(self, worker: SimulatedWorker) -> None:
-        """Calls that answer their items one by one end as soon as they can."""
+        """End calls that answer their items one by one as soon as they can."""
         for attempt, call in worker.calls.items():
             if call.salvaged:
                 # The item in flight is done; a call that has not begun does not begin.
@@ -232,7 +232,7 @@ class SimulatedEngine:
                 self.at(ends, self._cut, worker, attempt, done)
 
     def _cut(self, worker: SimulatedWorker, attempt: int, done: int) -> None:
-        """A call ends with what is done."""
+        """End a call with what is done."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
             seconds = call.seconds * done / call.items
@@ -242,14 +242,14 @@ class SimulatedEngine:
             self._out.append(ev.BatchEnded(self.now, worker.id, attempt, seconds))
 
     def taken(self, place: MachineState) -> None:
-        """A worker's machine is taken."""
+        """Take a worker's machine."""
         worker = self._holders[place]
         self.account.evicted += 1
         self._out.append(ev.JobEvicted(self.now, place.machine.tier, worker.id))
         self._lose(worker)
 
     def _lose(self, worker: SimulatedWorker) -> None:
-        """A worker is gone with all that it held."""
+        """Lose a worker with all that it held."""
         del self._workers[worker.id], self._holders[worker.place]
         self.account.worker_seconds += self.now - worker.joined
         for attempt, call in worker.calls.items():
@@ -384,7 +384,7 @@ class SimulatedEngine:
             self._out.append(ev.BatchFinished(self.now, worker.id, attempt, call.seconds))
 
     def _fault(self, command: cmd.Run, items: Sequence[int], seconds: float, worker: SimulatedWorker) -> Fault | None:
-        """What makes a call raise, if anything does: its host, or one of its items, once it has been at work."""
+        """Return what makes a call raise, if anything does: its host, or one of its items, once it has been at work."""
         place = worker.place
         fault = self._faults.of_call(place.machine, self.now, place.generator)
         every = self._poison.get(command.app)
@@ -393,7 +393,7 @@ class SimulatedEngine:
         return fault
 
     def _raise(self, worker: SimulatedWorker, attempt: int, fault: Fault) -> None:
-        """A call ends with an error."""
+        """End a call with an error."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
             self.account.lost_seconds += call.seconds
@@ -405,14 +405,14 @@ class SimulatedEngine:
         return fault.failure(worker.id, machine.host or machine.name)
 
     def _ended(self, worker: SimulatedWorker, attempt: int) -> Call | None:
-        """A call that has run to its end, unless its worker or its context went before."""
+        """Return a call that has run to its end; None if its worker or its context went before."""
         call = worker.calls.pop(attempt, None) if worker.id in self._workers else None
         if call is not None:
             self.account.call_seconds += call.seconds
         return call
 
     def _step(self, command: cmd.Step) -> None:
-        """A step takes as long as a batch of as many items as it makes chunks."""
+        """Begin a step, which takes as long as a batch of as many items as it makes chunks."""
         made = sum(order.chunk is not None for order in command.orders)
         self._begin(command, range(made), self._step_ended, command.orders)
 

@@ -19,7 +19,7 @@ Availability = Callable[[random.Random], Iterable[tuple[float, float]]]
 
 
 def always(generator: random.Random) -> Iterator[tuple[float, float]]:
-    """The availability of a machine that nobody takes away."""
+    """Yield the availability of a machine that nobody takes away."""
     yield 0.0, math.inf
 
 
@@ -49,7 +49,7 @@ class SimulatedMachine:
     topology: Mapping[str, Any] | None = None
 
     def spec(self, worker: str, pin: int | None = None) -> ev.WorkerSpec:
-        """What a worker on it says of itself."""
+        """Return what a worker on it says of itself."""
         return ev.WorkerSpec(
             worker,
             host=self.host or self.name,
@@ -67,7 +67,7 @@ class SimulatedMachine:
 
 
 def together(machines: Sequence[SimulatedMachine], devices: Sequence[str]) -> SimulatedMachine:
-    """Several machines of one host as one, with their GPUs in an order of one's choice."""
+    """Return several machines of one host as one, with their GPUs in an order of one's choice."""
     first = machines[0]
     memory = [machine.memory for machine in machines if machine.memory is not None]
     return dataclasses.replace(
@@ -84,16 +84,16 @@ class Times(Protocol):
     """How long things take, in seconds; each draws from the engine's seeded generator, or not at all."""
 
     def match(self, machine: SimulatedMachine, generator: random.Random) -> float:
-        """From asking for a worker, or the machine's coming free, until the worker has joined."""
+        """Return the time from asking for a worker, or the machine's coming free, until the worker has joined."""
 
     def load(self, context: str, machine: SimulatedMachine, generator: random.Random) -> float:
-        """Building a context whose files are there."""
+        """Return the time that building a context takes whose files are there."""
 
     def dispatch(self, machine: SimulatedMachine, generator: random.Random) -> float:
-        """A call's way to its worker and its answer's way back, in which the worker does nothing for the app."""
+        """Return the time of a call's way to its worker and its answer's way back, in which the worker does nothing."""
 
     def call(self, app: str, machine: SimulatedMachine, items: Sequence[int], generator: random.Random) -> float:
-        """Running a batch."""
+        """Return the time that running a batch takes."""
 
 
 class Timers(Protocol):
@@ -118,7 +118,7 @@ class Staging(Protocol):
         """Take a context's files off a worker, or stop bringing them."""
 
     def lost(self, worker: str) -> None:
-        """A worker is gone with all its files, and with what it was sending."""
+        """Forget a worker, which is gone with all its files, and with what it was sending."""
 
 
 class NoStaging:
@@ -165,11 +165,11 @@ class Fault:
     machine: bool = True
 
     def at(self, machine: SimulatedMachine, time: float) -> bool:
-        """Whether a machine has it at a time."""
+        """Return whether a machine has it at a time."""
         return self.where in (machine.name, machine.host) and self.begin <= time < self.end
 
     def failure(self, worker: str, host: str) -> ev.Failure:
-        """What a worker tells of it."""
+        """Return what a worker tells of it."""
         return ev.Failure("exception", "RuntimeError", self.message, worker=worker, host=host, machine=self.machine)
 
 
@@ -191,15 +191,15 @@ class Faults:
         return bool(self._by_place)
 
     def of_call(self, machine: SimulatedMachine, time: float, generator: random.Random) -> Fault | None:
-        """What makes a call raise, if anything does."""
+        """Return what makes a call raise, if anything does."""
         return _struck([(fault, fault.calls) for fault in self._at(machine, time)], generator)
 
     def of_build(self, machine: SimulatedMachine, time: float, generator: random.Random) -> Fault | None:
-        """What makes the build of a context fail, if anything does."""
+        """Return what makes the build of a context fail, if anything does."""
         return _struck([(fault, fault.builds) for fault in self._at(machine, time)], generator)
 
     def slower(self, machine: SimulatedMachine, time: float) -> float:
-        """How many times longer calls take."""
+        """Return how many times longer calls take."""
         return math.prod(fault.slower for fault in self._at(machine, time))
 
     def _at(self, machine: SimulatedMachine, time: float) -> list[Fault]:
@@ -208,7 +208,7 @@ class Faults:
 
 
 def _struck(faults: list[tuple[Fault, float]], generator: random.Random) -> Fault | None:
-    """The first fault that happens; nothing is drawn where it is certain, or nothing is wrong."""
+    """Return the first fault that happens; nothing is drawn where it is certain, or nothing is wrong."""
     for fault, share in faults:
         if share >= 1 or (share > 0 and generator.random() < share):
             return fault

@@ -42,13 +42,13 @@ class Tenant(Protocol):
     """Who gets machines."""
 
     def joined(self, place: MachineState) -> None:
-        """A worker starts on a machine."""
+        """Hear that a worker starts on a machine."""
 
     def noticed(self, place: MachineState) -> None:
-        """A held machine will be taken soon."""
+        """Hear that a held machine will be taken soon."""
 
     def taken(self, place: MachineState) -> None:
-        """A held machine is taken, with its worker."""
+        """Hear that a held machine is taken, with its worker."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,7 +101,7 @@ class Market:
         self._match(self._tiers.setdefault(tier, _Tier()))
 
     def forgo(self, pin: int) -> None:
-        """That worker is not wanted any more, if it is not there yet."""
+        """Forgo a worker that is not there yet."""
         self._pins.pop(pin, None)
 
     def exclude(self, tier: str, hosts: Iterable[str]) -> None:
@@ -115,7 +115,7 @@ class Market:
         self._match(its)
 
     def survey(self, tier: str, name_of: Callable[[MachineState], str | None]) -> dict[str, Mapping[str, Any]]:
-        """The hosts of a tier whose topology is known, with who uses their GPUs.
+        """Return the hosts of a tier whose topology is known, with who uses their GPUs.
 
         :param name_of: the worker on a place, None if there is none.
         """
@@ -133,7 +133,7 @@ class Market:
         return {host: to_graph(used_by(from_graph(graph), users.get(host, {}))) for host, graph in graphs.items()}
 
     def give_back(self, place: MachineState) -> None:
-        """A worker has left its machine, which can be had again."""
+        """Give back the machine of a worker that has left."""
         if place.parts:
             place.turn += 1
             for part in place.parts:
@@ -277,7 +277,7 @@ class Call:
     salvaged: bool
 
     def done(self, time: float) -> int:
-        """How many items are done by then, if they take equally long."""
+        """Return how many items are done by then, if they take equally long."""
         share = (time - self.begins) / self.seconds if self.seconds else 1.0
         return max(0, min(self.items, math.floor(share * self.items + 1e-9)))
 
