@@ -138,9 +138,8 @@ class GrantedProvider:
         self._clock = clock
         self._jobs: set[str] = set()  # Those that the batch system has, and was not told to end.
         self._asking = 0  # How many more are being asked for.
-        self._taken: dict[
-            str, JobState | None
-        ] = {}  # Jobs taken over -> their state, None if the queue has no such job.
+        # Jobs taken over -> their state, None if the queue has no such job.
+        self._taken: dict[str, JobState | None] = {}
         self._offered: list[str] = []  # Those of them that `submit` has still to return.
         self._news: list[JobChange] = []
         self._old_news: set[str] = set()  # Jobs taken over that are only now said to run.
