@@ -30,6 +30,9 @@ RENAMED: dict[str, str] = {
     "ctxflow.mapped": "ctxflow.map_results",
     "ctxflow.mapped:Mapped": "ctxflow.map_results:MapResult",
     "ctxflow.turns": "ctxflow.on_worker",
+    "ctxflow.models.parallel": "ctxflow.models.vllm",
+    "ctxflow.testing.models": "ctxflow.testing.small_models",
+    "ctxflow.testing.sessions": "ctxflow.testing.session_contract",
 }
 """Old names -> new ones: of modules and packages (`a.b`), with all below them, and of what is in them (`a.b:Name`).
 
