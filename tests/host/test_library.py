@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from ctxflow.host.library import _slowdown, seldom_collecting
+from ctxflow.host.library import seldom_collecting
+from ctxflow.testing.slow_calls import slowdown
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from ctxflow.host.library import _slowdown, seldom_collecting
     ],
 )
 def test_a_slow_card_is_played_only_where_that_is_asked_for(environment, expected):
-    assert _slowdown(environment) == pytest.approx(expected)
+    assert slowdown(environment) == pytest.approx(expected)
 
 
 NOTICED = """

@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 
 from ctxflow.errors import BatchContractError
 from ctxflow.host.results import Yielding
+from ctxflow.testing.slow_calls import slower_items
 
 
 class Sent:
     """A call, what it sent along, and when the worker gets its notice."""
 
-    def __init__(self, every=0.0, notice_at=None, slowdown=1.0):
+    def __init__(self, every=0.0, notice_at=None):
         self.parts = []
         self.closed = False
         self._asked = 0
         self._notice_at = notice_at
-        self.call = Yielding(self._send, self._leaving, lambda: None, every, slowdown)
+        self.call = Yielding(self._send, self._leaving, lambda: None, every)
 
     def _send(self, head, body):
         self.parts.append((head["first"], pickle.loads(body)))
@@ -150,5 +151,5 @@ def test_items_are_slowed_one_by_one():
             time.sleep(0.02)
             yield time.monotonic()
 
-    first, second = Sent(slowdown=3.0).run(app(), 2)
+    first, second = Sent().run(slower_items(app(), 3.0), 2)
     assert second - first >= 0.06

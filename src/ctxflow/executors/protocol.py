@@ -99,6 +99,8 @@ def events_of(now: float, worker: str, report: Message, host: str = "") -> Seque
     [ContextUnloaded(time=2.0, worker='w', context='c')]
     """
     if isinstance(report, CallFinished):
+        if report.first is None and report.outcomes is None:
+            return [ev.BatchFinished(now, worker, report.call, report.seconds, report.body)]
         return _finished(now, worker, report)
     if isinstance(report, PartFinished):
         return _items(now, worker, report, report.first)
@@ -126,9 +128,7 @@ def _finished(now: float, worker: str, report: CallFinished) -> list[ev.Event]:
     call, seconds = report.call, report.seconds
     if report.outcomes is not None:
         return [ev.StepFinished(now, worker, call, seconds, report.outcomes, report.body)]
-    if report.first is None:
-        return [ev.BatchFinished(now, worker, call, seconds, report.body)]
-    return [*_items(now, worker, report, report.first), ev.BatchEnded(now, worker, call, seconds)]
+    return [*_items(now, worker, report, report.first or 0), ev.BatchEnded(now, worker, call, seconds)]
 
 
 def _items(now: float, worker: str, report: PartFinished | CallFinished, first: int) -> list[ev.Event]:

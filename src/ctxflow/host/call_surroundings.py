@@ -9,13 +9,17 @@ has built, stays. Running calls is in library.py.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
+
+AROUND = "CTXFLOW_AROUND_CALLS"
+"""A variable that names `module:function`, which gets each app's function and returns what is called in its place."""
 
 
 class InPlace:
@@ -309,3 +313,13 @@ def _usable(stream: TextIO | None, descriptor: int) -> TextIO:
     if stream is not None and not getattr(stream, "closed", False):
         return stream
     return open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+def around_calls(environment: Mapping[str, str]) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Return what `AROUND` names in an environment, None if it names nothing.
+
+    >>> around_calls({AROUND: "functools:partial"}).__name__, around_calls({})
+    ('partial', None)
+    """
+    module, _, name = environment.get(AROUND, "").partition(":")
+    return getattr(importlib.import_module(module), name) if module else None

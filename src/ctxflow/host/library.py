@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -37,6 +37,7 @@ from ctxflow.host.call_surroundings import (
     InPlace,
     Interrupts,
     Output,
+    around_calls,
 )
 from ctxflow.host.library_messages import (
     TO_LIBRARY,
@@ -68,7 +69,6 @@ from ctxflow.wording import name_of
 _LONGEST = 20_000  # Characters of a message or traceback that are kept.
 _MOST_NAMES = 20  # Of files that a call left.
 _OBJECTS_OF_BUILD = 100_000  # Made before garbage is looked for while a context is built.
-_FASTEST_CARD = 5.58  # The testbed's H100, beside an A10.
 _OWN_FILES = (os.path.dirname(__file__), str(sys.modules[Context.__module__].__file__))
 
 
@@ -166,7 +166,7 @@ class _Library:
         self._place: InPlace | FolderEach = FolderEach(scratch)
         self._functions: dict[str, Any] = {}  # Also constants; as bytes until they are needed.
         self._value: Any = None
-        self._slowdown = _slowdown(os.environ)
+        self._around = around_calls(os.environ)
         self._notice = select.poll()
         self._notice.register(notice, select.POLLIN)
         self._states = States(self._leaving, self._end_fork)
@@ -266,9 +266,6 @@ class _Library:
             self._send(self.host, raised)
         else:
             seconds = time.monotonic() - started
-            if self._slowdown > 1 and self._yielding is None:
-                time.sleep(seconds * (self._slowdown - 1))
-                seconds *= self._slowdown
             self._output.mend()
             if watched:
                 self._send(self.host, CallEnded(call.call))
@@ -315,9 +312,9 @@ class _Library:
             function = self._function(call)
         else:
             function, args, kwargs = pickle.loads(call.body)
+            self._app, function = name_of(function), self._as_called(function)
         if call.insert:
             args = (self._value, *args)
-        self._app = name_of(function)
         result = function(*args, **kwargs)
         self._failed = type(result).__name__ == "RemoteExceptionWrapper"  # Parsl's apps return what they raise.
         return {}, dump_results(result)
@@ -330,7 +327,7 @@ class _Library:
             self._interrupts.shielded(lambda: self._send(self.line, part))
 
         every = EVERY_SECONDS if call.every is None else call.every
-        self._yielding = Yielding(send, self._leaving, self._end_fork, every, self._slowdown)
+        self._yielding = Yielding(send, self._leaving, self._end_fork, every)
         return self._yielding.run(results, expected, function)
 
     def _leaving(self) -> bool:
@@ -340,7 +337,10 @@ class _Library:
     def _function(self, call: RunCall) -> Callable[..., Any]:
         function: Callable[..., Any] = self._opened(call.function)
         self._app = name_of(function)
-        return function
+        return self._as_called(function)
+
+    def _as_called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function if self._around is None else self._around(function)
 
     def _opened(self, name: str) -> Any:
         """A function, or constants that the calls of an app have in common: made once."""
@@ -403,20 +403,6 @@ def _gpu_bytes() -> int | None:
         return None
     reserved: int = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
     return reserved
-
-
-def _slowdown(environment: Mapping[str, str]) -> float:
-    """How many times longer calls are made to take here, for tests.
-
-    The testbed's cards are advertised, not real: where it is asked for, each is as slow beside the fastest as
-    the real one.
-
-    >>> _slowdown({"CTXFLOW_TESTBED_SLOW": "1", "CTXFLOW_TESTBED_SPEED": "1.00"})
-    5.58
-    """
-    if environment.get("CTXFLOW_TESTBED_SLOW") == "1" and environment.get("CTXFLOW_TESTBED_SPEED"):
-        return _FASTEST_CARD / float(environment["CTXFLOW_TESTBED_SPEED"])
-    return float(environment.get("CTXFLOW_SLOWDOWN", "1"))
 
 
 if __name__ == "__main__":

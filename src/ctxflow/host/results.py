@@ -101,7 +101,6 @@ class Yielding:
     :param leaving: says whether the worker has notice: then the call ends with what is done.
     :param own: called in between; ends a process that the function forked and that came back here.
     :param every: seconds from one message to the next.
-    :param slowdown: how many times longer items are made to take, for tests.
     :ivar at: the item that the function is about, counted from 0; once something was raised, the one to blame.
 
     >>> def squares(numbers):
@@ -118,14 +117,12 @@ class Yielding:
         leaving: Callable[[], bool],
         own: Callable[[], None],
         every: float = EVERY_SECONDS,
-        slowdown: float = 1.0,
     ) -> None:
         self.at = 0
         self._send = send
         self._leaving = leaving
         self._own = own
         self._every = every
-        self._slowdown = slowdown
         self._sent = 0
         self._unsent: list[Any] = []
 
@@ -169,7 +166,6 @@ class Yielding:
             if self._unsent and time.monotonic() >= due:
                 self._flush()
                 due = time.monotonic() + self._every
-            began = time.monotonic()
             try:
                 result = next(results)
             except StopIteration:
@@ -177,8 +173,6 @@ class Yielding:
                 raise self._wrong(function, given, expected) from None
             self._own()
             self._unsent.append(result)
-            if self._slowdown > 1:
-                time.sleep((time.monotonic() - began) * (self._slowdown - 1))
         # What the function does after the last result, such as to yield another, goes to the last item's account.
         last = self._unsent.pop()
         for _ in results:

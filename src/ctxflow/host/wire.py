@@ -153,9 +153,7 @@ class Channel:
             pass
         except OSError:
             self.closed = True
-        return list(self._messages()) if self._incoming else []
-
-    def _messages(self) -> Iterator[tuple[Head, bytes]]:
+        messages: list[tuple[Head, bytes]] = []
         data, start = self._incoming, 0
         while len(data) - start >= _LENGTHS.size:
             head, body = _LENGTHS.unpack_from(data, start)
@@ -163,15 +161,16 @@ class Channel:
             if len(data) < middle + body:
                 break
             try:
-                message = _decode(data[start + _LENGTHS.size : middle])
+                message = _raw_decode(data[start + _LENGTHS.size : middle].decode())[0]
             except ValueError:
                 message = None
             if type(message) not in _HEADS:
                 self.closed = True
                 break
-            yield message, bytes(data[middle : middle + body])
+            messages.append((message, bytes(data[middle : middle + body])))
             start = middle + body
         del data[:start]
+        return messages
 
     def close(self) -> None:
         """Close the connection."""
@@ -301,7 +300,8 @@ def pack(message: Message) -> bytes:
     """
     kind = type(message)
     write = _writers.get(kind) or _writer(kind)
-    return frame([kind.__name__, *write(message)], message.body)
+    text, body = _encode([kind.__name__, *write(message)]).encode(), message.body
+    return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
 
 
 def _writer(kind: type[Message]) -> Callable[[Any], tuple[Any, ...]]:

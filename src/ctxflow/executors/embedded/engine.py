@@ -220,9 +220,9 @@ class EmbeddedEngine:
             if (now := time.monotonic()) >= self._watch.look_at:
                 for worker, reason in self._watch.look(now):
                     self._gone(worker, reason)
-            if self._kill_at:
+            if self._kill_at or self._local.next_at is not None:
                 self._kill_overdue()
-            self._local.start_due()
+                self._local.start_due()
             happened, self._events = self._events, []
         return happened
 

@@ -11,7 +11,7 @@ import selectors
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from ctxflow.executors.contract import CallPayload, ContextPayload, Payloads, RunServices
+from ctxflow.executors.contract import ContextPayload, Payloads, RunServices
 from ctxflow.executors.embedded.local_worker import LibraryLine, LibraryLines, LocalWorker
 from ctxflow.executors.heartbeats import Heartbeats, Patience
 from ctxflow.executors.protocol import call_message, plain_message
@@ -58,7 +58,15 @@ class LocalHosts:
     def tell(self, worker: LocalWorker, command: cmd.Command, payloads: Payloads) -> None:
         """Have a worker carry out a command that names it."""
         if isinstance(command, cmd.Run):
-            self._send_call(worker, command, payloads.calls[command.attempt])
+            line, payload = worker.lines.get(command.context), payloads.calls[command.attempt]
+            if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
+                self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
+                return
+            for part in payload.new_parts(line.functions):
+                line.functions.add(part.name)
+                self._lines.send(line, GivePart(part.name, part.body))
+            line.begin(command.attempt, payload.timeout)
+            self._lines.send(line, call_message(command, payload))
         elif isinstance(command, cmd.Load):
             self._send_load(worker, payloads.contexts[command.context])
         elif isinstance(command, cmd.Carry):
@@ -107,17 +115,6 @@ class LocalHosts:
     def _cache_of(self, worker: LocalWorker, context: ContextPayload) -> str:
         """Where a context's files go: to the cache that all workers share, unless nothing of it is to be kept."""
         return os.path.join(worker.scratch, "files", context.id) if context.level == ev.NONE else self._cache
-
-    def _send_call(self, worker: LocalWorker, command: cmd.Run, payload: CallPayload) -> None:
-        line = worker.lines.get(command.context)
-        if line is None or line.channel is None:  # It died meanwhile, which the scheduler is about to hear.
-            self._happened(ev.ContextUnloaded(self._run.clock(), worker.name, command.context))
-            return
-        for part in payload.new_parts(line.functions):
-            line.functions.add(part.name)
-            self._lines.send(line, GivePart(part.name, part.body))
-        line.begin(command.attempt, payload.timeout)
-        self._lines.send(line, call_message(command, payload))
 
     @staticmethod
     def _states_of(worker: LocalWorker) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from ctxflow.executors.contract import EngineFailed
 from ctxflow.executors.embedded.gpus import GpuShares, Share
 from ctxflow.executors.embedded.local_worker import LocalWorker, share
+from ctxflow.host.call_surroundings import AROUND
 from ctxflow.host.facts import Device
 from ctxflow.host.library_process import KeptLogs
 from ctxflow.host.machine_errors import advice, none_left
@@ -34,6 +35,7 @@ class LocalWorkers:
     :param slowdowns: factor by which the first, second, ... worker is slower.
     :ivar there: by name. :ivar wanted: how many, beside those that were asked for with devices of their own.
     :ivar failure: why none can be started any more, once that is clear.
+    :ivar next_at: when `start_due` is to be called next, on the run's clock; None for never.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class LocalWorkers:
         self._begun = 0
         self._kept_logs = KeptLogs(_MOST_LOGS)
         self._respawn_at: list[float] = []  # When the next ones are started.
+        self.next_at: float | None = None
         self._undead: list[LocalWorker] = []  # With processes that were killed and do not end: they keep their GPUs.
         self._look_at = 0.0
         self._told = False  # That there are no descriptors for another.
@@ -100,6 +103,7 @@ class LocalWorkers:
                 worker.name,
             )
             self._undead.append(worker)
+            self._schedule()
             return
         self._give_back(worker)
 
@@ -113,12 +117,6 @@ class LocalWorkers:
         else:
             self._not_born(worker.last_words())
 
-    @property
-    def next_at(self) -> float | None:
-        """When the next one is to be started, or looked for, if any."""
-        due = self._respawn_at[:1] + [self._look_at] * bool(self._undead)
-        return min(due, default=None)
-
     def start_due(self) -> None:
         """Start those whose time has come."""
         if self._undead and self._look_at <= self._clock():
@@ -130,6 +128,10 @@ class LocalWorkers:
             del self._respawn_at[0]
             if self._ordinary() < self.wanted:
                 self.spawn()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self.next_at = min(self._respawn_at[:1] + [self._look_at] * bool(self._undead), default=None)
 
     def spawn(self) -> None:
         """Start one."""
@@ -154,6 +156,7 @@ class LocalWorkers:
         name = f"local-{number + 1}"
         variables = share(devices, self._has_gpus, self._places, len(shares))
         if number < len(self._slowdowns):
+            variables[AROUND] = "ctxflow.testing.slow_calls:slowed"
             variables["CTXFLOW_SLOWDOWN"] = str(self._slowdowns[number])
         try:
             worker = LocalWorker(name, devices, self._scratch, self._log_of(name), variables)
@@ -189,3 +192,4 @@ class LocalWorkers:
     def _respawn(self, seconds: float) -> None:
         self._respawn_at.append(self._clock() + seconds)
         self._respawn_at.sort()
+        self._schedule()
