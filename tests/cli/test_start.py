@@ -105,3 +105,9 @@ def test_what_help_texts_say_again_is_so():
     assert [each.value for each in plan.SolutionMethod] == list(METHODS)
     assert ",".join(map(str, SHARES)) == profile_scaling.SHARES
     assert machine_commands.CORES_OF_A_GROUP == GROUP_SIZE
+
+
+def test_to_see_how_a_batch_stands_takes_no_scheduler():
+    program = "import sys, ctxflow.batch.display, ctxflow.batch.job_status\nprint(*sys.modules)"
+    rooms = ("ctxflow.scheduler", "ctxflow.sites", "ctxflow.factory", "ctxflow.models", "numpy", "pydantic")
+    assert [name for name in _said(program).split() if name.startswith(rooms)] == []

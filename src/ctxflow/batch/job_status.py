@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ctxflow.batch.phrases import duration
-from ctxflow.executors.run.kept_files import STATUS, StatusWriter
-from ctxflow.executors.run.live_run import LiveRun
 from ctxflow.executors.run.threads import uninterrupted
-from ctxflow.observe.progress import ENDED, VERSION, Progress, condition, load_status, owner
+from ctxflow.observe.progress import ENDED, STATUS, VERSION, Progress, condition, load_status, owner
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from ctxflow.executors.run.live_run import LiveRun
 
 
 SUFFIX = ".status.json"
@@ -87,6 +87,8 @@ class StatusFile:
     """
 
     def __init__(self, output: Path) -> None:
+        from ctxflow.executors.run.kept_files import StatusWriter  # Whoever only reads a status needs no run.
+
         self._paths = [status_path(output)]
         self._facts = {"version": VERSION, "output": str(output.resolve()), "run": "", **owner()}
         self._writer = StatusWriter()

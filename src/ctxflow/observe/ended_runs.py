@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ctxflow.observe.progress import ENDED, condition, load_status
+from ctxflow.observe.progress import ENDED, STATUS, condition, load_status
 
 _OVER = (*ENDED, "died")
-_STATUS = "status.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +65,7 @@ def remove(run: KnownRun) -> bool:
 
     :raises OSError: if it cannot be removed.
     """
-    status = load_status(run.folder / _STATUS)
+    status = load_status(run.folder / STATUS)
     if status is None or condition(status) not in _OVER:
         return False
     shutil.rmtree(run.folder)
@@ -86,7 +85,7 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 def _runs_in(folder: Path) -> Iterator[KnownRun]:
     for place in _folders(folder):
-        status: dict[str, Any] | None = load_status(place / _STATUS)
+        status: dict[str, Any] | None = load_status(place / STATUS)
         if status is not None and "run" in status:
             updated = float(status.get("updated") or 0.0)
             yield KnownRun(place, condition(status), updated, _size(place), str(status.get("output") or ""))

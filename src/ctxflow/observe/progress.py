@@ -238,6 +238,8 @@ class Rates:
         return found
 
 
+STATUS = "status.json"
+"""A run's status file, in its directory, for `ctxflow top` and `ctxflow status` beside any program."""
 VERSION = 1
 SILENT_SECONDS = 30.0
 _GONE_SECONDS = 3.0

@@ -22,7 +22,7 @@ from ctxflow.executors.contract import Engine, KnowsJobs
 from ctxflow.executors.run.figures import Status, awaiting_text, figures_of
 from ctxflow.executors.run.threads import DiskThread
 from ctxflow.host.machine_errors import advice
-from ctxflow.observe.progress import VERSION, Progress, Rates, owner, write_status
+from ctxflow.observe.progress import STATUS, VERSION, Progress, Rates, owner, write_status
 from ctxflow.process_identity import belongs_here, lead_nowhere
 from ctxflow.safe_files import written_whole
 from ctxflow.scheduler import events as ev
@@ -148,8 +148,6 @@ def tokens_of(results: Any) -> int | None:
     return total or None  # An encoder that was not asked to count says 0.
 
 
-STATUS = "status.json"
-"""The run's status file, for `ctxflow top` and `ctxflow status` beside any program."""
 _AWAITING_SECONDS = 60.0  # How often it is said that workers are awaited before the first call.
 
 
