@@ -355,7 +355,7 @@ def test_a_changed_tier_holds_for_new_jobs(site, start, live):
     first = run.has(2)
     Path(path).write_text(Path(path).read_text() + 'cores = 1\nenv = {COLOUR = "blue"}\n')
     factory.process.send_signal(signal.SIGHUP)
-    factory.says("tier a10 has another cores, variables")
+    factory.says("tier a10 has another cores, env")
     run.jobs()[min(first)].kill()
     [new] = eventually(lambda: set(run.jobs()) - first)
     assert run.jobs()[new].environ()["COLOUR"] == "blue"
