@@ -1,6 +1,7 @@
 """Names of earlier versions: each works, and says once what it is called now."""
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 import warnings
@@ -25,6 +26,8 @@ def forget(module):
 
 @pytest.mark.parametrize("old", RENAMED)
 def test_every_old_name_works_and_is_told_once(old):
+    if importlib.util.find_spec(RENAMED[old].partition(".")[0]) is None:
+        pytest.skip("the papers' experiments are not installed")
     module, _, name = forget(old).partition(":")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -5,7 +5,7 @@
 has left a module which is still there needs two lines at that module's end, since no finder is asked for it:
 
     if not TYPE_CHECKING:
-        __getattr__ = renamed.names_of(__name__)
+        __getattr__ = names_of(__name__)
 
 Needs the standard library alone: it is part of what workers get.
 """
@@ -25,14 +25,54 @@ from typing import Any, TypeVar, cast
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 RENAMED: dict[str, str] = {
-    "ctxflow.batch.status_file": "ctxflow.batch.job_status",
     "ctxflow.alternatives": "ctxflow.app_options",
+    "ctxflow.executors.files": "ctxflow.executors.executor",
     "ctxflow.mapped": "ctxflow.map_results",
     "ctxflow.mapped:Mapped": "ctxflow.map_results:MapResult",
-    "ctxflow.turns": "ctxflow.on_worker",
     "ctxflow.models.parallel": "ctxflow.models.vllm",
+    "ctxflow.policies.batching.fixed": "ctxflow.policies.simple.batching",
+    "ctxflow.policies.batching:Coalescing": "ctxflow.policies.simple.batching:Coalescing",
+    "ctxflow.policies.batching:Fixed": "ctxflow.policies.simple.batching:Fixed",
+    "ctxflow.policies.batching:Opportunistic": "ctxflow.policies.opportunistic:Opportunistic",
+    "ctxflow.policies.health:NoQuarantine": "ctxflow.policies.simple.placement:NoQuarantine",
+    "ctxflow.policies.health:SequentialTest": "ctxflow.policies.health.sequential:SequentialTest",
+    "ctxflow.policies.placement.live": "ctxflow.policies.agh.placement",
+    "ctxflow.policies.placement.rolling": "ctxflow.policies.agh.rolling",
+    "ctxflow.policies.placement:Everywhere": "ctxflow.policies.simple.placement:Everywhere",
+    "ctxflow.policies.placement:Problem": "ctxflow.policies.agh.problem:Problem",
+    "ctxflow.policies.placement:solve": "ctxflow.policies.agh.solution:solve",
+    "ctxflow.policies.preemption.selection": "ctxflow.policies.flextopo.preemption",
+    "ctxflow.policies.preemption:ExactPreemption": "ctxflow.policies.flextopo.preemption:ExactPreemption",
+    "ctxflow.policies.preemption:IncrementalMinimalPreemption": (
+        "ctxflow.policies.flextopo.preemption:IncrementalMinimalPreemption"
+    ),
+    "ctxflow.policies.preemption:NoPreemption": "ctxflow.policies.simple.placement:NoPreemption",
+    "ctxflow.policies.preemption:StandardPreemption": "ctxflow.policies.flextopo.preemption:StandardPreemption",
+    "ctxflow.policies.routing.forecast": "ctxflow.policies.torta.forecast",
+    "ctxflow.policies.routing.lookahead": "ctxflow.policies.torta.transport",
+    "ctxflow.policies.routing.reactive": "ctxflow.policies.baselines",
+    "ctxflow.policies.routing.simple": "ctxflow.policies.simple.routing",
+    "ctxflow.policies.routing.torta": "ctxflow.policies.torta.routing",
+    "ctxflow.policies.routing.transport": "ctxflow.policies.torta.transport",
+    "ctxflow.policies.routing:ContextAffinity": "ctxflow.policies.simple.routing:ContextAffinity",
+    "ctxflow.policies.routing:LeastLoaded": "ctxflow.policies.simple.routing:LeastLoaded",
+    "ctxflow.policies.routing:RoundRobin": "ctxflow.policies.simple.routing:RoundRobin",
+    "ctxflow.policies.scaling.activation": "ctxflow.policies.torta.scaling",
+    "ctxflow.policies.scaling.latency": "ctxflow.policies.turboserve.assignment",
+    "ctxflow.policies.scaling.rebalancing": "ctxflow.policies.turboserve.rebalancing",
+    "ctxflow.policies.scaling:ClosedLoop": "ctxflow.policies.turboserve.scaling:ClosedLoop",
+    "ctxflow.policies.scaling:FixedWorkers": "ctxflow.policies.simple.scaling:FixedWorkers",
+    "ctxflow.policies.scaling:QueueProportional": "ctxflow.policies.simple.scaling:QueueProportional",
+    "ctxflow.policies.sessions:LeastLoadedSessions": "ctxflow.policies.simple.placement:LeastLoadedSessions",
+    "ctxflow.policies.sessions:TurboServe": "ctxflow.policies.turboserve.session_placement:TurboServe",
+    "ctxflow.simulator.flextopo": "ctxflow_papers.flextopo",
+    "ctxflow.simulator.gh_agh": "ctxflow_papers.gh_agh",
+    "ctxflow.simulator.pervasive_context": "ctxflow_papers.pervasive_context",
+    "ctxflow.simulator.torta": "ctxflow_papers.torta",
+    "ctxflow.simulator.turboserve": "ctxflow_papers.turboserve",
     "ctxflow.testing.models": "ctxflow.testing.small_models",
     "ctxflow.testing.sessions": "ctxflow.testing.session_contract",
+    "ctxflow.turns": "ctxflow.on_worker",
 }
 """Old names -> new ones: of modules and packages (`a.b`), with all below them, and of what is in them (`a.b:Name`).
 
