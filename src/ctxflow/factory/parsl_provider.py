@@ -22,10 +22,13 @@ from parsl.providers.base import ExecutionProvider
 
 from ctxflow.factory import slurm
 from ctxflow.factory.parsl_script import (
+    FIRST_PAUSE,
     ID_VARIABLES,
+    SHORTEST_PAUSE,
     JobPaths,
     JobReport,
     JobStory,
+    PollPace,
     SubmittedJob,
     check_directory,
     job_id,
@@ -37,7 +40,6 @@ from ctxflow.factory.parsl_systems import EXCLUDES, OnePod, ParslIntercept, kept
 from ctxflow.factory.provider import FoundJob, JobChange, PoolSurvey, ProviderError, WorkerJob, tail
 from ctxflow.wording import counted
 
-_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 1.0, 5.0, 60.0, 1.5
 _READ_SECONDS, _TURN_SECONDS = 0.9, (8.0, 16.0)  # How often the events of a job that works are read, at most and else.
 _MOST_ENDED = 1000  # Jobs that are over and may still be asked about; so many may end at once.
 _HURRIED_SECONDS = 0.5
@@ -100,8 +102,8 @@ class ParslProvider:
         self._ended: dict[str, SubmittedJob] = {}
         self._news: list[JobChange] = []
         self._tiers: set[str] = set()
-        self._beat_at = self._asked_at = self._ask_at = self._read_at = float("-inf")
-        self._pause = _FIRST_PAUSE
+        self._beat_at = self._read_at = float("-inf")
+        self._pace = PollPace()
         parsl.nodes_per_block = 1
         if self._label == "slurm" and "--comment" not in (given := str(parsl.scheduler_options or "")):
             # By which squeue and sacct group the jobs of a run: their names differ.
@@ -139,7 +141,7 @@ class ParslProvider:
                     raise
                 break
         if ids:
-            self._hurry(_FIRST_PAUSE)
+            self._pace.hurry(self._clock(), FIRST_PAUSE)
         return ids
 
     def _submit(self, job: WorkerJob) -> str:
@@ -202,7 +204,7 @@ class ParslProvider:
             for each in ours:
                 each.story.removed = True
             self._cancel(ours)
-            self._hurry(_SHORTEST_PAUSE)
+            self._pace.hurry(self._clock(), SHORTEST_PAUSE)
 
     def exclude(self, jobs: Sequence[str], hosts: Sequence[str]) -> list[str] | None:
         """Keep jobs that wait from hosts: Slurm's are changed, those of others are to be submitted again.
@@ -226,7 +228,7 @@ class ParslProvider:
         """
         self._beat()
         self._read_due()
-        if self._jobs and self._clock() >= self._ask_at:
+        if self._jobs and self._clock() >= self._pace.next_at:
             self._ask()
         news, self._news = self._news, []
         return news
@@ -327,16 +329,16 @@ class ParslProvider:
             self._tell(job, job.story.heard(line))
         job.ended_at = self._clock() if job.story.status is not None else None
         if not whole.startswith(b"began"):
-            self._hurry(_SHORTEST_PAUSE)  # The batch system knows why.
+            self._pace.hurry(self._clock(), SHORTEST_PAUSE)  # The batch system knows why.
 
     def _ask(self) -> None:
         """Query the batch system for all jobs, after their own events were read."""
-        self._asked_at = self._clock()
+        now = self._clock()
         for job in list(self._jobs.values()):
-            if self._asked_at - job.read_at >= _READ_SECONDS:
+            if now - job.read_at >= _READ_SECONDS:
                 self._read(job)
         told = len(self._news)
-        self._ask_at = self._asked_at + _LONGEST_PAUSE / 2  # If it fails.
+        self._pace.asked(now)
         words = self._slurm_words() if self._label == "slurm" else self._parsl_words()
         for job in list(self._jobs.values()):
             word = words.get(job.story.job)
@@ -348,9 +350,7 @@ class ParslProvider:
                 self._tell(job, job.story.told(word))
         self._bury()
         settling = any(job.ended_at is not None or job.story.removed for job in self._jobs.values())
-        first = _SHORTEST_PAUSE if settling else _FIRST_PAUSE
-        self._pause = first if len(self._news) > told else min(_LONGEST_PAUSE, max(first, self._pause * _GROWTH))
-        self._ask_at = self._asked_at + self._pause
+        self._pace.answered(moved=len(self._news) > told, settling=settling)
 
     def _bury(self) -> None:
         """End jobs whose script has ended long ago, though the batch system does not notice."""
@@ -370,11 +370,6 @@ class ParslProvider:
                 self._ended.pop(next(iter(self._ended))).remove_files()
             with contextlib.suppress(OSError):
                 os.unlink(job.places.script)  # It may hold secrets, among its variables.
-
-    def _hurry(self, pause: float) -> None:
-        """Query the batch system soon, since something moves."""
-        self._pause = pause
-        self._ask_at = min(self._ask_at, max(self._clock(), self._asked_at + pause))
 
     def _slurm_words(self) -> Mapping[str, JobReport]:
         lines = self._squeue()

@@ -153,6 +153,8 @@ def job_id(native: object) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", str(native))
 
 
+SHORTEST_PAUSE, FIRST_PAUSE = 1.0, 5.0  # Seconds between queries of the batch system.
+_LONGEST_PAUSE, _GROWTH = 60.0, 1.5
 _BY_HAND = re.compile("JobHeld|requeued.in.held.state")  # Slurm's, after `scontrol hold` and `requeuehold`.
 GIVEN_BACK = "ctxflow gave the worker back"
 
@@ -312,6 +314,37 @@ class SubmittedJob:
         for path in own + [self.script + end for end in ("", ".stdout", ".stderr") if self.script]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+@dataclass
+class PollPace:
+    """When to query the batch system about jobs: soon while something changes, ever more seldom else.
+
+    :ivar next_at: when to query it next, by the provider's clock.
+    """
+
+    next_at: float = float("-inf")
+    _asked_at: float = float("-inf")
+    _pause: float = FIRST_PAUSE
+
+    def asked(self, now: float) -> None:
+        """Record that it is queried now; if that fails, the next time is in half a minute."""
+        self._asked_at, self.next_at = now, now + _LONGEST_PAUSE / 2
+
+    def answered(self, moved: bool, settling: bool) -> None:
+        """Record the answer.
+
+        :param moved: whether it had news of some job.
+        :param settling: whether jobs are about to leave.
+        """
+        first = SHORTEST_PAUSE if settling else FIRST_PAUSE
+        self._pause = first if moved else min(_LONGEST_PAUSE, max(first, self._pause * _GROWTH))
+        self.next_at = self._asked_at + self._pause
+
+    def hurry(self, now: float, pause: float) -> None:
+        """Query it within the pause, since something changes."""
+        self._pause = pause
+        self.next_at = min(self.next_at, max(now, self._asked_at + pause))
 
 
 def check_directory(directory: str, label: str, volumes: Iterable[Sequence[str]]) -> None:

@@ -1,6 +1,6 @@
 """Answer a batch of requests to a model, on a worker: a batch job's tasks (batch/job_apps.py).
 
-Requests and answers are plain data. This module's name is part of what identifies a batch job in its ledger.
+Requests and answers are plain data.
 """
 
 from __future__ import annotations
