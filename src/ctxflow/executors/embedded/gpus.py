@@ -23,7 +23,7 @@ class GpuShares:
     :param workers: how many shares there are, of `each` GPUs.
     :ivar devices: those that are dealt out.
 
-    >>> shares = Shares([Device("a"), Device("b"), Device("c")], workers=3, each=1)
+    >>> shares = GpuShares([Device("a"), Device("b"), Device("c")], workers=3, each=1)
     >>> first = shares.take()
     >>> shares.ask(7, ["b", "a"])
     >>> list(shares.granted())
