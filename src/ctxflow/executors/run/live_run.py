@@ -1,21 +1,14 @@
-"""A run: the shell around the scheduler that drives an engine, and answers who waits.
+"""A run as a person has it: it begins and ends, is told of apps and contexts, gets items, and says what is going on.
 
-One thread waits for the engine's events; submissions are handled on the thread that submits, so that a call is
-on its way when `submit` returns. A lock orders the two. What does not live here: decisions (scheduler/), what apps
-and contexts are (declarations.py), what items hold and who waits for them (waiting.py), and how a person calls
-(executor.py, apps.py).
+What does not live here: the loop in which things happen (run_loop.py), what apps and contexts are (declarations.py),
+and how a person calls (executor.py, apps.py).
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import functools
 import logging
-import math
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,7 +17,6 @@ from ctxflow.errors import CtxflowError, RunEnded
 from ctxflow.executors.call_files import placed
 from ctxflow.executors.contract import (
     Bounded,
-    ContextPayload,
     Engine,
     EngineFailed,
     Explains,
@@ -32,7 +24,6 @@ from ctxflow.executors.contract import (
 )
 from ctxflow.executors.run.declarations import (
     Declaration,
-    Declared,
     DeclaredContext,
     Retirement,
     carry_user_modules,
@@ -42,30 +33,23 @@ from ctxflow.executors.run.declarations import (
     spec_of,
 )
 from ctxflow.executors.run.figures import SessionStatus, Status, status_of
-from ctxflow.executors.run.futures import CallFuture, Delivery, Sink, opened
-from ctxflow.executors.run.kept_files import NOTED, AwaitingReminder, EventLog, RunStatusFile, WorkerTable
-from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
-from ctxflow.executors.run.session_store import News, SessionStore
-from ctxflow.executors.run.threads import Callbacks, DiskThread, uninterrupted
-from ctxflow.executors.run.worker_bounds import WorkerBounds
+from ctxflow.executors.run.futures import CallFuture, Delivery, Sink
+from ctxflow.executors.run.kept_files import AwaitingReminder, EventLog, RunStatusFile, WorkerTable
+from ctxflow.executors.run.run_loop import TICK_SECONDS, RunLoop
+from ctxflow.executors.run.session_store import News
+from ctxflow.executors.run.threads import DiskThread, uninterrupted
 from ctxflow.host.machine_errors import advice, none_left
 from ctxflow.process_identity import belongs_here, foreign_text
 from ctxflow.recipe import Context
 from ctxflow.scheduler import Limits, Policies, Scheduler
-from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.dispatch import computed
 from ctxflow.scheduler.log import first_line
-from ctxflow.terminal import guard_log
 
 logger = logging.getLogger("ctxflow")
-guard_log(logger)  # Its lines quote what workers and batch systems say.
-_TICK_SECONDS = 1.0
 _MOST_SAMPLES = 3600
-_IDLE_SECONDS = 0.005  # How often `wait_idle` looks.
 
 
-class LiveRun:
+class LiveRun(RunLoop):
     """Everything between a person's calls and an engine.
 
     :param engine: carries out what is decided.
@@ -93,50 +77,24 @@ class LiveRun:
         start_when: float = 0.0,
         regions: Iterable[ev.RegionSpec] = (),
     ) -> None:
+        scheduler = Scheduler(policies, limits, start_when=start_when)
+        super().__init__(engine, scheduler, os.path.abspath(directory))
         self.id = uuid.uuid4().hex[:12]
-        self.directory = os.path.abspath(directory)
-        self.engine = engine
-        self._outbox = Outbox(engine, self._not_sent)
         self._tiers = list(tiers)
         self._regions = list(regions)
-        self._scheduler = Scheduler(policies, limits, start_when=start_when)
-        self._lock = threading.Lock()
-        self._origin = time.monotonic()
-        self._said: set[str] = set()
         self.files_travel = False
-        self._with_files: set[str] = set()  # Batch apps, of whose items some have held files.
-        self._declared = Declared()
         self._retirement = Retirement()
-        self.sessions = SessionStore(os.path.join(self.directory, "sessions"))
-        self._waiting = Waiting(self.sessions, self._declared.contexts)
-        self._ended = threading.Event()
-        self._failed: EngineFailed | None = None
-        self._undelivered: list[Delivery | News] = []  # What was to be told when the run failed.
-        self._actions: collections.deque[Callable[[], None]] = collections.deque()
         self._log_events = log_events
         self._level = level
-        self._log: EventLog | None = None
         self._disk = DiskThread()
         self._status_file: RunStatusFile | None = None
-        self._table: WorkerTable | None = None
-        self._bounds = WorkerBounds(engine, self.directory)
         self._status_due = 0.0
         self._status_waits = False  # For the disk.
         self._reminder = AwaitingReminder()
         self.keeps_status = True
         self.each_second: Callable[[], None] | None = None
         self.samples: list[tuple[float, int, int]] = []
-        self._tick_due = 0.0
-        self._loop_over = threading.Event()
-        self.callbacks = Callbacks(self._loop, self._wake)
-        self.is_copy = False
         belongs_here(self)
-
-    # --- what the engine asks (RunServices)
-
-    def clock(self) -> float:
-        """Return the seconds since the run began."""
-        return time.monotonic() - self._origin
 
     # --- life
 
@@ -170,7 +128,7 @@ class LiveRun:
         self._table = WorkerTable(self.directory, self._disk.give)
         if self.keeps_status:
             self._status_file.write(self.status())
-        self._tick_due = self.clock() + _TICK_SECONDS
+        self._tick_due = self.clock() + TICK_SECONDS
         self.callbacks.start()
 
     def forked(self) -> None:
@@ -207,27 +165,6 @@ class LiveRun:
                 if self._log is not None:
                     self._log.close()
                 self._disk.close()
-
-    def _fail_all(self, error: BaseException) -> None:
-        """Tell everybody who waits that no answer will come."""
-        with self._lock:
-            deliveries, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
-        self._deliver(deliveries)
-
-    def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued and no call runs, not even one for which nobody waits any more.
-
-        :returns: whether it is so; False if `timeout` seconds have passed first.
-        """
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._lock:
-                state = self._scheduler.state
-                if not state.open and not state.attempts and not self._outbox.waiting:
-                    return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_IDLE_SECONDS)
 
     def open_calls(self) -> list[CallFuture]:
         """Return the single calls that are not answered, in the order in which they were made."""
@@ -398,184 +335,8 @@ class LiveRun:
         self._deliver(deliveries)
         return gone
 
-    def soon(self, action: Callable[[], None]) -> None:
-        """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
-        if not self.is_copy:
-            self._actions.append(action)
-            self._wake()
-
     def _cancel_one(self, item: int) -> None:
         self.cancel([item], stop=True)
-
-    # --- events
-
-    def _loop(self) -> None:
-        while not self._ended.is_set() and self._failed is None:
-            try:
-                self._turn()
-            except EngineFailed as error:
-                self._failed = error
-            except Exception as error:
-                if not self._ended.is_set():
-                    self._failed = _broken(error, "in its loop")
-            if not self.callbacks.run():
-                return  # To go on, on another thread.
-        if self._failed is not None and not self._loop_over.is_set():
-            self._give_up(self._failed)
-        self._loop_over.set()
-
-    def _wake(self) -> None:
-        if not self._ended.is_set():  # Else the engine may be stopped.
-            self.engine.wake()
-
-    def _turn(self) -> None:
-        """Wait for events, and let the scheduler hear of them."""
-        wake = self._scheduler.next_wake
-        due = self._tick_due if wake is None else min(self._tick_due, wake)
-        events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
-        if self._actions:
-            self._act()
-        now = self.clock()
-        if now >= due:
-            self._tick_due = now + _TICK_SECONDS
-            events.append(ev.Tick(now))
-            events += self._bounds.events(self._scheduler.state, now)
-        self._feed(*events)
-        if now >= due:
-            self._each_second(now)
-
-    def _act(self) -> None:
-        while self._actions:
-            try:
-                self._actions.popleft()()
-            except Exception:
-                logger.exception("what was left to the run's thread failed")
-
-    def _give_up(self, error: EngineFailed) -> None:
-        """Fail all who wait, and all who come: nothing can run any more."""
-        logger.error("%s", error)
-        with self._lock:
-            self._failed = error
-        self._write_status("failed", str(error))
-        self._fail_all(error)
-
-    @uninterrupted
-    def _feed(self, *events: ev.Event) -> None:
-        deliveries: list[Delivery | News] = []
-        try:
-            for event in events:
-                known = self._kept(event) if isinstance(event, ev.StepFinished) else event
-                with self._lock:
-                    deliveries += self._handle(known)
-                if self._outbox.waiting:
-                    self._send()
-        finally:
-            self._deliver(deliveries)
-
-    def _kept(self, event: ev.StepFinished) -> ev.StepFinished:
-        """Keep the states that came with an event on the disk, for which nobody else has to wait; return the event."""
-        with self._lock:
-            orders = self._scheduler.state.streams.steps.get(event.attempt)
-        return event if orders is None else self.sessions.opened(event, orders)
-
-    def _handle(self, event: ev.Event) -> list[Delivery | News]:
-        """Let the scheduler decide; gives back what is to be told to whoever waits. `_send` follows.
-
-        :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: everybody is told, since
-            who is passed over would wait for ever.
-        """
-        deliveries: list[Delivery | News] = []
-        state = self._scheduler.state
-        try:
-            attempt = state.attempts.get(getattr(event, "attempt", -1))
-            context = None if attempt is None else self._declared.labels.get(attempt.app)
-            if self._table is not None and type(event) in NOTED:
-                self._table.note(event, state, self.engine)
-            try:
-                commands = self._scheduler.handle(event)
-            except Exception as error:  # A policy's, most likely.
-                text = f"the run cannot go on, for a policy raised {type(error).__name__}: {error}"
-                raise EngineFailed(text) from error
-            commanded: list[cmd.Command] = []
-            calls: list[Making] = []
-            making = self._waiting.payload
-            contexts: dict[str, ContextPayload] = {}
-            for command in commands:
-                if isinstance(command, Telling):
-                    deliveries.append(self._waiting.told(command, event, context))
-                elif isinstance(command, (cmd.Note, cmd.Place, cmd.Quarantine, cmd.MakePlan)):
-                    self._carry_out_here(command)
-                else:
-                    commanded.append(command)
-                    if isinstance(command, cmd.Run):
-                        calls.append((command, making(command, self._declared.apps, state.sessions, self._with_files)))
-                    elif isinstance(command, (cmd.Stage, cmd.Load, cmd.Unload)):
-                        contexts[command.context] = self._declared.contexts[command.context]
-            if commanded:
-                self._outbox.put(commanded, calls, contexts)
-            if self._log is not None:
-                self._log.add(event, commands)
-        except Exception as error:
-            raise self._broken_by(error, f"at {type(event).__name__}", deliveries) from error
-        return deliveries
-
-    def _send(self, deliveries: Iterable[Delivery | News] = ()) -> None:
-        """Let the engine act, outside the lock.
-
-        :param deliveries: what is to be told even so.
-        :raises EngineFailed: if anything goes wrong in it.
-        """
-        try:
-            self._outbox.send()
-        except Exception as error:
-            with self._lock:
-                failed = self._broken_by(error, "when the engine was told what to do", deliveries)
-            raise failed from error
-
-    def _not_sent(self, call: cmd.Run, error: Exception) -> None:
-        """Have the scheduler hear that a call's inputs cannot be sent."""
-        failure = ev.Failure("input", type(error).__name__, str(error))
-        self.soon(lambda: self._feed(ev.BatchFailed(self.clock(), call.worker, call.attempt, failure, exception=error)))
-
-    def _broken_by(self, error: Exception, where: str, deliveries: Iterable[Delivery | News]) -> EngineFailed:
-        if self._failed is None:
-            self._failed = error if isinstance(error, EngineFailed) else _broken(error, where)
-        self._undelivered += deliveries
-        self._wake()
-        return self._failed
-
-    def _carry_out_here(self, command: cmd.Note | cmd.Place | cmd.Quarantine | cmd.MakePlan) -> None:
-        """Carry out what no engine does."""
-        if isinstance(command, cmd.MakePlan):
-            self._make_plan(command)
-        elif isinstance(command, cmd.Place):
-            self._say_reasons(command)
-        elif isinstance(command, cmd.Note):
-            logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
-
-    def _make_plan(self, command: cmd.MakePlan) -> None:
-        """Compute a plan on a thread of its own: it may take seconds, in which events go on."""
-
-        def make() -> None:
-            event = dataclasses.replace(computed(command.planning), time=self.clock())
-            self.soon(functools.partial(self._feed, event))  # Once the run has ended, nobody hears of it.
-
-        threading.Thread(target=make, name="ctxflow-plan", daemon=True).start()
-
-    def _say_reasons(self, plan: cmd.Place) -> None:
-        """Tell a person once what no plan can do."""
-        for reason in plan.reasons:
-            if reason not in self._said:
-                self._said.add(reason)
-                logger.warning("placement: %s", reason)
-
-    @staticmethod
-    def _deliver(deliveries: Iterable[Delivery | News]) -> None:
-        for delivery in deliveries:
-            try:
-                delivery.make()
-            except Exception:
-                logger.exception("a callback of a future raised")
 
     # --- what is going on
 
@@ -607,7 +368,7 @@ class LiveRun:
                 self._table.write(state, now, self.engine)
         self._send()
         if now >= self._status_due:
-            self._status_due = now + _TICK_SECONDS
+            self._status_due = now + TICK_SECONDS
             self._write_status()
 
     def _forget_parts(self) -> None:
@@ -642,8 +403,3 @@ class LiveRun:
             reasons = self.engine.reasons() if isinstance(self.engine, Explains) else None
             limits = self.engine.limits() if isinstance(self.engine, Bounded) else ()
             return status_of(self._scheduler.state, self._declared.contexts, self.clock(), reasons, limits)
-
-
-def _broken(error: Exception, where: str) -> EngineFailed:
-    do = advice(error) or "; please report it, with what led to it"
-    return EngineFailed(f"the run cannot go on, for {type(error).__name__} came {where}: {error}{do}")

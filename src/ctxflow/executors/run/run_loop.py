@@ -1,0 +1,283 @@
+"""The loop of a run: events of an engine go to the scheduler, its commands to the engine, and answers to who waits.
+
+A thread of its own waits for the engine's events; submissions are handled on the thread that submits, so that a call is
+on its way when `submit` returns. A lock orders the two. What does not live here: what a person asks of a run
+(live_run.py), decisions (scheduler/), and what items hold and who waits for them (pending.py).
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import functools
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from ctxflow.executors.contract import ContextPayload, Engine, EngineFailed
+from ctxflow.executors.run.declarations import Declared
+from ctxflow.executors.run.futures import Delivery, opened
+from ctxflow.executors.run.kept_files import NOTED, EventLog, WorkerTable
+from ctxflow.executors.run.pending import Making, Outbox, Telling, Waiting
+from ctxflow.executors.run.session_store import News, SessionStore
+from ctxflow.executors.run.threads import Callbacks, uninterrupted
+from ctxflow.executors.run.worker_bounds import WorkerBounds
+from ctxflow.host.machine_errors import advice
+from ctxflow.scheduler import Scheduler
+from ctxflow.scheduler import commands as cmd
+from ctxflow.scheduler import events as ev
+from ctxflow.scheduler.dispatch import computed
+from ctxflow.terminal import guard_log
+
+logger = logging.getLogger("ctxflow")
+guard_log(logger)  # Its lines quote what workers and batch systems say.
+TICK_SECONDS = 1.0
+_IDLE_SECONDS = 0.005  # How often `wait_idle` looks.
+
+
+class RunLoop(abc.ABC):
+    """Drives an engine as a scheduler decides.
+
+    :param engine: carries out what is decided.
+    :param directory: where the run keeps its files.
+    """
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, directory: str) -> None:
+        self.engine = engine
+        self.directory = directory
+        self._scheduler = scheduler
+        self._lock = threading.Lock()
+        self._origin = time.monotonic()
+        self._declared = Declared()
+        self._with_files: set[str] = set()  # Batch apps, of whose items some have held files.
+        self.sessions = SessionStore(os.path.join(directory, "sessions"))
+        self._waiting = Waiting(self.sessions, self._declared.contexts)
+        self._outbox = Outbox(engine, self._not_sent)
+        self._bounds = WorkerBounds(engine, directory)
+        self._log: EventLog | None = None
+        self._table: WorkerTable | None = None
+        self._said: set[str] = set()
+        self._ended = threading.Event()
+        self._failed: EngineFailed | None = None
+        self._undelivered: list[Delivery | News] = []  # What was to be told when the run failed.
+        self._actions: collections.deque[Callable[[], None]] = collections.deque()
+        self._tick_due = 0.0
+        self._loop_over = threading.Event()
+        self.callbacks = Callbacks(self._loop, self._wake)
+        self.is_copy = False
+
+    @abc.abstractmethod
+    def _each_second(self, now: float) -> None:
+        """Do what is done each second, on the loop's thread."""
+
+    @abc.abstractmethod
+    def _write_status(self, state: str = "running", reason: str = "") -> None:
+        """Have the status file say how the run stands."""
+
+    def clock(self) -> float:
+        """Return the seconds since the run began."""
+        return time.monotonic() - self._origin
+
+    def _loop(self) -> None:
+        while not self._ended.is_set() and self._failed is None:
+            try:
+                self._turn()
+            except EngineFailed as error:
+                self._failed = error
+            except Exception as error:
+                if not self._ended.is_set():
+                    self._failed = _broken(error, "in its loop")
+            if not self.callbacks.run():
+                return  # To go on, on another thread.
+        if self._failed is not None and not self._loop_over.is_set():
+            self._give_up(self._failed)
+        self._loop_over.set()
+
+    def _wake(self) -> None:
+        if not self._ended.is_set():  # Else the engine may be stopped.
+            self.engine.wake()
+
+    def _turn(self) -> None:
+        """Wait for events, and let the scheduler hear of them."""
+        wake = self._scheduler.next_wake
+        due = self._tick_due if wake is None else min(self._tick_due, wake)
+        events = [opened(event) for event in self.engine.poll(max(0.0, due - self.clock()))]
+        if self._actions:
+            self._act()
+        now = self.clock()
+        if now >= due:
+            self._tick_due = now + TICK_SECONDS
+            events.append(ev.Tick(now))
+            events += self._bounds.events(self._scheduler.state, now)
+        self._feed(*events)
+        if now >= due:
+            self._each_second(now)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Have the run's thread do something. Takes no lock, so that a finalizer may call it."""
+        if not self.is_copy:
+            self._actions.append(action)
+            self._wake()
+
+    def _act(self) -> None:
+        while self._actions:
+            try:
+                self._actions.popleft()()
+            except Exception:
+                logger.exception("what was left to the run's thread failed")
+
+    @uninterrupted
+    def _feed(self, *events: ev.Event) -> None:
+        deliveries: list[Delivery | News] = []
+        try:
+            for event in events:
+                known = self._kept(event) if isinstance(event, ev.StepFinished) else event
+                with self._lock:
+                    deliveries += self._handle(known)
+                if self._outbox.waiting:
+                    self._send()
+        finally:
+            self._deliver(deliveries)
+
+    def _kept(self, event: ev.StepFinished) -> ev.StepFinished:
+        """Keep the states that came with an event on the disk, for which nobody else has to wait; return the event."""
+        with self._lock:
+            orders = self._scheduler.state.streams.steps.get(event.attempt)
+        return event if orders is None else self.sessions.opened(event, orders)
+
+    def _handle(self, event: ev.Event) -> list[Delivery | News]:
+        """Let the scheduler decide; gives back what is to be told to whoever waits. `_send` follows.
+
+        :raises EngineFailed: if anything goes wrong in it. What is half done cannot be undone: everybody is told, since
+            who is passed over would wait for ever.
+        """
+        deliveries: list[Delivery | News] = []
+        state = self._scheduler.state
+        try:
+            attempt = state.attempts.get(getattr(event, "attempt", -1))
+            context = None if attempt is None else self._declared.labels.get(attempt.app)
+            if self._table is not None and type(event) in NOTED:
+                self._table.note(event, state, self.engine)
+            try:
+                commands = self._scheduler.handle(event)
+            except Exception as error:  # A policy's, most likely.
+                text = f"the run cannot go on, for a policy raised {type(error).__name__}: {error}"
+                raise EngineFailed(text) from error
+            commanded: list[cmd.Command] = []
+            calls: list[Making] = []
+            making = self._waiting.payload
+            contexts: dict[str, ContextPayload] = {}
+            for command in commands:
+                if isinstance(command, Telling):
+                    deliveries.append(self._waiting.told(command, event, context))
+                elif isinstance(command, (cmd.Note, cmd.Place, cmd.Quarantine, cmd.MakePlan)):
+                    self._carry_out_here(command)
+                else:
+                    commanded.append(command)
+                    if isinstance(command, cmd.Run):
+                        calls.append((command, making(command, self._declared.apps, state.sessions, self._with_files)))
+                    elif isinstance(command, (cmd.Stage, cmd.Load, cmd.Unload)):
+                        contexts[command.context] = self._declared.contexts[command.context]
+            if commanded:
+                self._outbox.put(commanded, calls, contexts)
+            if self._log is not None:
+                self._log.add(event, commands)
+        except Exception as error:
+            raise self._broken_by(error, f"at {type(event).__name__}", deliveries) from error
+        return deliveries
+
+    def _send(self, deliveries: Iterable[Delivery | News] = ()) -> None:
+        """Let the engine act, outside the lock.
+
+        :param deliveries: what is to be told even so.
+        :raises EngineFailed: if anything goes wrong in it.
+        """
+        try:
+            self._outbox.send()
+        except Exception as error:
+            with self._lock:
+                failed = self._broken_by(error, "when the engine was told what to do", deliveries)
+            raise failed from error
+
+    def _not_sent(self, call: cmd.Run, error: Exception) -> None:
+        """Have the scheduler hear that a call's inputs cannot be sent."""
+        failure = ev.Failure("input", type(error).__name__, str(error))
+        self.soon(lambda: self._feed(ev.BatchFailed(self.clock(), call.worker, call.attempt, failure, exception=error)))
+
+    def _carry_out_here(self, command: cmd.Note | cmd.Place | cmd.Quarantine | cmd.MakePlan) -> None:
+        """Carry out what no engine does."""
+        if isinstance(command, cmd.MakePlan):
+            self._make_plan(command)
+        elif isinstance(command, cmd.Place):
+            self._say_reasons(command)
+        elif isinstance(command, cmd.Note):
+            logger.log(logging.WARNING if command.trouble else logging.INFO, "%s", command.text)
+
+    def _make_plan(self, command: cmd.MakePlan) -> None:
+        """Compute a plan on a thread of its own: it may take seconds, in which events go on."""
+
+        def make() -> None:
+            event = dataclasses.replace(computed(command.planning), time=self.clock())
+            self.soon(functools.partial(self._feed, event))  # Once the run has ended, nobody hears of it.
+
+        threading.Thread(target=make, name="ctxflow-plan", daemon=True).start()
+
+    def _say_reasons(self, plan: cmd.Place) -> None:
+        """Tell a person once what no plan can do."""
+        for reason in plan.reasons:
+            if reason not in self._said:
+                self._said.add(reason)
+                logger.warning("placement: %s", reason)
+
+    @staticmethod
+    def _deliver(deliveries: Iterable[Delivery | News]) -> None:
+        for delivery in deliveries:
+            try:
+                delivery.make()
+            except Exception:
+                logger.exception("a callback of a future raised")
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is queued and no call runs, not even one for which nobody waits any more.
+
+        :returns: whether it is so; False if `timeout` seconds have passed first.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                state = self._scheduler.state
+                if not state.open and not state.attempts and not self._outbox.waiting:
+                    return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_IDLE_SECONDS)
+
+    def _broken_by(self, error: Exception, where: str, deliveries: Iterable[Delivery | News]) -> EngineFailed:
+        if self._failed is None:
+            self._failed = error if isinstance(error, EngineFailed) else _broken(error, where)
+        self._undelivered += deliveries
+        self._wake()
+        return self._failed
+
+    def _give_up(self, error: EngineFailed) -> None:
+        """Fail all who wait, and all who come: nothing can run any more."""
+        logger.error("%s", error)
+        with self._lock:
+            self._failed = error
+        self._write_status("failed", str(error))
+        self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Tell everybody who waits that no answer will come."""
+        with self._lock:
+            deliveries, self._undelivered = [*self._undelivered, *self._waiting.end_all(error)], []
+        self._deliver(deliveries)
+
+
+def _broken(error: Exception, where: str) -> EngineFailed:
+    do = advice(error) or "; please report it, with what led to it"
+    return EngineFailed(f"the run cannot go on, for {type(error).__name__} came {where}: {error}{do}")
