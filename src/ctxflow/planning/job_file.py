@@ -147,7 +147,7 @@ def _explained(error: pydantic.ValidationError, values: Mapping[str, Any]) -> It
 
 
 def _problems(job: PlanJob, tiers: Mapping[str, object]) -> Iterator[FileProblem]:
-    """What is impossible although each value by itself is fine."""
+    """Yield what is impossible although each value by itself is fine."""
     models = [model.name for model in job.models]
     for kind in ("queries", "models", "tiers"):
         names = [each.name for each in getattr(job, kind)]
@@ -185,7 +185,7 @@ def _query_problems(query: Query, place: tuple[str | int, ...], models: list[str
 
 
 def _with_errors(job: PlanJob, number: int, path: Path, text: str) -> Query:
-    """A query with its models' errors, from its evaluation file if it has one."""
+    """Return a query with its models' errors, from its evaluation file if it has one."""
     query = job.queries[number]
     if query.evaluation is None:
         return query

@@ -75,7 +75,7 @@ class _Offered:
 def make_problem(
     site: Site, job: PlanJob, surveys: Mapping[str, PoolSurvey] | None = None, recorded: Recorded | None = None
 ) -> JobProblem:
-    """The problem.
+    """Return the placement problem of a site and a job.
 
     :param surveys: by tier, what the batch systems have now.
     :param recorded: a run whose measured speeds count.
@@ -188,7 +188,7 @@ class _Measured:
             notes += [f"the measured run: {doubt}" for doubt in recorded.doubts]
 
     def speed(self, query: Query, model: CandidateModel, tier: _Offered) -> Speed | None:
-        """As measured, None if the run says nothing of it."""
+        """Return the speed as measured, None if the run says nothing of it."""
         if self._recorded is None:
             return None
         apps = [app for app in self._recorded.apps if app.context == (model.context or model.name)]
@@ -204,7 +204,7 @@ class _Measured:
         return None
 
     def sources(self) -> list[str]:
-        """Where the speeds come from, a sentence each."""
+        """Return where the speeds come from, a sentence each."""
         found = []
         if self._taken and self._recorded is not None:
             places = ", ".join(f"{model} on {tier}" for model, tier in sorted(self._taken))
@@ -218,7 +218,7 @@ class _Measured:
 def _speed(
     query: Query, model: CandidateModel, shape: Shape, tier: _Offered, seen: _Measured, left_out: dict[str, None]
 ) -> Speed | None:
-    """What a query takes there; None, with the reason noted, if it cannot be served there."""
+    """Return what a query takes there; None, with the reason noted, if it cannot be served there."""
     if query.models and model.name not in query.models:
         return None
     if query.max_error < 1 and model.name not in query.errors:
@@ -253,7 +253,7 @@ def _speed(
 def survey_site(
     answers: Sequence[tuple[str, PoolSurvey | None, Sequence[str]]],
 ) -> tuple[dict[str, PoolSurvey], list[str]]:
-    """Surveys by tier, and a sentence for each tier that could not be asked."""
+    """Return the surveys by tier, and a sentence for each tier that could not be asked."""
     surveys = {name: survey for name, survey, _ in answers if survey is not None}
     silent = [
         f"tier {name} could not be asked, and its workers are taken from the site file: {' '.join(problems)}"

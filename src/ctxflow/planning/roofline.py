@@ -41,7 +41,7 @@ GPUS = {name: DataSheet(*figures) for name, figures in {
 
 
 def gpu_of(name: str) -> DataSheet | None:
-    """The data sheet of a GPU by the name that its driver gives it; None if it is not in the table.
+    """Return the data sheet of a GPU by the name that its driver gives it; None if it is not in the table.
 
     >>> gpu_of("NVIDIA A10").memory_gb, gpu_of("NVIDIA L40S").tflops, gpu_of("NVIDIA A100-SXM4-80GB").bandwidth_gb_s
     (24, 362, 1935)
@@ -56,7 +56,7 @@ def gpu_of(name: str) -> DataSheet | None:
 def estimate(
     model: Shape, gpu: DataSheet, gpus: int, input_tokens: float, output_tokens: float, max_delay: float
 ) -> Speed | None:
-    """What a query takes on a worker, with as many served together as memory and the delay limit allow.
+    """Return what a query takes on a worker, with as many served together as memory and the delay limit allow.
 
     :param gpus: of the worker, which share the model.
     :returns: None if the model and one query do not fit the worker's memory.

@@ -52,7 +52,7 @@ Speeds = Sequence[Sequence[Sequence[Speed | None]]]
 
 
 def block_owners(offers: Sequence[SiteOffer]) -> list[tuple[int, int]]:
-    """The tiers of the problem: (number of the offer, workers) of each block."""
+    """Return the tiers of the problem: (number of the offer, workers) of each block."""
     return [(number, size) for number, offer in enumerate(offers) for size in blocks(offer.workers)]
 
 
@@ -69,7 +69,7 @@ def problem_of(
     utilization: float = 0.9,
     source: str = "",
 ) -> Problem:
-    """The placement problem of a site's workers.
+    """Return the placement problem of a site's workers.
 
     The storage has no limit. Everything within the problem's units: one "GPU" of a block is all of its workers.
 
@@ -115,7 +115,10 @@ def problem_of(
 
 
 def _figure(query: QueryType, speed: Speed | None, figure: str) -> float:
-    """A table's number: in (3) a query's tokens times it are its delay, in (5g) what a worker of 1 TFLOPS does."""
+    """Return a table's number.
+
+    In (3) a query's tokens times it are its delay, in (5g) what a worker of 1 TFLOPS does.
+    """
     tokens = query.tokens
     if speed is None:
         return (NEVER * query.max_delay_seconds if figure == "delay" else 0.0) / tokens
@@ -140,7 +143,7 @@ class StaffedModel:
 def staffing(
     problem: Problem, offers: Sequence[SiteOffer], speeds: Speeds, allocation: Allocation
 ) -> list[StaffedModel]:
-    """The workers that an answer takes, without those of a block that are not needed."""
+    """Return the workers that an answer takes, without those of a block that are not needed."""
     owners = block_owners(offers)
     held: dict[tuple[int, int], int] = {}
     shares: dict[tuple[int, int], dict[int, float]] = {}

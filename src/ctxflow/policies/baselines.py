@@ -25,7 +25,7 @@ AT_ONCE = 10
 
 
 def forward(demand: npt.ArrayLike, room: npt.ArrayLike, latency: npt.ArrayLike) -> Ints:
-    """How many tasks of each region go where: home while there is room, then to the nearest region with room.
+    """Return how many tasks of each region go where: home while there is room, then to the nearest region with room.
 
     Regions forward in their order, as far as there is room; what is left then waits at home, or in the nearest region
     that has not vanished.
@@ -69,12 +69,12 @@ class PrefixTree:
         self._seen: dict[tuple[object, ...], dict[int, None]] = {}
 
     def insert(self, prefix: Sequence[object], replica: int) -> None:
-        """A replica has it now, and all that it begins with."""
+        """Note that a replica has it now, and all that it begins with."""
         for length in range(1, len(prefix) + 1):
             self._seen.setdefault(tuple(prefix[:length]), {})[replica] = None
 
     def longest(self, prefix: Sequence[object], among: set[int]) -> list[int]:
-        """Those of some replicas that have seen the longest part of its beginning; none if nobody saw any."""
+        """Return those of some replicas that have seen the longest part of its beginning; none if nobody saw any."""
         for length in range(len(prefix), 0, -1):
             found = [replica for replica in self._seen.get(tuple(prefix[:length]), ()) if replica in among]
             if found:
@@ -85,7 +85,9 @@ class PrefixTree:
 def replicas(
     prefixes: Sequence[Sequence[object]], tree: PrefixTree, running: Ints, allowed: Sequence[int], limit: int = AT_ONCE
 ) -> Ints:
-    """The replica of each request: of those that know its prefix best the least loaded, else the least loaded of all.
+    """Return the replica of each request.
+
+    It is the least loaded of those that know its prefix best, else the least loaded of all.
 
     :param prefixes: what each request begins with, in steps, such as its model and its user.
     :param tree: what has been seen; these requests are added to it, and nothing is ever forgotten.
@@ -122,7 +124,7 @@ def spread(
     idle_weight: float = 0.01,
     allowed: Bools | None = None,
 ) -> Ints:
-    """(N,) the server of each task, in the order given; `NOWHERE` for those that find no place.
+    """Return (N,) the server of each task, in the order given; `NOWHERE` for those that find no place.
 
     Guarantees: no server gets more tasks than it has places, nor one that it is not allowed.
 
@@ -198,7 +200,7 @@ class SkyLB:
 
 
 def _distances(view: View) -> dict[str, float]:
-    """Region -> seconds from the driver's, infinite where the site does not say."""
+    """Return region -> seconds from the driver's, infinite where the site does not say."""
     home = next((region for region in view.regions.values() if region.home), None)
     if home is None:
         return {}
@@ -230,7 +232,7 @@ class Sdib:
 
 
 def _idle_seconds(view: View, worker: WorkerView) -> float:
-    """Since when a worker has run nothing."""
+    """Return for how many seconds a worker has run nothing."""
     if worker.running:
         return 0.0
     return view.now - max((held.last_used for held in worker.contexts.values()), default=worker.joined)

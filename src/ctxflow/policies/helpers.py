@@ -17,7 +17,7 @@ from ctxflow.policies.views import AppView, SessionView, TierView, WorkerView
 
 
 def urgency(app: AppView) -> tuple[float, float, int]:
-    """The order in which apps are served: priority, then deadline, then age."""
+    """Return the order in which apps are served: priority, then deadline, then age."""
     return (-app.priority, math.inf if app.deadline is None else app.deadline, app.order)
 
 
@@ -26,7 +26,7 @@ SESSIONS = 4
 
 
 def outstanding(view: View, batch_size: int) -> dict[str, int]:
-    """Calls of each app: its running batches, and its queue in batches of the size that it would get now.
+    """Return calls of each app: its running batches, and its queue in batches of the size that it would get now.
 
     :param batch_size: items of a call of an app that states none, while no worker is there to size one for.
     """
@@ -40,7 +40,7 @@ def outstanding(view: View, batch_size: int) -> dict[str, int]:
 
 
 def active(view: View) -> dict[str, list[SessionView]]:
-    """The sessions of each app that have something to do, wherever they are."""
+    """Return the sessions of each app that have something to do, wherever they are."""
     found: dict[str, list[SessionView]] = {}
     for session in view.sessions.values():
         if not session.idle and not session.by_user:
@@ -49,13 +49,13 @@ def active(view: View) -> dict[str, list[SessionView]]:
 
 
 def idle(view: View) -> dict[str, int]:
-    """The number of sessions of each app that have nothing to do, and may at any time."""
+    """Return the number of sessions of each app that have nothing to do, and may at any time."""
     waiting = (session for session in view.sessions.values() if session.idle and not session.by_user)
     return collections.Counter(session.app for session in waiting)
 
 
 def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:
-    """K as it was measured: the most sessions of an app that any worker serves within the app's chunk target.
+    """Return K as it was measured: the most sessions of an app that any worker serves within the app's chunk target.
 
     :param unmeasured: what it is as long as nothing was measured.
     """
@@ -64,7 +64,7 @@ def sessions_of_worker(view: View, app: AppView, unmeasured: int) -> int:
 
 
 def _items_of_call(view: View, app: AppView, batch_size: int) -> int:
-    """The items of a batch that an app would get now, on the worker that is connected longest."""
+    """Return the items of a batch that an app would get now, on the worker that is connected longest."""
     first = next(iter(view.workers.values()), None)
     if first is None:
         return app.batch_size or batch_size
@@ -72,7 +72,7 @@ def _items_of_call(view: View, app: AppView, batch_size: int) -> int:
 
 
 def seekers(view: View) -> list[SessionView]:
-    """The sessions that need a worker now, longest open first: they have something to do, or must leave theirs.
+    """Return the sessions that need a worker now, longest open first: they have something to do, or must leave theirs.
 
     One whose next worker is named already is none of them.
     """
@@ -93,7 +93,7 @@ def seekers(view: View) -> list[SessionView]:
 
 
 def loads(view: View) -> dict[str, int]:
-    """Worker -> its sessions that have something to do, those included that are on their way to it."""
+    """Return worker -> its sessions that have something to do, those included that are on their way to it."""
     counts = {worker.id: 0 for worker in view.workers.values() if worker.noticed is None and not worker.draining}
     for session in view.sessions.values():
         place = session.target or session.worker
@@ -103,12 +103,12 @@ def loads(view: View) -> dict[str, int]:
 
 
 def tiers_for(view: View, app: AppView) -> frozenset[str]:
-    """The names of the tiers whose workers could run an app now."""
+    """Return the names of the tiers whose workers could run an app now."""
     return frozenset(name for name, tier in view.tiers.items() if view.permits(app, tier))
 
 
 def serving(workers: Iterable[WorkerView], tiers: Collection[str] | None = None) -> list[WorkerView]:
-    """The workers that stay and serve whoever needs them: those with a place of their own do not.
+    """Return the workers that stay and serve whoever needs them: those with a place of their own do not.
 
     :param tiers: only those of these, where given.
     """
@@ -117,7 +117,7 @@ def serving(workers: Iterable[WorkerView], tiers: Collection[str] | None = None)
 
 
 def divided(view: View, wanted: Mapping[frozenset[str], float]) -> dict[str, int]:
-    """What each tier is asked for: what is used of its workers, and all that nobody has given yet.
+    """Return what each tier is asked for: what is used of its workers, and all that nobody has given yet.
 
     The most restricted take joined workers first, from the cheapest tier that will do; where tiers overlap only in
     part, that may not be the best division. An opportunistic tier may never give its workers, so every tier that can
@@ -152,7 +152,7 @@ class _Tier:
         self.kept = min(self.connected, tier.minimum)
 
     def bounded(self, workers: float) -> int:
-        """What to ask for when so many are wanted beyond those that are there anyway."""
+        """Return what to ask for when so many are wanted beyond those that are there anyway."""
         # Sums of shares of workers may be a trifle above a whole number.
         return max(self._minimum, min(self._maximum, self.kept + math.ceil(workers - 1e-9)))
 

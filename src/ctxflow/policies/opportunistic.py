@@ -68,12 +68,14 @@ class Hazard:
     scale: float = math.inf
 
     def at(self, age: float) -> float:
-        """At an age in seconds."""
+        """Return the evictions per second at an age in seconds."""
         return self.rate if self.scale == math.inf else self.shape / (self.scale + age)
 
 
 def fit(lifetimes: Sequence[float], ages: Sequence[float]) -> Hazard:
-    """The likeliest hazard; where it is constant, with `PRIOR_EVICTIONS` more in `PRIOR_SECONDS` of one worker's time.
+    """Return the likeliest hazard.
+
+    A constant one has `PRIOR_EVICTIONS` more in `PRIOR_SECONDS` of one worker's time.
 
     :param lifetimes: seconds that those lived that were evicted.
     :param ages: seconds that those who are there have lived.
@@ -128,7 +130,7 @@ RANK_SECONDS = 0.1
 
 
 def best_seconds(call_seconds: float, hazard: float) -> float:
-    """Seconds of items in the batch that gets the most useful items a second.
+    """Return seconds of items in the batch that gets the most useful items a second.
 
     :param call_seconds: what a call costs beside its items.
     :param hazard: evictions per worker and second.
@@ -159,7 +161,7 @@ class _Kind:
 
     @property
     def item_seconds(self) -> float:
-        """Their mean, each worker's weighted by its items."""
+        """Return the mean seconds of an item, each worker's weighted by its items."""
         return self.seconds / self.items
 
 
@@ -208,7 +210,7 @@ class Opportunistic:
     # --- how many items
 
     def size(self, view: View, app: AppView, worker: WorkerView) -> int:
-        """The best batch, if enough is known and enough is left."""
+        """Return the best batch, if enough is known and enough is left."""
         known = self._look(view, app)
         own = worker.items_done(app.id)
         kind = known.kinds.get(worker.gpu_model)
@@ -271,7 +273,7 @@ class Opportunistic:
         return _Known(view.now, speed, hazards, shown)
 
     def _hazard(self, tier: TierView | None, name: str, ages: list[float]) -> Hazard:
-        """How likely a tier's workers are evicted, of which those that are there have lived so long."""
+        """Return how likely a tier's workers are evicted, of which those that are there have lived so long."""
         lifetimes = (tier.lifetimes if tier is not None else None) or ()
         seen, found = self._fitted.get(name, (-1, None))
         if found is None or len(lifetimes) > REFIT * seen:
@@ -290,7 +292,7 @@ class Opportunistic:
     # --- what is run twice
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
-        """The batch that will take longest, if this worker would be done with it sooner."""
+        """Return the batch that will take longest, if this worker would be done with it sooner."""
         if view.now >= self._ranked_at + RANK_SECONDS:
             self._stragglers = self._rank(view)
             self._ranked_at = view.now
@@ -309,7 +311,7 @@ class Opportunistic:
         return None
 
     def _rank(self, view: View) -> list[tuple[float, AttemptView]]:
-        """The few batches that will take longest and are not run twice yet, with the seconds that they will take."""
+        """Return the few batches that will take longest and are not run twice yet, with their seconds."""
         batches = [attempt for attempt in view.attempts.values() if attempt.items]  # And no steps of sessions.
         copies: dict[tuple[str, int], int] = {}
         for attempt in batches:
@@ -330,7 +332,9 @@ class Opportunistic:
 
 
 def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float | None:
-    """What an item of the app is expected to take a worker: its own mean, drawn towards that of its kind while it has
+    """Return what an item of the app is expected to take a worker.
+
+    It is its own mean, drawn towards that of its kind while it has
     answered few. None if neither is known."""
     seconds = worker.seconds_per_item(app.id)
     if kind is None or not kind.items:
@@ -342,7 +346,8 @@ def _item_seconds(worker: WorkerView, app: AppView, kind: _Kind | None) -> float
 
 
 def _long_turn(done: int) -> bool:
-    """Whether it is the turn of a long batch, by the items that a worker has answered: the same whenever it is asked
-    before its next batch."""
+    """Return whether it is the turn of a long batch, by the items that a worker has answered.
+
+    It is the same whenever it is asked before its next batch."""
     # Fibonacci hashing: the top bit of a product with 2**32 / the golden ratio.
     return bool(done * 2654435769 & 0x80000000)

@@ -51,7 +51,7 @@ class CostTerms:
 
     @property
     def total(self) -> float:
-        """Their sum: the objective."""
+        """Return their sum: the objective."""
         return self.rental + self.model_storage + self.data_storage + self.delay + self.unserved
 
 
@@ -73,7 +73,7 @@ class Allocation:
     unserved: tuple[float, ...]
 
     def costs(self, problem: Problem) -> CostTerms:
-        """The five terms of (5a).
+        """Return the five terms of (5a).
 
         :raises KeyError: if a route leads to what is not deployed: its delay is not defined.
         """
@@ -91,7 +91,7 @@ class Allocation:
         )
 
     def delays(self, problem: Problem) -> list[float]:
-        """What each route adds to its type's average delay, in seconds: share times D, (3)."""
+        """Return what each route adds to its type's average delay, in seconds: share times D, (3)."""
         by_pair = {(each.model, each.tier): each for each in self.deployments}
         found = []
         for route in self.routes:
@@ -104,7 +104,7 @@ class Allocation:
         return found
 
     def as_data(self, problem: Problem) -> dict[str, Any]:
-        """The allocation with the problem's names, for JSON."""
+        """Return the allocation with the problem's names, for JSON."""
         types, models, tiers = problem.query_types, problem.models, problem.tiers
         return {
             "deployments": [
@@ -131,7 +131,7 @@ class Allocation:
 
 
 def data_gb(problem: Problem, query_type: int) -> float:
-    """What the whole type's data takes: theta r lambda, in GB."""
+    """Return what the whole type's data takes: theta r lambda, in GB."""
     kind = problem.query_types[query_type]
     return kind.storage_kb_per_token * 1e-6 * kind.tokens * kind.queries_per_hour
 
@@ -174,7 +174,7 @@ class Violation:
 
 
 def check(problem: Problem, allocation: Allocation, tolerance: float = TOLERANCE) -> list[Violation]:
-    """The constraints that an allocation breaks, none if it is feasible.
+    """Return the constraints that an allocation breaks, none if it is feasible.
 
     :param tolerance: how far a side may be over, as a share of the limit (or of 1, if that is more).
 
@@ -252,7 +252,7 @@ def _memory_and_throughput(problem: Problem, allocation: Allocation) -> Iterator
 
 
 def _work(problem: Problem, routes: list[Route]) -> float:
-    """TFLOP an hour."""
+    """Return the work of some routes, in TFLOP an hour."""
     total = 0.0
     for route in routes:
         kind = problem.query_types[route.query_type]

@@ -73,12 +73,12 @@ class Constants:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(I, J, K, C)."""
+        """Return I, J, K and C."""
         i, j, k, c = self.delay.shape
         return i, j, k, c
 
     def options(self) -> Bools:
-        """The configurations that an optimum may need: (J, K, C).
+        """Return the configurations that an optimum may need: (J, K, C).
 
         Left out, without loss: what does not fit into memory, budget or stock by itself; and a configuration beside
         another one of the pair that has no more GPUs, delays no query type more, and could carry all of them at once.
@@ -108,7 +108,7 @@ class Arrays(Constants):
 
     @classmethod
     def of(cls, problem: Problem) -> Arrays:
-        """The arrays of a problem.
+        """Return the arrays of a problem.
 
         >>> from ctxflow.policies.agh.problem import paper_instance
         >>> arrays = Arrays.of(paper_instance())
@@ -164,7 +164,7 @@ class Arrays(Constants):
 
 
 def _bounded(problem: Problem) -> Problem:
-    """The problem with limits so high that they are none within what can be computed with."""
+    """Return the problem with limits so high that they are none within what can be computed with."""
     limits = {name: min(getattr(problem, name), MOST) for name in ("budget_dollars", "storage_gb")}
     types = [
         kind.model_copy(update={"max_delay_seconds": min(kind.max_delay_seconds, MOST)}) for kind in problem.query_types
@@ -177,7 +177,7 @@ def _column(parts: Any, field: str) -> Floats:
 
 
 def _configurations(problem: Problem) -> tuple[Ints, Ints, Bools]:
-    """TP and PP of all configurations, and which tier allows which: (C,), (C,), (K, C)."""
+    """Return TP and PP of all configurations, and which tier allows which: (C,), (C,), (K, C)."""
     sets = [{(n, m) for n in tier.tensor_parallel for m in tier.pipeline_parallel} for tier in problem.tiers]
     order = sorted(set().union(*sets), key=lambda pair: (pair[0] * pair[1], -pair[0]))
     allowed = np.array([[pair in each for pair in order] for each in sets])

@@ -81,7 +81,7 @@ class Demand:
                 del seen[: -2 * _LOOKS]
 
     def settled(self, view: View, seconds: float) -> bool:
-        """Whether somebody has been working long enough that a first plan rests on something."""
+        """Return whether somebody has been working long enough that a first plan rests on something."""
         return any(worker.joined + seconds <= view.now for worker in view.workers.values())
 
     def measured(self, view: View) -> frozenset[str]:
@@ -105,7 +105,7 @@ class Demand:
         return frozenset(view.apps[app].context for app, _ in self._seconds)
 
     def carriers(self, view: View) -> dict[str, float]:
-        """The workers that sessions with something to do keep busy where it is fastest, by context."""
+        """Return the workers that sessions with something to do keep busy where it is fastest, by context."""
         found: dict[str, float] = {}
         for name, sessions in active(view).items():
             known = [seconds for (app, _), seconds in self._seconds.items() if app == name]
@@ -114,7 +114,7 @@ class Demand:
         return found
 
     def wanted(self, view: View) -> list[Wanted]:
-        """What there is to do, in the order of apps; what no tier can run is in `unable`."""
+        """Return what there is to do, in the order of apps; what no tier can run is in `unable`."""
         self.unable = []
         running = Counter(attempt.app for attempt in view.attempts.values() for _ in attempt.items)
         pace = self._tier_paces(view)
@@ -140,7 +140,10 @@ class Demand:
         return ContextOption(app.context, seconds, self._loads.get(app.context, 0.0), app.error)
 
     def _rate(self, family: Sequence[AppView], left: int, now: float) -> float:
-        """Items an hour: what waits until it is due, and what keeps coming. What is new is due later than the rest."""
+        """Return the items an hour: what waits until it is due, and what keeps coming.
+
+        What is new is due later than the rest.
+        """
         name, arrived = family[0].id, _arrived(family)
         new = min(left, max(0, arrived - self._known.get(name, 0)))
         self._known[name] = arrived
@@ -151,7 +154,7 @@ class Demand:
         return 3600 * (self._steady(name, arrived, now) + left / max(self._period, self._due[name] - now))
 
     def _steady(self, name: str, arrived: int, now: float) -> float:
-        """Items a second that keep coming: the median over the quarters of the last period.
+        """Return the items a second that keep coming: the median over the quarters of the last period.
 
         So what was submitted all at once does not come again. While an app is new, over the time since it was seen.
         """
@@ -164,7 +167,7 @@ class Demand:
         return float(max(0.0, np.median(np.diff(np.interp(quarters, times, counts)))) / (span / 4))
 
     def _tier_paces(self, view: View) -> dict[str, float]:
-        """How many times longer than on all tiers an item takes on each, over the apps measured there."""
+        """Return how many times longer than on all tiers an item takes on each, over the apps measured there."""
         own = {app: _average(s for (a, _), s in self._seconds.items() if a == app) for app, _ in self._seconds}
         ratios: dict[str, list[float]] = {}
         for (app, tier), seconds in self._seconds.items():
@@ -174,7 +177,10 @@ class Demand:
         return {name: _average(ratios[name]) if name in ratios else best for name in view.tiers}
 
     def _item(self, view: View, app: AppView, tier: str, pace: dict[str, float], untried: float | None = None) -> float:
-        """Seconds of an item: measured, or from other tiers or apps; `untried`, where it is nothing like others'."""
+        """Return the seconds of an item: measured, or from other tiers or apps.
+
+        Where it is nothing like others', `untried` is taken.
+        """
         known = self._seconds.get((app.id, tier))
         if known is not None:
             return max(known, 1e-9)
@@ -187,7 +193,7 @@ class Demand:
 
 
 def _families(view: View) -> dict[str, list[AppView]]:
-    """Apps that items are submitted to, each with its alternatives after it."""
+    """Return the apps that items are submitted to, each with its alternatives after it."""
     found: dict[str, list[AppView]] = {}
     for app in view.apps.values():
         found.setdefault(app.alternative_of or app.id, []).append(app)
@@ -195,7 +201,7 @@ def _families(view: View) -> dict[str, list[AppView]]:
 
 
 def _capacities(view: View, app: AppView) -> dict[str, int]:
-    """K of an app's sessions by tier: the most that a worker of it serves within the app's chunk target."""
+    """Return K of an app's sessions by tier: the most that a worker of it serves within the app's chunk target."""
     found: dict[str, int] = {}
     for worker in view.workers.values():
         if worker.step_seconds(app.id):

@@ -107,7 +107,7 @@ class Draft:
         self.stored, self.rent = 0.0, 0.0
 
     def copy(self) -> Draft:
-        """An independent one."""
+        """Return an independent copy."""
         other = Draft.__new__(Draft)
         other.__dict__.update(self.__dict__)
         for name in ("config", "unserved", "delay", "error", "work", "kv", "used"):
@@ -117,12 +117,12 @@ class Draft:
 
     @property
     def storage_dollars(self) -> float:
-        """For models and data together."""
+        """Return the cost of storing models and data together."""
         return self.stored * self.arrays.hours * self.arrays.storage_price
 
     @property
     def total(self) -> float:
-        """The objective (5a)."""
+        """Return the objective (5a)."""
         arrays = self.arrays
         penalties = arrays.delay_dollars @ self.delay + arrays.unserved_dollars @ self.unserved
         return self.rent + self.storage_dollars + float(penalties)
@@ -170,7 +170,7 @@ class Draft:
         self.stored += share * float(arrays.data_gb[i])
 
     def places(self, i: int, wanted: float) -> Destinations:
-        """All places where a query type could go, and how much of it: M1, M3 and (8).
+        """Return all places where a query type could go, and how much of it: M1, M3 and (8).
 
         :param wanted: the share that has to go somewhere.
         """
@@ -212,7 +212,10 @@ class Draft:
         return Destinations(config, share, rent, delay)
 
     def _for_active(self, i: int, j: Ints, k: Ints) -> Ints:
-        """The configuration for a query type on pairs that run already: the present one, or M3's; -1 for none."""
+        """Return the configuration for a query type on pairs that run already: the present one, or M3's.
+
+        It is -1 where there is none.
+        """
         arrays, now = self.arrays, self.config[j, k]
         limit, delays = arrays.max_delay[i], arrays.delay[i, j, k]
         slow = delays[np.arange(len(j)), now] > limit
@@ -226,7 +229,7 @@ class Draft:
         return np.where(slow, upgrade, now)
 
     def _bearable(self, j: int, k: int, config: int) -> bool:
-        """Whether those who are sent there already stay within their delay in another configuration."""
+        """Return whether those who are sent there already stay within their delay in another configuration."""
         arrays, now = self.arrays, self.config[j, k]
         for i, routes in enumerate(self.routes):
             if share := routes.get((j, k)):
@@ -236,7 +239,7 @@ class Draft:
         return True
 
     def within_limits(self) -> bool:
-        """Whether budget, storage, stock, throughput, memory, delays and errors hold: (5c), (5f) to (5j)."""
+        """Return whether budget, storage, stock, throughput, memory, delays and errors hold: (5c), (5f) to (5j)."""
         arrays = self.arrays
         j, k = np.nonzero(self.config >= 0)
         config, slack = self.config[j, k], 1 + NOTHING
@@ -251,7 +254,7 @@ class Draft:
         )
 
     def allocation(self) -> Allocation:
-        """What was built."""
+        """Return what was built."""
         arrays = self.arrays
         deployments = tuple(
             Deployment(

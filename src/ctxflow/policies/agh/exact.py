@@ -44,7 +44,7 @@ def exact(
     options: Bools | None = None,
     tightened: bool = True,
 ) -> MilpResult:
-    """The cheapest allocation, or the best that is found in time, with a bound on how much better there could be.
+    """Return the cheapest allocation, or the best found in time, with a bound on how much better there could be.
 
     Each answer is checked against the constraints and against GH's; one that contradicts them is found again without
     presolve, and if that does too, it comes without a bound.
@@ -75,7 +75,7 @@ def exact(
 
 
 def _credible(problem: Problem, outcome: MilpResult, most: float, gap: float) -> bool:
-    """Whether the checker agrees with the solver: HiGHS's presolve has given wrong optima on badly scaled rows.
+    """Return whether the checker agrees with the solver: HiGHS's presolve has given wrong optima on badly scaled rows.
 
     :param most: what a feasible allocation costs: neither the bound nor what is proven can be above it.
     """
@@ -130,7 +130,7 @@ def _scipy() -> tuple[Any, Any, Any]:
 
 
 def read(arrays: Arrays, program: Program, values: Floats) -> Allocation:
-    """The allocation that a solution stands for."""
+    """Return the allocation that a solution stands for."""
     w, _, x, _, _ = program.parts(values, arrays.shape[0])
     chosen = program.options[w > 0.5]
     deployments = tuple(
@@ -151,7 +151,9 @@ AROUND = 24
 
 
 def improved(arrays: Arrays, seed: int = 0, time_limit: float = 2.0) -> Allocation:
-    """The best allocation among the configurations that look most promising around AGH's answer; never above AGH.
+    """Return the best allocation among the configurations that look most promising around AGH's answer.
+
+    It is never above AGH's own.
 
     :param seed: of AGH's random orderings.
     :param time_limit: seconds for the solver; AGH's answer stands if it finds nothing better.

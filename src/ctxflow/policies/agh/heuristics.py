@@ -21,7 +21,7 @@ COVERAGE_BUDGET = 0.8
 
 
 def greedy(arrays: Constants, mechanisms: Mechanisms | None = None) -> Draft:
-    """GH: coverage first, then each query type where serving it costs least, the most frequent type first.
+    """Return GH's answer: coverage first, then each query type where serving it costs least, the most frequent first.
 
     As printed, Step 4 takes a place or leaves it; here the share is what all limits leave room for, so that a type is
     not left out whole where the storage holds most of it. O(I J K) array operations in I steps.
@@ -43,12 +43,12 @@ def greedy(arrays: Constants, mechanisms: Mechanisms | None = None) -> Draft:
 
 
 def order_by_rate(arrays: Constants) -> list[int]:
-    """The query types, the most frequent first."""
+    """Return the query types, the most frequent first."""
     return sorted(range(len(arrays.rates)), key=lambda i: -arrays.rates[i])
 
 
 def covered(choices: Choices) -> Draft:
-    """Phase 1: deploy where the most query types per dollar could go, (10) and (11), until each could go somewhere.
+    """Deploy where the most query types per dollar could go, (10) and (11), until each could go somewhere: Phase 1.
 
     Stops also when no pair that beta of the budget can still pay covers another type.
     """
@@ -73,7 +73,7 @@ def covered(choices: Choices) -> Draft:
 
 
 def construct(draft: Draft, order: Sequence[int]) -> Draft:
-    """Phase 2: serve the query types one after the other, each as far as it goes; the draft is changed.
+    """Serve the query types one after the other, each as far as it goes: Phase 2; the draft is changed.
 
     :param order: the query types.
     """
@@ -101,7 +101,7 @@ def serve(draft: Draft, i: int, wanted: float, among: Bools | None = None) -> fl
 
 
 def ranks(draft: Draft, i: int, wanted: float, places: Destinations) -> Floats:
-    """(J, K) M2: smaller is better; full coverage before partial, then the cost (7) per covered share."""
+    """Return M2's ranks (J, K), the smallest the best: full coverage first, then the cost (7) per covered share."""
     arrays = draft.arrays
     cost = places.rent + arrays.model_dollars[:, None] + arrays.data_dollars[i] + arrays.delay_dollars[i] * places.delay
     possible = places.share > NOTHING
@@ -119,7 +119,9 @@ def keeping_required(
     search: Callable[[Constants], Draft],
     simpler: Callable[[], Draft] | None = None,
 ) -> Draft:
-    """What a heuristic finds; if it leaves more unserved than is allowed, the cheapest that does not, as far as found.
+    """Return what a heuristic finds.
+
+    If it leaves more unserved than is allowed, return the cheapest that does not, as far as found.
 
     The second search is with a price on what has to be served that no way of serving it can reach.
 
@@ -135,12 +137,15 @@ def keeping_required(
 
 
 def enough(draft: Draft) -> bool:
-    """Whether all is served that has to be."""
+    """Return whether all is served that has to be."""
     return bool((draft.unserved <= draft.arrays.max_unserved + NOTHING).all())
 
 
 def _dear(arrays: Constants) -> Floats:
-    """Prices of leaving unserved (I,): above all else that could be paid, for types of which some has to be served."""
+    """Return prices of leaving unserved (I,).
+
+    They are above all else that could be paid, for types of which some has to be served.
+    """
     types = arrays.shape[0]
     rent = min(arrays.budget, types * float(arrays.rent.max()) * float(arrays.gpus.max()))
     stored = float(arrays.data_dollars.sum()) + types * float(arrays.model_dollars.max())
@@ -156,7 +161,9 @@ BETTER = 1e-9
 
 
 def adaptive(arrays: Constants, mechanisms: Mechanisms | None = None, seed: int = 0, printed: bool = False) -> Draft:
-    """AGH: GH from eight orderings and some random ones, each improved by moves; the cheapest. Never above GH.
+    """Return AGH's answer: GH from eight orderings and some random ones, improved by moves.
+
+    The cheapest of these counts: it is never above GH.
 
     As printed, it moves single routes and closes deployments, and ends 20 % and more above the optimum where storage
     is short or a query type is served best by two models. So it also relocates whole deployments (`local_search`).
@@ -199,7 +206,7 @@ def _adaptive(arrays: Constants, mechanisms: Mechanisms, seed: int, printed: boo
 
 
 def orderings(arrays: Constants, seed: int) -> Iterator[list[int]]:
-    """The query types by rate, penalty, storage and error limit, down and up each; then at random.
+    """Yield the query types by rate, penalty, storage and error limit, down and up each; then at random.
 
     GH's own is the first. How many are random falls with the problem's size, as the paper's remark 1 has it.
     """
@@ -215,7 +222,7 @@ def orderings(arrays: Constants, seed: int) -> Iterator[list[int]]:
 
 
 def random_starts(arrays: Constants) -> int:
-    """R, from N = I J K."""
+    """Return R, from N = I J K."""
     types, models, tiers, _ = arrays.shape
     size = types * models * tiers
     return 3 if size > 5000 else 5 if size > 2000 else 10 if size > 500 else 20
@@ -236,7 +243,7 @@ def relocate(draft: Draft, passes: int = PASSES) -> Draft:
 
 
 def _moved(draft: Draft, i: int, j: int, k: int) -> Draft | None:
-    """The draft with a route elsewhere, None if that gains nothing."""
+    """Return the draft with a route elsewhere, None if that gains nothing."""
     if (j, k) not in draft.routes[i]:
         return None
     trial = draft.copy()
@@ -263,7 +270,7 @@ def consolidate(draft: Draft) -> Draft:
 
 
 def _closed(draft: Draft, j: int, k: int) -> Draft | None:
-    """The draft without a deployment, None if that gains nothing."""
+    """Return the draft without a deployment, None if that gains nothing."""
     trial = draft.copy()
     sent = [i for i, routes in enumerate(trial.routes) if (j, k) in routes]
     shares = [trial.remove(i, j, k) for i in sent]

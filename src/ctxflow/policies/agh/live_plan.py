@@ -33,7 +33,7 @@ class Bounds:
 
     @classmethod
     def of(cls, tier: TierView) -> Bounds:
-        """Those of a tier as it is now."""
+        """Return the bounds of a tier as it is now."""
         return cls(tier.minimum, tier.maximum, tier.gpus, tier.machines)
 
 
@@ -74,7 +74,7 @@ class Moment:
     least_gain: float
 
     def __call__(self) -> Made:
-        """The plan that AGH makes of it, or the one before with other numbers, if a change does not pay."""
+        """Return the plan that AGH makes of it, or the one before with other numbers, if a change does not pay."""
         before = self.before
         wanted, reasons = without_impossible(self.wanted)
         mixes = cheapest(wanted, self.offers, before.mixes, self.least_gain)
@@ -122,7 +122,7 @@ def _as_plan(counts: Mapping[tuple[str, str], int], tiers: Mapping[str, Bounds])
 
 
 def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str]]:
-    """What can be planned for, and a sentence for each limit that had to be left out.
+    """Return what can be planned for, and a sentence for each limit that had to be left out.
 
     Sentences have no measured figures in them: what is said again is the same, and is not told twice.
 
@@ -148,7 +148,7 @@ def without_impossible(wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str
 
 
 def mixes(wanted: Wanted) -> list[dict[str, float]]:
-    """The mixes of an app's contexts that may be the cheapest, first its own context alone, which keeps the limit.
+    """Return the mixes of an app's contexts that may be the cheapest, its own alone first, which keeps the limit.
 
     An average over two contexts has every error between theirs, so that the cheapest mix of all is one context, or two
     at the limit, as long as there are workers enough. There are few of these; each is planned, and the cheapest taken.
@@ -176,7 +176,7 @@ def mixes(wanted: Wanted) -> list[dict[str, float]]:
 def cheapest(
     wanted: Sequence[Wanted], offers: Sequence[Offer], before: Mixes, least_gain: float
 ) -> dict[str, Mapping[str, float]]:
-    """App -> the share of each context, for all apps, one app after the other.
+    """Return app -> the share of each context, for all apps, one app after the other.
 
     :param before: the mixes in place, each of which is kept unless another saves `least_gain` of the cost.
     """
@@ -200,7 +200,7 @@ def _same(mix: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 def cost(wanted: Sequence[Wanted], chosen: Mixes, offers: Sequence[Offer]) -> float:
-    """What the workers of a plan by AGH cost in an hour; what is unserved is dear."""
+    """Return what the workers of a plan by AGH cost in an hour; what is unserved is dear."""
     problem = StaffingProblem.of(wanted, chosen, offers)
     return problem.dollars(problem.solve())
 
@@ -209,7 +209,7 @@ def cost(wanted: Sequence[Wanted], chosen: Mixes, offers: Sequence[Offer]) -> fl
 
 
 def groups(offers: Sequence[Offer], tiers: Mapping[str, Bounds]) -> list[list[Offer]]:
-    """The offers that are the same machines; each list has two at least."""
+    """Return the offers that are the same machines; each list has two at least."""
     found: dict[str, list[Offer]] = {}
     for offer in offers:
         if tiers[offer.name].machines and offer.workers:
@@ -218,7 +218,7 @@ def groups(offers: Sequence[Offer], tiers: Mapping[str, Bounds]) -> list[list[Of
 
 
 def cuts(group: Sequence[Offer], gpus: Mapping[str, int], total: int) -> list[Cut]:
-    """The ways to divide a group's GPUs.
+    """Return the ways to divide a group's GPUs.
 
     :param gpus: of a worker of each tier.
     :param total: of the group.
@@ -252,7 +252,7 @@ def cut_best(
     before: Cut,
     least_gain: float,
 ) -> Cut:
-    """How to cut all groups: as before, unless another way saves `least_gain` of the cost; one group after the other.
+    """Cut all groups as before, unless another way saves `least_gain` of the cost; one group after the other.
 
     Where what is wanted takes no more GPUs than a group has, its tiers are as they are, and not in the answer.
     """
@@ -275,12 +275,12 @@ def cut_best(
 
 
 def limited(offers: Sequence[Offer], cut: Cut) -> list[Offer]:
-    """The offers with no more workers than a cut has."""
+    """Return the offers with no more workers than a cut has."""
     return [dataclasses.replace(o, workers=min(o.workers, cut.get(o.name, o.workers))) for o in offers]
 
 
 def _used(wanted: Sequence[Wanted], mixes: Mixes, offers: Sequence[Offer]) -> Counter[str] | None:
-    """Workers that a plan by AGH takes of each tier; None if it cannot serve all."""
+    """Return the workers that a plan by AGH takes of each tier; None if it cannot serve all."""
     problem = StaffingProblem.of(wanted, mixes, offers)
     staffing = problem.solve()
     if staffing.short:

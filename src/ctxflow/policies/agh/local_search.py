@@ -66,7 +66,7 @@ class Exchange:
         self.singles: dict[float, Floats] = {}
 
     def search(self, draft: Draft) -> Draft:
-        """The draft, or a cheaper one that no exchange improves further."""
+        """Return the draft, or a cheaper one that no exchange improves further."""
         draft = self.best(self._known(draft), draft.total) or draft
         for _ in range(MOST):
             better = self._step(draft, self._single_changes) or self._step(draft, self._double_changes)
@@ -76,7 +76,7 @@ class Exchange:
         return draft
 
     def _known(self, draft: Draft) -> list[int]:
-        """The numbers of the draft's deployments; one that is no option counts as the option next to it."""
+        """Return the numbers of the draft's deployments; one that is no option counts as the option next to it."""
         found = []
         for j, k in np.argwhere(draft.config >= 0):
             here = np.flatnonzero(self.pair == j * self.arrays.shape[2] + k)
@@ -87,12 +87,12 @@ class Exchange:
         return found
 
     def _scarcity(self, unserved: Floats) -> float:
-        """Dollars of a GB where storage is full: what the unserved demand that waits for it costs."""
+        """Return the dollars of a GB where storage is full: what the unserved demand that waits for it costs."""
         missing = unserved > 1e-6
         return UNDER * float(self.worth[missing].min()) if missing.any() else 0.0
 
     def _single(self, price: float) -> Floats:
-        """(I, O) the cost of a type served by one option as far as it can be."""
+        """Return (I, O) the cost of a type served by one option as far as it can be."""
         if price not in self.singles:
             arrays = self.arrays
             data = self.linear + price * arrays.data_gb[:, None]
@@ -101,7 +101,7 @@ class Exchange:
         return self.singles[price]
 
     def _split(self, a: int) -> Split:
-        """All types served whole by each option and `a` together."""
+        """Return how all types are served whole by each option and `a` together."""
         if a in self.splits:
             return self.splits[a]
         arrays = self.arrays
@@ -126,7 +126,9 @@ class Exchange:
         return self.splits[a]
 
     def _corner(self, a: int) -> tuple[Floats, Floats]:
-        """(I, O) where both the error and the delay of a type are used up: the other option's part, and the share.
+        """Return the corners (I, O) at which both the error and the delay of a type are used up.
+
+        They are the other option's part, and the share.
 
         Both 0 where that is no share of the type: what two options can do for a type that they cannot serve whole.
         """
@@ -141,7 +143,7 @@ class Exchange:
         return np.where(valid, other / np.where(valid, total, 1.0), 0.0), np.where(valid, total, 0.0)
 
     def _ways(self, chosen: Sequence[int]) -> Ways:
-        """All ways to serve a type with a set of options: with none, one, or two of them."""
+        """Return all ways to serve a type with a set of options: with none, one, or two of them."""
         count, arrays = len(chosen), self.arrays
         ways = [(-1, -1), *((a, a) for a in range(count)), *((a, b) for a in range(count) for b in range(a))]
         types, width = arrays.shape[0], len(ways)
@@ -163,7 +165,7 @@ class Exchange:
         return Ways(chosen, ways, linear, most, shares, fixed, weights)
 
     def _way_costs(self, ways: Ways, price: float) -> Floats:
-        """(I, W) with each GB at its price; a way that serves nothing counts as dearer than any that serves."""
+        """Return (I, W) with each GB at its price; a way that serves nothing counts as dearer than any that serves."""
         arrays = self.arrays
         lost = arrays.unserved_dollars[:, None]
         data = ways.linear + price * arrays.data_gb[:, None] - lost
@@ -172,7 +174,7 @@ class Exchange:
         return np.where(ways.possible, cost, _NEVER)
 
     def best(self, chosen: Sequence[int], under: float = np.inf) -> Draft | None:
-        """The cheapest draft over a set of options, None if none keeps the limits and costs less than `under`."""
+        """Return the cheapest draft over a set of options, None if none keeps the limits and is under `under`."""
         options = tuple(sorted(chosen))
         if options not in self.drafts:
             self.drafts[options] = self._best(options)
@@ -180,7 +182,7 @@ class Exchange:
         return found if found is not None and found.total < under - 1e-9 else None
 
     def _best(self, options: Sequence[int]) -> Draft | None:
-        """If storage is full, routes are found again with the price that it then has, and then packed."""
+        """Find the best draft; if storage is full, find routes again with the price that it then has, and pack them."""
         ways, room = self._ways(options), float(self._room(self.rent[list(options)].sum()))
         taken, shares, full = self._settled(ways, room, 0.0)
         tries = [self._routing(ways, taken, shares)]
@@ -192,14 +194,14 @@ class Exchange:
         return next((draft for draft in drafts if draft.within_limits()), None)
 
     def _room(self, rent: Floats | float) -> Floats:
-        """GB of storage that there are, and that the budget pays beside a rent."""
+        """Return GB of storage that there are, and that the budget pays beside a rent."""
         arrays = self.arrays
         dollars = arrays.hours * arrays.storage_price
         paid = (arrays.budget - rent) / max(dollars, _LEAST)
         return np.clip(paid, 0.0, arrays.storage) * (1 - 1e-12)
 
     def _settled(self, ways: Ways, room: float, price: float) -> tuple[Ints, Floats, bool]:
-        """The best way for each type with each GB at its price, what of it is served, and whether storage limits it."""
+        """Return the best way for each type at a price of a GB, what of it is served, and whether storage limits it."""
         arrays = self.arrays
         taken = self._way_costs(ways, price).argmin(axis=1)
         shares = ways.most[np.arange(len(taken)), taken]
@@ -208,13 +210,13 @@ class Exchange:
         return taken, shares, full
 
     def _packed(self, ways: Ways, room: float, taken: Ints) -> tuple[Ints, Floats]:
-        """Better ways and shares in a storage that is full."""
+        """Return better ways and shares in a storage that is full."""
         arrays = self.arrays
         saved = np.where(ways.possible, arrays.unserved_dollars[:, None] - ways.linear, 0.0)
         return packed(taken, ways.most, saved, arrays.data_gb, ways.fixed, ways.weights, room)
 
     def _routing(self, ways: Ways, taken: Ints, shares: Floats) -> Routing:
-        """What ways and shares come to."""
+        """Return what ways and shares come to."""
         used = {ways.chosen[a] for way in set(taken.tolist()) for a in ways.pairs[way] if a >= 0}
         total = float(self.rent[list(used)].sum()) if used else 0.0
         total += float(ways.fixed[taken].sum() + shares @ ways.linear[np.arange(len(taken)), taken])
@@ -252,14 +254,14 @@ class Exchange:
             stored = others + float(ways.weights[way] + arrays.data_gb[i] * possible[way])
 
     def _step(self, draft: Draft, changes: Callable[[list[int], Sequence[float]], Iterator[Change]]) -> Draft | None:
-        """The best of the most promising changes to the set of options, None if none is better than the draft."""
+        """Return the best of the most promising changes to the set of options, None if none is better."""
         prices, best = self._prices(draft), None
         for _, chosen in heapq.nsmallest(TRIALS, changes(self._known(draft), prices), key=lambda change: change[0]):
             best = self.best(chosen, (best or draft).total) or best
         return best
 
     def pair_start(self) -> Draft | None:
-        """The best draft of one or two options, among the most promising; None if there is none.
+        """Return the best draft of one or two options, among the most promising; None if there is none.
 
         A start that no chain of improvements through one deployment leads to where the budget is short.
         """
@@ -275,7 +277,9 @@ class Exchange:
         return best
 
     def pool(self, draft: Draft, size: int) -> Bools:
-        """(J, K, C) the options around a draft: its own, their pairs' other configurations, the most promising others.
+        """Return (J, K, C) the options around a draft.
+
+        They are its own, their pairs' other configurations, and the most promising others.
 
         :param size: how many others.
         """
@@ -290,25 +294,25 @@ class Exchange:
         return mask
 
     def _prices(self, draft: Draft) -> list[float]:
-        """What a GB may cost: nothing, as much as now, as much as when storage is scarce."""
+        """Return what a GB may cost: nothing, as much as now, as much as when storage is scarce."""
         full = draft.stored > float(self._room(draft.rent)) * (1 - 1e-6)
         price = self._scarcity(draft.unserved) if full else 0.0
         return sorted({0.0, price, self.scarce, price / 2, self.scarce / 2})
 
     def _single_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
-        """Sets with one option more, one less, or one for another."""
+        """Yield sets with one option more, one less, or one for another."""
         for base in (chosen, *(_without(chosen, n) for n in chosen)):
             yield from self._promising(prices, base, base != chosen)
 
     def _double_changes(self, chosen: list[int], prices: Sequence[float]) -> Iterator[Change]:
-        """Sets in which one option is another configuration of its pair, with one option more or not."""
+        """Yield sets in which one option is another configuration of its pair, with one option more or not."""
         for n in chosen:
             for other in np.flatnonzero(self.pair == self.pair[n]):
                 if other != n:
                     yield from self._promising(prices, [*_without(chosen, n), int(other)], True)
 
     def _promising(self, prices: Sequence[float], base: list[int], itself: bool) -> Iterator[Change]:
-        """The best ways to add an option to a set, or (`itself`) nothing, with a bound on their cost."""
+        """Yield the best ways to add an option to a set, or (`itself`) nothing, with a bound on their cost."""
         bounds = [self.added(base, price) for price in prices]
         if itself:
             yield max(alone for alone, _ in bounds), base
@@ -318,7 +322,7 @@ class Exchange:
                 yield float(added[option]), [*base, int(option)]
 
     def added(self, base: list[int], price: float) -> tuple[float, Floats]:
-        """The cost of the best routes over a set, and over the set with each option (O,) besides.
+        """Return the cost of the best routes over a set, and over the set with each option (O,) besides.
 
         Storage is priced instead of limited: a lower bound of what splits in two can reach.
         """

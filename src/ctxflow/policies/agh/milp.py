@@ -40,7 +40,7 @@ class Program:
     unit: float
 
     def parts(self, values: Floats, types: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """w (O,), v (I, O), x (I, P), z (I, P) and u (I,) of a solution."""
+        """Return w (O,), v (I, O), x (I, P), z (I, P) and u (I,) of a solution."""
         count, pairs = len(self.options), len(self.pairs)
         ends = np.cumsum([count, types * count, types * pairs, types * pairs])
         w, v, x, z, u = np.split(values, ends)
@@ -48,7 +48,7 @@ class Program:
 
 
 def build(arrays: Arrays, options: Bools, tightened: bool = True) -> Program:
-    """The MILP over some configurations.
+    """Return the MILP over some configurations.
 
     Each row is divided by its limit or its largest entry, and entries under 1e-6 of the row's largest are dropped:
     with (5f) as printed, whose KV entries are 1e-9 of the weights', HiGHS's presolve gives wrong optima. Every answer
@@ -87,7 +87,7 @@ class _Rows:
         self.count = 0
 
     def _most(self) -> Floats:
-        """(I, O) the largest share of a type that an option may serve by itself."""
+        """Return (I, O) the largest share of a type that an option may serve by itself."""
         arrays, (j, k, _) = self.arrays, self.options.T
         if not self.tightened:
             return np.ones(self.delay.shape)
@@ -97,7 +97,7 @@ class _Rows:
         return most
 
     def add(self, parts: list[tuple[Any, Any]], limit: Any, rows: Any = None) -> None:
-        """Rows: for each (columns, values), entries at `rows` (by default one row per column)."""
+        """Add rows: for each (columns, values), entries at `rows` (by default one row per column)."""
         limit = np.atleast_1d(np.asarray(limit, dtype=float))
         numbers = np.arange(len(limit))
         for part, (variables, coefficients) in enumerate(parts):
@@ -111,7 +111,7 @@ class _Rows:
         self.count += len(limit)
 
     def mccormick(self) -> None:
-        """(4); with sum_c v = x, which implies its rows v <= x and v >= x + w - 1."""
+        """Add (4); with sum_c v = x, which implies its rows v <= x and v >= x + w - 1."""
         types, count = self.v.shape
         w = np.broadcast_to(self.w, self.v.shape).ravel()
         x = self.x[:, self.pair_of].ravel()
@@ -127,7 +127,7 @@ class _Rows:
             self.add([(x, 1.0), (w, 1.0), (v, -1.0)], zeros + 1.0)
 
     def serving(self) -> None:
-        """(5b), (5k)."""
+        """Add (5b), (5k)."""
         types, pairs = self.x.shape
         row = np.arange(types)
         for sign in (1.0, -1.0):
@@ -141,7 +141,7 @@ class _Rows:
         self.add([(self.z.ravel(), 1.0), (w, -1.0)], np.zeros(self.z.size), [each, by_option])
 
     def deploying(self) -> None:
-        """(5d) with q <= 1, and no more GPUs of a tier than there are."""
+        """Add (5d) with q <= 1, and no more GPUs of a tier than there are."""
         self.add([(self.w, 1.0)], np.ones(len(self.pairs)), [self.pair_of])
         tier, gpus = self.options[:, 1], self.arrays.gpus[self.options[:, 2]]
         for k in np.flatnonzero(np.isfinite(self.arrays.stock)):
@@ -150,7 +150,7 @@ class _Rows:
             self.add([(self.w[here], gpus[here] / stock)], self.arrays.stock[k] / stock, [0])
 
     def memory(self) -> None:
-        """(5f): what its weights leave of an option's memory holds its KV caches (v is x times w)."""
+        """Add (5f): what its weights leave of an option's memory holds its KV caches (v is x times w)."""
         arrays, (j, k, c) = self.arrays, self.options.T
         spare, kv = arrays.spare_gb[j, k, c], arrays.kv_gb[:, j, k]
         whole = arrays.memory_gb[k] * arrays.gpus[c]
@@ -160,7 +160,7 @@ class _Rows:
         self.add(parts, np.zeros(int(tight.sum())), [rows[tight], rows[tight]])
 
     def throughput(self) -> None:
-        """(5g), where it could bind."""
+        """Add (5g), where it could bind."""
         arrays, (j, k) = self.arrays, self.pairs.T
         gpus = arrays.gpus[self.options[:, 2]].astype(float)
         work = arrays.work[:, j, k] / arrays.capacity[k]
@@ -171,7 +171,7 @@ class _Rows:
         self.add(parts, np.zeros(int(tight.sum())), [rows[tight], rows[self.pair_of[chosen]]])
 
     def totals(self) -> None:
-        """(5c), (5h)."""
+        """Add (5c), (5h)."""
         arrays, (_, k, c) = self.arrays, self.options.T
         weights = np.broadcast_to(arrays.weights_gb[self.pairs[:, 0]], self.z.shape)
         data = np.broadcast_to(arrays.data_gb[:, None], self.x.shape)
@@ -184,7 +184,7 @@ class _Rows:
         self.add(parts, arrays.problem.budget_dollars / size, [0, 0, 0])
 
     def quality(self) -> None:
-        """(5i), (5j)."""
+        """Add (5i), (5j)."""
         arrays, row = self.arrays, np.arange(self.x.shape[0])[:, None]
         error = arrays.error[:, self.pairs[:, 0], self.pairs[:, 1]]
         self.add([(self.v, self.delay / arrays.max_delay[:, None])], np.ones(len(row)), [row])
@@ -192,7 +192,7 @@ class _Rows:
         self.add([(self.x, error / top[:, None])], arrays.max_error / top, [row])
 
     def program(self) -> Program:
-        """All of it, scaled."""
+        """Return the whole program, scaled."""
         from scipy.sparse import csr_matrix
 
         arrays, (_, k, c) = self.arrays, self.options.T
@@ -226,7 +226,7 @@ class _Rows:
 
 
 def _scaled(matrix: Any, limit: Floats) -> tuple[Any, Floats]:
-    """Rows whose largest entry is 1, without those entries that are next to nothing beside it."""
+    """Return the rows scaled until their largest entry is 1, without entries that are next to nothing beside it."""
     largest = np.asarray(abs(matrix).max(axis=1).todense()).ravel()
     factor = 1.0 / np.where(largest > 0, largest, 1.0)
     lengths = np.diff(matrix.indptr)
@@ -239,7 +239,7 @@ def _scaled(matrix: Any, limit: Floats) -> tuple[Any, Floats]:
 
 
 def _ratio(over: Floats, under: Floats) -> Floats:
-    """over / under, inf where nothing is under."""
+    """Return over / under, inf where nothing is under."""
     without = np.full(np.broadcast_shapes(over.shape, under.shape), np.inf)
     found: Floats = np.divide(over, under, out=without, where=under > 0)
     return found

@@ -49,12 +49,12 @@ class AdaptivePlacement:
         self._gives: dict[str, int] = {}  # Of tiers that did not give what was asked.
 
     def plan(self, view: View) -> Plan:
-        """The plan in place."""
+        """Return the plan in place."""
         self._demand.look(view)
         return self._made.plan
 
     def planning(self, view: View) -> Moment | None:
-        """All that a new plan is made of, if it is time for one."""
+        """Return all that a new plan is made of, if it is time for one."""
         before = self._planned
         if before is not None and view.now < before.at + self._period / 5:
             return None
@@ -76,11 +76,14 @@ class AdaptivePlacement:
         return Moment(wanted, offers, tiers, probes, unable, self._made, self._hold_hours, self._least_gain)
 
     def planned(self, made: Made) -> None:
-        """The plan from now on."""
+        """Follow this plan from now on."""
         self._made = made
 
     def _offer(self, tier: TierView, now: _Occasion, before: _Occasion | None, regular: bool) -> Offer:
-        """A tier with as many workers as it may have; of one that does not give what was asked, twice what it gave."""
+        """Return a tier with as many workers as it may have.
+
+        One that does not give what was asked has twice what it gave.
+        """
         there = now.connected[tier.name]
         _, asked = self._made.plan.workers.get(tier.name, (0, tier.maximum))
         lost = before is not None and there < before.connected[tier.name]
@@ -92,7 +95,10 @@ class AdaptivePlacement:
         return Offer(tier.name, most, 1.0 if tier.price is None else tier.price)
 
     def _probes(self, view: View) -> dict[str, str]:
-        """A context for each tier that gave no workers: one is asked for and used, to see whether it gives again."""
+        """Return a context for each tier that gave no workers.
+
+        One is asked for and used, to see whether it gives again.
+        """
         found, sessions = {}, active(view)
         for tier in view.tiers.values():
             able = [app for app in view.apps.values() if (app.backlog or app.id in sessions) and view.able(app, tier)]
@@ -132,7 +138,7 @@ class _Occasion:
         return cls(view.now, bounds, busy, measured, there, demand.carriers(view))
 
     def differs(self, before: _Occasion, plan: Plan) -> bool:
-        """Whether so much is different that planning cannot wait."""
+        """Return whether so much is different that planning cannot wait."""
         lost = sum((before.connected - self.connected).values()) - _given_back(before.connected, plan)
         return (
             self.bounds != before.bounds
@@ -144,10 +150,10 @@ class _Occasion:
 
 
 def _holders(plan: Plan, context: str) -> int:
-    """The workers that a plan wants to hold a context."""
+    """Return the workers that a plan wants to hold a context."""
     return sum(workers for (each, _), workers in plan.holders.items() if each == context)
 
 
 def _given_back(connected: Mapping[str, int], plan: Plan) -> int:
-    """How many of the workers that were there the plan does not want."""
+    """Return how many of the workers that were there the plan does not want."""
     return sum(max(0, there - plan.workers.get(tier, (0, there))[1]) for tier, there in connected.items())

@@ -69,7 +69,7 @@ class QueryType(_Part):
 
     @property
     def tokens(self) -> float:
-        """Tokens of a query, in and out: r."""
+        """Return the tokens of a query, in and out: r."""
         return self.input_tokens + self.output_tokens
 
 
@@ -159,7 +159,7 @@ class Problem(_Part):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """How many query types, models and tiers: (I, J, K)."""
+        """Return how many query types, models and tiers: (I, J, K)."""
         return len(self.query_types), len(self.models), len(self.tiers)
 
     @classmethod
@@ -176,7 +176,7 @@ class Problem(_Part):
 
     @classmethod
     def from_data(cls, data: Any) -> Problem:
-        """A problem from what JSON gives: dicts, lists, numbers.
+        """Return a problem from what JSON gives: dicts, lists, numbers.
 
         :raises ValueError: for what cannot be, with the field's name.
         """
@@ -199,7 +199,7 @@ class Problem(_Part):
         return cls.from_json(text)
 
     def to_json(self) -> str:
-        """The problem's file; one line for each row of a table."""
+        """Return the problem's file; one line for each row of a table."""
         data = self.model_dump(mode="json", exclude_none=True)
         head = {key: value for key, value in data.items() if key not in TABLES}
         text = json.dumps(head, indent=1)
@@ -244,7 +244,7 @@ _WANTED = {
 
 
 def _explain(error: pydantic.ValidationError) -> str:
-    """The first thing that is wrong, with the field's name."""
+    """Return the first thing that is wrong, with the field's name."""
     first = error.errors(include_url=False)[0]
     if first["type"] in _WANTED:
         first["msg"] = f"input should be {_WANTED[first['type']]}"
@@ -259,7 +259,7 @@ def _explain(error: pydantic.ValidationError) -> str:
 
 
 def paper_instance() -> Problem:
-    """The instance that every table names: `paper_instance.json`, which is `draw(1)`: all six, six and ten.
+    """Return the instance that every table names: `paper_instance.json`, which is `draw(1)`: all six, six and ten.
 
     Seed 1 is the first from 0 whose draw can be served whole, as the paper's can, which says no more of its numbers.
     """
@@ -267,7 +267,7 @@ def paper_instance() -> Problem:
 
 
 def azure_instance() -> Problem:
-    """The instance whose lengths and rates come from the Azure trace: `azure_instance.json`."""
+    """Return the instance whose lengths and rates come from the Azure trace: `azure_instance.json`."""
     return _stored("azure_instance.json")
 
 

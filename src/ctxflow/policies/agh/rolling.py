@@ -48,7 +48,7 @@ class Switching:
                 raise ValueError(f"{field.name} is {value!r}: it has to be a number, 0 or more")
 
     def dollars(self, problem: Problem, previous: Allocation, new: Allocation) -> float:
-        """What changing from one allocation to another costs, once.
+        """Return what changing from one allocation to another costs, once.
 
         >>> from ctxflow.policies.agh.problem import paper_instance
         >>> problem = paper_instance()
@@ -99,7 +99,7 @@ def plan_rolling(
     switching: Switching | None = None,
     seed: int = 0,
 ) -> Revision:
-    """The next allocation, given the one that runs now and the problem as it is now.
+    """Return the next allocation, given the one that runs now and the problem as it is now.
 
     Deterministic. What runs is kept, with routes chosen anew, unless a new plan saves more than the change to it
     costs, or what runs breaks a constraint and the new plan breaks none.
@@ -139,7 +139,7 @@ def plan_rolling(
 
 
 def carried(allocation: Allocation, before: Problem, problem: Problem) -> Allocation:
-    """An allocation in the terms of another problem, matched by names.
+    """Return an allocation in the terms of another problem, matched by names.
 
     Left out are deployments whose model or tier is no more, or whose configuration the tier no longer allows or no
     longer holds; of more GPUs than a tier still has, the deployments that are listed first keep theirs.
@@ -175,7 +175,7 @@ def carried(allocation: Allocation, before: Problem, problem: Problem) -> Alloca
 
 
 def over_deployments(arrays: Constants, allocation: Allocation) -> Draft:
-    """The allocation's deployments as they are, with the cheapest routes found over them.
+    """Return the allocation's deployments as they are, with the cheapest routes found over them.
 
     Routes start as they were, each as far as the limits still allow, and from nothing in several orders.
     """
@@ -187,7 +187,7 @@ def over_deployments(arrays: Constants, allocation: Allocation) -> Draft:
 
 
 def rerouted(empty: Draft, routes: Sequence[tuple[int, int, int, float]]) -> Draft:
-    """The cheapest routes found over what a draft without routes deploys.
+    """Return the cheapest routes found over what a draft without routes deploys.
 
     :param routes: those of before: query type, model, tier and share.
     """
@@ -227,7 +227,7 @@ def _fill(draft: Draft, order: list[int]) -> Draft:
 
 
 def _room(draft: Draft, i: int, j: int, k: int) -> float:
-    """The share of a query type that an active pair can take besides, as it is: (5c), (5f) to (5j).
+    """Return the share of a query type that an active pair can take besides, as it is: (5c), (5f) to (5j).
 
     Unlike M3's, it may be one whose delay or error is over the limit: averages count, and another route may be under.
     """

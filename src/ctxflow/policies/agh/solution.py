@@ -51,18 +51,18 @@ class Solution:
 
     @property
     def feasible(self) -> bool:
-        """Whether there is an allocation that keeps every constraint."""
+        """Return whether there is an allocation that keeps every constraint."""
         return self.allocation is not None and not self.violations
 
     @property
     def gap(self) -> float | None:
-        """How much of the cost might be saved at most, None without a bound."""
+        """Return how much of the cost might be saved at most, None without a bound."""
         if self.bound is None or self.costs is None:
             return None
         return max(0.0, (self.costs.total - self.bound) / self.costs.total) if self.costs.total else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """All of it for JSON; docs/placement.md tells each field."""
+        """Return all of it for JSON; docs/placement.md tells each field."""
         costs = None if self.costs is None else {**dataclasses.asdict(self.costs), "total": self.costs.total}
         nothing: dict[str, Any] = {"deployments": [], "routes": [], "unserved": {}}
         return {
@@ -155,7 +155,7 @@ class Reason:
 
 
 def reasons(problem: Problem, allocation: Allocation | None = None) -> list[Reason]:
-    """Why not all is served.
+    """Return why not all is served.
 
     :param allocation: then only of those that it leaves unserved, and the shared limits that it uses up.
 
@@ -184,7 +184,7 @@ def _affordable(arrays: Arrays) -> Bools:
 
 
 def _usable(arrays: Arrays) -> Bools:
-    """(J, K, C) what could run by itself."""
+    """Return (J, K, C) what could run by itself."""
     return _affordable(arrays) & (arrays.gpus <= arrays.stock[:, None])
 
 
@@ -207,7 +207,7 @@ def _nothing_runs(arrays: Arrays) -> Iterator[Reason]:
 
 
 def _alone(arrays: Arrays, i: int, usable: Bools) -> Iterator[Reason]:
-    """What keeps a query type from being served whole even if it were the only one."""
+    """Yield what keeps a query type from being served whole even if it were the only one."""
     problem, kind = arrays.problem, arrays.problem.query_types[i]
     delay = arrays.delay[i][usable]
     error = np.broadcast_to(arrays.error[i][..., None], usable.shape)[usable]
@@ -230,7 +230,7 @@ def _alone(arrays: Arrays, i: int, usable: Bools) -> Iterator[Reason]:
 
 
 def _mixable(arrays: Arrays, i: int, usable: Bools) -> bool:
-    """Whether one option, or two in some proportion, keep both the delay and the error of a query type."""
+    """Return whether one option, or two in some proportion, keep both the delay and the error of a query type."""
     delay = arrays.delay[i][usable] / arrays.max_delay[i]
     error = np.broadcast_to(arrays.error[i][..., None], usable.shape)[usable] / max(float(arrays.max_error[i]), 1e-12)
     order = np.lexsort((error, delay))

@@ -61,12 +61,12 @@ class Block(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What it is known by from one problem to the next."""
+        """Return what it is known by from one problem to the next."""
         return self.tier, self.place, self.workers
 
 
 def blocks(workers: int) -> list[int]:
-    """Sizes that sum up to the workers, and to any smaller number.
+    """Return sizes that sum up to the workers, and to any smaller number.
 
     >>> blocks(8), blocks(5), blocks(0)
     ([1, 1, 2, 4], [1, 2, 2], [])
@@ -97,20 +97,20 @@ class ContextWork:
 
     @property
     def workers(self) -> float:
-        """How many it would keep busy where it is fastest."""
+        """Return how many it would keep busy where it is fastest."""
         return min(self.work.values()) / 3600
 
     @property
     def limit(self) -> float:
-        """Seconds that an item may take."""
+        """Return seconds that an item may take."""
         return _ANY_DELAY if self.max_delay is None else self.max_delay
 
     def item_seconds(self, tier: str) -> float:
-        """Seconds of a mean item on a worker of a tier that can run it."""
+        """Return seconds of a mean item on a worker of a tier that can run it."""
         return self.work[tier] / self.per_hour
 
     def delay(self, tier: str) -> float:
-        """Seconds until a mean urgent item is answered; 0 where none is."""
+        """Return seconds until a mean urgent item is answered; 0 where none is."""
         return self.urgent_work[tier] / self.urgent if self.urgent else 0.0
 
 
@@ -135,7 +135,7 @@ class Staffing:
 
     @property
     def short(self) -> bool:
-        """Whether more is unserved than may be."""
+        """Return whether more is unserved than may be."""
         return max(self.unserved) > SERVED
 
 
@@ -148,7 +148,7 @@ class StaffingProblem:
 
     @classmethod
     def of(cls, wanted: Sequence[Wanted], mixes: Mixes, offers: Sequence[Offer]) -> StaffingProblem:
-        """What the apps want, divided so.
+        """Return what the apps want, divided so.
 
         :raises ValueError: if there is no worker to be had.
         """
@@ -172,17 +172,17 @@ class StaffingProblem:
 
     @functools.cached_property
     def blocks(self) -> list[Block]:
-        """All blocks of all tiers."""
+        """Return all blocks of all tiers."""
         sizes = [(number, size) for number, offer in enumerate(self.offers) for size in blocks(offer.workers)]
         return [Block(self.offers[number].name, place, size, number) for place, (number, size) in enumerate(sizes, 1)]
 
     def possible(self) -> float:
-        """A share of the demand beyond which no plan can go."""
+        """Return a share of the demand beyond which no plan can go."""
         needed = sum(task.workers for task in self.tasks)
         return min(1.0, UTILIZATION * sum(offer.workers for offer in self.offers) / needed) if needed else 1.0
 
     def constants(self, share: float) -> Constants:
-        """What GH and AGH compute on, with so much of the demand.
+        """Return what GH and AGH compute on, with so much of the demand.
 
         A context is a query type and its only model, a block is a tier of which one context may have all.
         """
@@ -211,7 +211,7 @@ class StaffingProblem:
         )  # fmt: skip
 
     def fitting(self, share: float) -> float:
-        """The share of the demand, scaled down alike for all until GH can serve it."""
+        """Return the share of the demand, scaled down alike for all until GH can serve it."""
         for _ in range(49):
             if not self._staffing(greedy(self.constants(share))).short:
                 break
@@ -219,17 +219,17 @@ class StaffingProblem:
         return share
 
     def solve(self, share: float = 1.0) -> Staffing:
-        """AGH's answer with so much of the demand."""
+        """Return AGH's answer with so much of the demand."""
         return self._staffing(adaptive(self.constants(share)))
 
     def dollars(self, staffing: Staffing) -> float:
-        """What a staffing costs in an hour; what is unserved is dear."""
+        """Return what a staffing costs in an hour; what is unserved is dear."""
         rent = sum(offer.price * offer.workers for offer in self.offers)
         held = sum(each.block.workers * self.offers[each.block.offer].price for each in staffing.crews)
         return held + sum(_DEAR * (rent + 1.0) * share for share in staffing.unserved)
 
     def revised(self, share: float, before: Staffing, hold_hours: float, least_gain: float) -> Staffing:
-        """What holds now, with its routes chosen anew, or a new plan where that pays for its change (`rolling`).
+        """Return what holds now, with its routes chosen anew, or a new plan where that pays for its change (`rolling`).
 
         A block with another context than before loads it, and is paid for meanwhile.
 
@@ -251,7 +251,7 @@ class StaffingProblem:
         return new if saved > price / 3600 + least_gain * kept_dollars * hold_hours + 1e-9 else kept
 
     def counts(self, share: float, staffing: Staffing) -> dict[tuple[str, str], int]:
-        """Workers by context and tier that a staffing takes, without those of its blocks that are not needed."""
+        """Return workers by context and tier that a staffing takes, without those of its blocks that are not needed."""
         order = {task.context: number for number, task in enumerate(self.tasks)}
         held: dict[tuple[int, int], int] = {}
         shares: dict[tuple[int, int], float] = {}
@@ -282,7 +282,7 @@ class StaffingProblem:
                 total[context] += 1
 
     def _staffing(self, draft: Draft) -> Staffing:
-        """What was built, the crews in the order of contexts and blocks."""
+        """Return what was built, the crews in the order of contexts and blocks."""
         all_blocks = self.blocks
         crews = tuple(
             Crew(self.tasks[j].context, all_blocks[k], draft.routes[j].get((j, k), 0.0))
@@ -291,14 +291,14 @@ class StaffingProblem:
         return Staffing(crews, tuple(1.0 - min(1.0, sum(each.values())) for each in draft.routes))
 
     def _carried(self, before: Staffing) -> list[Crew]:
-        """The crews that are still possible, in the terms of this problem."""
+        """Return the crews that are still possible, in the terms of this problem."""
         contexts = {task.context for task in self.tasks}
         here = {block.key: block for block in self.blocks}
         there = [each for each in before.crews if each.context in contexts and each.block.key in here]
         return [dataclasses.replace(each, block=here[each.block.key]) for each in there]
 
     def _kept(self, constants: Constants, runs: Sequence[Crew]) -> Staffing:
-        """The crews as they are, with the best shares found for them."""
+        """Return the crews as they are, with the best shares found for them."""
         number = {task.context: n for n, task in enumerate(self.tasks)}
         draft = Draft(Choices(constants, Mechanisms()))
         places = [(number[each.context], each.block.place - 1, each.share) for each in runs]

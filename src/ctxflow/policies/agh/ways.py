@@ -22,7 +22,9 @@ _LEAST = 1e-12
 
 
 def filled(value: Floats, size: Floats, room: Floats) -> Floats:
-    """(N, I) the share of each item in the best filling of N knapsacks, whose items may be cut: the densest first.
+    """Return (N, I) the share of each item in the best filling of N knapsacks, whose items may be cut.
+
+    The densest items go first.
 
     :param value: (N, I) of an item whole; one that is worth nothing is left out.
     :param size: (N, I) of an item whole. :param room: (N,).
@@ -44,7 +46,7 @@ def filled(value: Floats, size: Floats, room: Floats) -> Floats:
 def packed(
     taken: Ints, most: Floats, saved: Floats, data: Floats, fixed: Floats, weights: Floats, storage: float
 ) -> tuple[Ints, Floats]:
-    """Better ways and shares than those given, by changing one type's way, or two at once, as long as that saves.
+    """Return better ways and shares than those given: change one type's way, or two at once, as long as that saves.
 
     :param taken: (I,) the way of each type; way 0 serves nothing.
     :param most: (I, W) the largest share that a way can serve.
@@ -62,7 +64,7 @@ def packed(
     value, size = most * saved, most * data[:, None]
 
     def judged(tries: Ints) -> tuple[Floats, Floats]:
-        """(N,) dollars saved by N assignments (N, I) of ways, and (N, I) the shares of what each way can serve."""
+        """Return the dollars (N,) that N assignments (N, I) of ways save, and the shares (N, I) that are served."""
         room = storage - weights[tries].sum(axis=1)
         part = filled(value[every, tries], size[every, tries], np.maximum(room, 0.0))
         gain = (part * value[every, tries]).sum(axis=1) - fixed[tries].sum(axis=1)
@@ -133,13 +135,13 @@ class Ways:
 
     @property
     def possible(self) -> Bools:
-        """(I, W) whether a way serves anything, or is the one that need not."""
+        """Return (I, W) whether a way serves anything, or is the one that need not."""
         found = self.most > NOTHING
         found[:, 0] = True
         return found
 
     def parts(self, i: int, way: int) -> list[tuple[int, float]]:
-        """The options of a way, with their parts of what it serves of a type."""
+        """Return the options of a way, with their parts of what it serves of a type."""
         a, b = self.pairs[way]
         if a < 0:
             return []

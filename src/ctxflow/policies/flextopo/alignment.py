@@ -39,11 +39,11 @@ class Fit:
 
     @property
     def domains(self) -> Sequence[Domain]:
-        """Those in which the request fits if they are empty, the closest first."""
+        """Return those in which the request fits if they are empty, the closest first."""
         return self._domains
 
     def level(self, free: int) -> Level:
-        """The closest level at which the request fits into what is free; NONE if it does not."""
+        """Return the closest level at which the request fits into what is free; NONE if it does not."""
         found = self._levels.get(free)
         if found is None:
             fitting = (domain.level for domain in self._domains if self.fits(free, domain))
@@ -51,7 +51,7 @@ class Fit:
         return found
 
     def fits(self, free: int, domain: Domain) -> bool:
-        """Whether the request fits into what is free of one domain."""
+        """Return whether the request fits into what is free of one domain."""
         if (free & domain.gpus).bit_count() < self.gpus:
             return False
         return not self.cores or self.hardware.cores(free & domain.groups) >= self.cores
@@ -74,7 +74,7 @@ class Fits:
 
 
 def allocate(fit: Fit, free: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What a request gets of what is free: the numbers of GPUs and of core groups, neighbours beside each other.
+    """Return what a request gets of what is free: the numbers of GPUs and of core groups, neighbours beside each other.
 
     It is as close together as it can be; of equally close domains the one is taken that it fills best; in it, as few
     NUMA nodes as possible, and the core groups near the GPUs first.
@@ -109,7 +109,7 @@ def _numbers(mask: int) -> list[int]:
 
 
 def _nearest(numbers: list[int], places: Sequence[Location]) -> list[int]:
-    """Socket by socket and NUMA node by NUMA node, those with most to give first."""
+    """Return socket by socket and NUMA node by NUMA node, those with most to give first."""
     in_socket: dict[int | None, int] = {}
     in_numa: dict[Location, int] = {}
     for number in numbers:
@@ -129,5 +129,5 @@ def _in_order(numbers: Sequence[int], places: Sequence[Location]) -> list[int]:
 
 
 def _known(number: int | None) -> int:
-    """Numbers that are not known come last."""
+    """Return numbers that are not known come last."""
     return 1 << 30 if number is None else number

@@ -68,20 +68,20 @@ class Scorer:
 
     @property
     def priorities_weigh(self) -> bool:
-        """Whether priorities enter the score itself, and not only the order among equals."""
+        """Return whether priorities enter the score itself, and not only the order among equals."""
         return self._alpha > 0
 
     @property
     def topology_counts(self) -> bool:
-        """Whether the preemptor cares where it is."""
+        """Return whether the preemptor cares where it is."""
         return self._cares
 
     def lifted(self, priority: int) -> int:
-        """A victim's priority as it counts: 1 or more."""
+        """Return a victim's priority as it counts: 1 or more."""
         return priority + self._lift
 
     def score(self, level: int, total: int) -> float:
-        """Equation 1, of terms in (0, 1].
+        """Compute Equation 1, of terms in (0, 1].
 
         :param total: the sum of the victims' priorities as they count.
         """
@@ -89,7 +89,7 @@ class Scorer:
         return self._alpha * self._lowest / total + (1.0 - self._alpha) * topology
 
     def rank(self, victims: Sequence[Instance], level: Level) -> Rank:
-        """The place of a set of victims in the order of candidates."""
+        """Return the place of a set of victims in the order of candidates."""
         priorities = [victim.priority for victim in victims]
         highest, count = max(priorities), len(priorities)
         total = sum(priorities) + count * self._lift
@@ -98,7 +98,7 @@ class Scorer:
 
 
 def reprieve(node: Node, preemptor: Preemptor, fit: Fit) -> tuple[tuple[int, ...], int] | None:
-    """The victims on a node, as positions among its instances, and how many feasibility checks were made.
+    """Return the victims on a node, as positions among its instances, and how many feasibility checks were made.
 
     All of lower priority are dropped. If the preemptor then fits, they are added back one by one, by priority
     descending and then the longest-running first, each of whom stays if the preemptor still fits beside it.
@@ -125,13 +125,16 @@ MOST_SETS = 1 << 18
 
 
 def possible_victims(node: Node, preemptor: Preemptor) -> list[int]:
-    """Who could give way at all, as positions among the node's instances: V_N, those of strictly lower priority."""
+    """Return who could give way at all, as positions among the node's instances.
+
+    V_N are those of strictly lower priority.
+    """
     rungs = node.rungs(preemptor.priority)
     return sorted(node.order[: rungs[-1].count]) if rungs else []
 
 
 def minimal_sets(node: Node, preemptor: Preemptor, fit: Fit) -> tuple[list[tuple[tuple[int, ...], Level]], int]:
-    """All feasible sets of victims of the least size at which there are any (Algorithm 2).
+    """Return all feasible sets of victims of the least size at which there are any (Algorithm 2).
 
     Feasible is what S(P, N without the set) says: for a guaranteed preemptor with its topology, for others by numbers
     alone. The union of the printed algorithm is of the set as one member, and all victims together are a candidate too.
@@ -155,7 +158,7 @@ def minimal_sets(node: Node, preemptor: Preemptor, fit: Fit) -> tuple[list[tuple
 
 
 def feasible_sets(node: Node, preemptor: Preemptor, fit: Fit) -> tuple[list[tuple[tuple[int, ...], Level]], int]:
-    """All feasible sets of victims: the straightforward way to Equation 2, 2^m - 1 checks for m victims.
+    """Return all feasible sets of victims: the straightforward way to Equation 2, 2^m - 1 checks for m victims.
 
     :returns: as `minimal_sets`.
     :raises ValueError: if there are too many sets to try.

@@ -74,7 +74,7 @@ class Hardware:
     def regular(
         cls, *, sockets: int, numa_nodes: int, gpus: int, cores: int = 0, group_size: int = GROUP_SIZE
     ) -> Hardware:
-        """A machine whose GPUs, cores and NUMA nodes are spread evenly, numbered socket by socket.
+        """Return a machine whose GPUs, cores and NUMA nodes are spread evenly, numbered socket by socket.
 
         :raises ValueError: if there are fewer NUMA nodes than sockets, or a group is no cores.
         """
@@ -94,7 +94,7 @@ class Hardware:
 
     @classmethod
     def of(cls, topology: Topology) -> Hardware:
-        """What a machine's topology comes to."""
+        """Return what a machine's topology comes to."""
         return cls(
             tuple(Location(topology.socket_of(gpu.numa), gpu.numa) for gpu in topology.gpus),
             tuple(Location(group.socket, group.numa) for group in topology.groups),
@@ -102,7 +102,7 @@ class Hardware:
         )
 
     def mask(self, gpus: Iterable[int], groups: Iterable[int]) -> int:
-        """The bits of some GPUs and core groups.
+        """Return the bits of some GPUs and core groups.
 
         :raises ValueError: if there is no such GPU or core group.
         """
@@ -119,16 +119,16 @@ class Hardware:
 
     @property
     def everything(self) -> int:
-        """All bits."""
+        """Return a mask of everything."""
         return (1 << len(self.gpus) + len(self.groups)) - 1
 
     def cores(self, mask: int) -> int:
-        """The cores of the groups in a mask."""
+        """Return the cores of the groups in a mask."""
         bits = mask >> len(self.gpus)
         return sum(size for number, size in enumerate(self.sizes) if bits >> number & 1)
 
     def span(self, mask: int) -> Level:
-        """The closest level at which all of a set is together.
+        """Return the closest level at which all of a set is together.
 
         >>> hardware = Hardware.regular(sockets=2, numa_nodes=8, gpus=8)
         >>> hardware.span(0b0011).name, hardware.span(0b10001).name
@@ -138,7 +138,7 @@ class Hardware:
 
 
 def _domains(hardware: Hardware) -> Iterable[Domain]:
-    """Sets by level; a NUMA node that spreads over sockets, as with NUMA turned off, is none."""
+    """Return sets by level; a NUMA node that spreads over sockets, as with NUMA turned off, is none."""
     places = hardware.gpus + hardware.groups
     gpus = (1 << len(hardware.gpus)) - 1
     sockets_of: dict[int, set[int | None]] = {}
@@ -227,7 +227,7 @@ class Node:
         object.__setattr__(self, "ladder", tuple(_rungs(self, order)))
 
     def rungs(self, priority: int) -> tuple[Rung, ...]:
-        """The ladder up to below a priority: what a preemptor of that priority can free."""
+        """Return the ladder up to below a priority: what a preemptor of that priority can free."""
         ladder, count = self.ladder, len(self.ladder)
         while count and ladder[count - 1].priority >= priority:
             count -= 1

@@ -15,7 +15,7 @@ MOST = 1 << 14
 
 
 def cluster_from_json(data: Mapping[str, Any]) -> tuple[tuple[Node, ...], Preemptor | None]:
-    """Nodes, and the preemptor if the data names one.
+    """Return nodes, and the preemptor if the data names one.
 
     :param data: {"hardware": {NAME: HARDWARE}, "nodes": [{"name", "hardware": NAME | HARDWARE | "topology": FLEXTOPO,
         "instances": [{"id", "priority", "gpus": [0], "core_groups": [0], "started", "preemptible"}]}], "preemptor":
@@ -38,7 +38,7 @@ def cluster_from_json(data: Mapping[str, Any]) -> tuple[tuple[Node, ...], Preemp
 
 
 def cluster_to_json(nodes: Sequence[Node], preemptor: Preemptor | None = None) -> dict[str, Any]:
-    """The data that `cluster_from_json` takes; kinds of hardware are written once each."""
+    """Return the data that `cluster_from_json` takes; kinds of hardware are written once each."""
     kinds: dict[Hardware, str] = {}
     for node in nodes:
         kinds.setdefault(node.hardware, f"kind-{len(kinds)}")

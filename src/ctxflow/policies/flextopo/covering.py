@@ -46,7 +46,7 @@ class _Search:
 def best_candidate(
     nodes: Sequence[Node], preemptor: Preemptor, fits: Fits, scorer: Scorer
 ) -> tuple[tuple[Rank, int, tuple[int, ...], Level] | None, int]:
-    """The best candidate of all nodes.
+    """Return the best candidate of all nodes.
 
     :returns: its rank, the position of its node, its victims as positions among the node's instances, and the level
         that they give; None if there is none. And how many covers were searched for.
@@ -84,7 +84,7 @@ def best_candidate(
 def _node_bound(
     rungs: Sequence[Rung], fit: Fit, scorer: Scorer, known: dict[tuple[int, int], tuple[float, ...]]
 ) -> tuple[float, ...] | None:
-    """No candidate on a node ranks before this; None if there is no candidate on it.
+    """Return no candidate on a node ranks before this; None if there is no candidate on it.
 
     :param known: the bounds of earlier nodes, by the best level and the least highest priority that they allow.
     """
@@ -107,7 +107,7 @@ def _node_bound(
 
 
 def _searches(node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> Iterable[_Search]:
-    """What is to be searched on a node: where room is needed, and among whom."""
+    """Return what is to be searched on a node: where room is needed, and among whom."""
     required = fit.required
     domains = [domain for domain in fit.domains if domain.level >= required]
     everything = node.hardware.everything
@@ -128,7 +128,7 @@ def _searches(node: Node, rungs: Sequence[Rung], fit: Fit, scorer: Scorer) -> It
 def _bound(
     node: Node, rungs: Sequence[Rung], level: Level, domain: Domain, limit: Rung, fit: Fit, scorer: Scorer
 ) -> tuple[float, ...]:
-    """What no cover of a domain ranks before: each of the order's terms is at its least.
+    """Return what no cover of a domain ranks before: each of the order's terms is at its least.
 
     The sum is that of the fractional knapsack in GPUs alone, where the victims of each priority are as wide as the
     widest of them.
@@ -159,7 +159,7 @@ def _bound(
 
 
 def _latest(rung: Rung, domain: Domain, count: int) -> float:
-    """The latest start that so many victims of a priority in a domain can all have."""
+    """Return the latest start that so many victims of a priority in a domain can all have."""
     inside = domain.gpus | domain.groups
     for start, mask in rung.members:
         if mask & inside:
@@ -170,7 +170,7 @@ def _latest(rung: Rung, domain: Domain, count: int) -> float:
 
 
 def _cover(node: Node, rungs: Sequence[Rung], search: _Search, fit: Fit, scorer: Scorer) -> tuple[int, ...] | None:
-    """The best set of victims in a domain; None if there is none."""
+    """Return the best set of victims in a domain; None if there is none."""
     domain, hardware = search.domain, node.hardware
     gpus = max(fit.gpus - (node.idle & domain.gpus).bit_count(), 0)
     cores = max(fit.cores - hardware.cores(node.idle & domain.groups), 0) if fit.cores else 0
@@ -195,7 +195,7 @@ def _cover(node: Node, rungs: Sequence[Rung], search: _Search, fit: Fit, scorer:
 
 
 def _least_limit(items: Sequence[_Item], lacks: tuple[int, int]) -> int | None:
-    """The least priority up to which victims suffice; items come by priority."""
+    """Return the least priority up to which victims suffice; items come by priority."""
     gpus, cores = lacks
     for item in items:
         gpus -= item[0]
@@ -206,7 +206,7 @@ def _least_limit(items: Sequence[_Item], lacks: tuple[int, int]) -> int | None:
 
 
 def _cheapest(items: Sequence[_Item], lacks: tuple[int, int], limit: int) -> _Cover:
-    """The cheapest cover by victims up to a priority, fewest victims and then latest start first among equals.
+    """Return the cheapest cover by victims up to a priority, fewest victims and then latest start first among equals.
 
     There is one. A set of no victims is no cover, even where nothing lacks: then it is the cheapest single one.
     """

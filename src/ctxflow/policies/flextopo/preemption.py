@@ -48,11 +48,11 @@ class Decision:
 
     @property
     def hit(self) -> bool:
-        """Whether it is as close together as the hardware allows."""
+        """Return whether it is as close together as the hardware allows."""
         return self.level == self.target
 
     def to_json(self) -> dict[str, Any]:
-        """The decision as data."""
+        """Return the decision as data."""
         data = dataclasses.asdict(self) | {"hit": self.hit}
         return data | {"level": self.level.name.lower(), "target": self.target.name.lower()}
 
@@ -97,7 +97,7 @@ def decide(
 
 
 def _room(nodes: Sequence[Node], preemptor: Preemptor, fits: Fits, method: str) -> int | None:
-    """The position of the node with room for the preemptor as it is, the fullest of equally good ones."""
+    """Return the position of the node with room for the preemptor as it is, the fullest of equally good ones."""
     best: tuple[int, int, int] | None = None
     for position, node in enumerate(nodes):
         fit = fits[node]
@@ -114,7 +114,7 @@ def _room(nodes: Sequence[Node], preemptor: Preemptor, fits: Fits, method: str) 
 def _enumerated(
     nodes: Sequence[Node], preemptor: Preemptor, method: str, fits: Fits, scorer: Scorer
 ) -> tuple[tuple[Rank, int, tuple[int, ...], Level] | None, int]:
-    """The best candidate among those of each node."""
+    """Return the best candidate among those of each node."""
     best: tuple[Rank, int, tuple[int, ...], Level] | None = None
     checks = 0
     for position, node in enumerate(nodes):
@@ -178,7 +178,7 @@ class _Selecting:
         self.patience, self.grace, self.idle = patience, grace, idle
 
     def victims(self, view: View, request: PlaceRequest) -> Room | None:
-        """The place that costs least: where there is room, else where victims of lower priority make it."""
+        """Return the place that costs least: where there is room, else where victims of lower priority make it."""
         affinity: Affinity | None = request.affinity  # type: ignore[assignment]
         preemptor = Preemptor(request.app, request.priority, request.gpus, affinity=affinity)
         cluster = [each for each in _cluster(view) if len(each[1].gpus) >= request.gpus]
@@ -207,7 +207,7 @@ class ExactPreemption(_Selecting):
 
 
 def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
-    """The machines with what they are made of, and as nodes."""
+    """Yield the machines with what they are made of, and as nodes."""
     workers: dict[str, list[WorkerView]] = {}
     for worker in view.workers.values():
         if worker.devices:
@@ -231,7 +231,7 @@ def _cluster(view: View) -> Iterator[tuple[MachineView, Topology, Node]]:
 
 
 def _topology(machine: MachineView, workers: Iterable[WorkerView]) -> Topology:
-    """The machine's topology; where the batch system does not know where a GPU is, a worker's report may."""
+    """Return the machine's topology; where the batch system does not know where a GPU is, a worker's report may."""
     told = machine.topology
     if all(gpu.numa is not None for gpu in told.gpus):
         return told
@@ -263,7 +263,7 @@ def _instance(view: View, worker: WorkerView, gpus: set[int], floor: int) -> Ins
 
 
 def _priority(view: View, worker: WorkerView, floor: int) -> int:
-    """That of the most urgent work it does or gets ready for; `floor` if it does nothing."""
+    """Return that of the most urgent work it does or gets ready for; `floor` if it does nothing."""
     building = {held.context for held in worker.contexts.values() if held.state in ("staging", "loading")}
     doing = [view.apps[attempt.app].priority for attempt in worker.running.values()]
     doing += [app.priority for app in view.apps.values() if app.context in building and app.backlog]

@@ -117,7 +117,7 @@ class SequentialTest:
         (field.misses if trial.kind == "miss" else field.counts).add(units, not trial.passed)
 
     def _model(self, view: View, worker: WorkerView) -> str | None:
-        """The GPU model of a worker's peers: `ALL` where no other host of its tier has its model."""
+        """Return the GPU model of a worker's peers: `ALL` where no other host of its tier has its model."""
         if self._crowd(view, worker.tier, worker.gpu_model) > 1 or self._crowd(view, worker.tier, ALL) < 2:
             return worker.gpu_model
         self._mixed.add(worker.tier)
@@ -156,7 +156,10 @@ class SequentialTest:
     # --- doubts
 
     def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
-        """Whether it failed running without an answer while others answer: at once where it never answered yet."""
+        """Return whether it failed running without an answer while others answer.
+
+        One failure is enough where it never answered yet.
+        """
         field = self._fields.get(("call", app.id, worker.tier, self._model(view, worker)))
         if field is None:
             return False
@@ -177,13 +180,13 @@ class SequentialTest:
         return running * math.log(max(1.0, 0.6 / null_share(failed, tried))) > DOUBT
 
     def _others_tried(self, view: View, field: Field, worker: WorkerView) -> tuple[int, int, bool]:
-        """The attempts of a worker's peers, those that failed, and whether most peers have ended one yet."""
+        """Return the attempts of a worker's peers, those that failed, and whether most peers have ended one yet."""
         peers = field.peers(view.now, attempts=True)
         others = self._crowd(view, worker.tier, self._model(view, worker)) - 1
         return *peers.of(worker.host), 2 * peers.others(worker.host) > others
 
     def _crowd(self, view: View, tier: str, model: str | None) -> int:
-        """How many hosts of a tier have workers with a GPU model, or (`ALL`) any workers."""
+        """Return how many hosts of a tier have workers with a GPU model, or (`ALL`) any workers."""
         until, count = self._crowds.get((tier, model), (-1.0, 0))
         if view.now >= until:
             workers = [each for each in view.workers.values() if each.tier == tier]
@@ -245,7 +248,7 @@ class SequentialTest:
                 )
 
     def _look_at_living(self, view: View) -> None:
-        """Workers that have a context, and have lived on with it, have passed a trial: those that crash fail one."""
+        """Count a passed trial for workers that have a context and lived on with it: those that crash fail one."""
         lived: dict[str, float] = {}
         for worker in view.workers.values():
             if worker.contexts and worker.noticed is None and not worker.draining:
@@ -276,7 +279,10 @@ class SequentialTest:
                     yield verdict
 
     def _narrowed(self, view: View, key: Key, unit: Unit, null: float, due: float) -> Verdict | None:
-        """The narrowest unit that explains it: one worker whose siblings pass, else the host; None if it is gone."""
+        """Return the narrowest unit that explains it: one worker whose siblings pass, else the host.
+
+        It is None if the unit is gone.
+        """
         field, (host, part) = self._fields[key], unit
         there = [worker for worker in view.workers.values() if worker.host == host]
         if not there:  # Nobody could be named: all that were there crashed.
@@ -324,7 +330,7 @@ class SequentialTest:
         return f"{test.failed} of {tried} {what}, and {failed} of {trials} of {others}{told}"
 
     def _note(self, verdict: Verdict) -> None:
-        """What is named starts again, when it is tried again, with half the evidence that it takes."""
+        """Have what is named start again, when it is tried again, with half the evidence that it takes."""
         if verdict.worker:
             self._named.setdefault(verdict.host, set()).add(self._units[verdict.worker][1][1])
         else:
@@ -359,7 +365,7 @@ TOLERANCE = 1.05  # The share of the remaining time that certainty about its end
 
 
 def gains(view: View, app_id: str, host: str, worker_id: str = "") -> bool:
-    """Whether what is left of an app is done as early without a host, or one worker of it, or nearly so.
+    """Return whether what is left of an app is done as early without a host, or one worker of it, or nearly so.
 
     Without it the others do all. With it all are busy until the end, or until what its next batch takes there.
     """

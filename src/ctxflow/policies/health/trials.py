@@ -17,7 +17,9 @@ SHARES = (0.3, 0.9)
 
 
 def null_share(failed: float, trials: float) -> float:
-    """The share of failures that a good unit may have, where its peers had so many: three times theirs, and a little.
+    """Return the share of failures that a good unit may have, where its peers had so many.
+
+    It is three times theirs, and a little.
 
     A few trials of theirs prove little, so half a failure in five more is supposed.
 
@@ -28,7 +30,7 @@ def null_share(failed: float, trials: float) -> float:
 
 
 def weight(passed: bool, share: float, null: float) -> float:
-    """The logarithm of how much likelier a trial's outcome is with one share of failures than with another."""
+    """Return the logarithm of how much likelier a trial's outcome is with one share of failures than with another."""
     if share <= null:
         return 0.0
     return math.log((1 - share) / (1 - null)) if passed else math.log(share / null)
@@ -78,7 +80,7 @@ class Cusum:
         return max(self.sums)
 
     def against(self, null: float) -> float:
-        """The evidence of all that was counted since the sums were 0, where the null share is known better by now."""
+        """Return the evidence of all that was counted since the sums were 0, with the null share as it is known now."""
         then = max(null, self.climate)
         return self.start + max(
             self.failed * weight(False, share, then) + self.passed * weight(True, share, null) for share in SHARES
@@ -98,7 +100,7 @@ class Counts:
         self._before: dict[Unit, list[int]] = {}
 
     def roll(self) -> None:
-        """A new epoch begins."""
+        """Begin a new epoch."""
         self._now, self._before = {}, self._now
 
     def add(self, units: tuple[Unit, Unit], failed: bool) -> None:
@@ -111,16 +113,16 @@ class Counts:
             counts[1] += failed
 
     def of(self, unit: Unit) -> tuple[int, int]:
-        """A unit's trials and failures."""
+        """Return a unit's trials and failures."""
         now, before = self._now.get(unit, (0, 0)), self._before.get(unit, (0, 0))
         return now[0] + before[0], now[1] + before[1]
 
     def hosts(self) -> dict[str, tuple[int, int]]:
-        """Those of each host."""
+        """Return those of each host."""
         return {host: self.of((host, "")) for host, part in (*self._before, *self._now) if not part}
 
     def parts(self, host: str) -> dict[str, tuple[int, int]]:
-        """Those of a host by worker."""
+        """Return those of a host by worker."""
         names = dict.fromkeys(part for name, part in (*self._now, *self._before) if name == host and part)
         return {part: self.of((host, part)) for part in names}
 
@@ -140,15 +142,15 @@ class Peers:
         self._sums = [(0, 0), *itertools.accumulate(self._values, lambda a, b: (a[0] + b[0], a[1] + b[1]))]
 
     def others(self, host: str) -> int:
-        """How many hosts there are beside one."""
+        """Return how many hosts there are beside one."""
         return len(self._values) - (host in self._places)
 
     def failing(self, host: str) -> int:
-        """How many hosts beside one failed at least half of their trials."""
+        """Return how many hosts beside one failed at least half of their trials."""
         return len(self._failing) - (host in self._failing)
 
     def of(self, host: str) -> tuple[int, int]:
-        """Trials and failures.
+        """Return the trials and failures of the peers of a host.
 
         >>> peers = Peers({"a": (100, 1), "b": (50, 50), "c": (10, 0)}, 0.0)
         >>> peers.of("b"), peers.of("a"), peers.of("d")
@@ -192,7 +194,7 @@ class Field:
         self.began = now
 
     def peers(self, now: float, attempts: bool = False) -> Peers:
-        """The hosts to compare with by their trials; or by attempts, whoever's fault it was that they failed."""
+        """Return the hosts to compare with by their trials; or by attempts, whoever's fault it was that they failed."""
         known = self._peers.get(attempts)
         if known is None or now >= known.until:
             hosts = self.counts.hosts()
@@ -203,12 +205,12 @@ class Field:
         return known
 
     def tried(self, unit: Unit) -> tuple[int, int]:
-        """A unit's attempts, and those that failed, whoever's fault that was."""
+        """Return a unit's attempts, and those that failed, whoever's fault that was."""
         (trials, failed), (missed, _) = self.counts.of(unit), self.misses.of(unit)
         return trials - failed + missed, missed
 
     def null(self, unit: Unit, now: float) -> float | None:
-        """The share of failures that a good unit may have by its peers'; siblings are peers.
+        """Return the share of failures that a good unit may have by its peers'; siblings are peers.
 
         None if it has none, or if fewer have ended a trial than are at work on their first: those who fail are sooner.
         """
@@ -257,5 +259,5 @@ class Field:
                 self._medians[host] = values[middle if middle < own else middle + 1]
 
     def median(self, host: str) -> float | None:
-        """The median of its peers' seconds of an item, None if it has none."""
+        """Return the median of its peers' seconds of an item, None if it has none."""
         return self._medians.get(host) if host in self.paces else self._median

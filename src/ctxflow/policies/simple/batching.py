@@ -37,7 +37,7 @@ class Fixed:
         self._most = MOST_SESSIONS
 
     def size(self, view: View, app: AppView, worker: WorkerView) -> int:
-        """The fixed size, less where the queue is short."""
+        """Return the fixed size, less where the queue is short."""
         wish = app.batch_size or self._size
         since = app.waiting_since
         if self.linger and app.backlog < wish and since is not None and view.now < since + self.linger:
@@ -48,7 +48,7 @@ class Fixed:
         return min(wish, -(-app.backlog // len(view.workers)))
 
     def duplicate(self, view: View, worker: WorkerView) -> int | None:
-        """Nothing is run twice."""
+        """Return None: nothing is run twice."""
         return None
 
     def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
@@ -84,7 +84,7 @@ def coalesced(app: AppView, worker: WorkerView, most: int = MOST_SESSIONS) -> in
 
 
 def measured(seconds: Mapping[int, float], target: float) -> int:
-    """K by the measured seconds of steps with so many sessions.
+    """Return K by the measured seconds of steps with so many sessions.
 
     >>> measured({}, 0.2), measured({1: 0.15}, 0.2), measured({1: 0.05, 2: 0.06}, 0.2)
     (1, 1, 4)

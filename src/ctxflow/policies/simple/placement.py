@@ -16,7 +16,7 @@ class Everywhere:
     """Every context may be loaded on every tier, within the site's bounds."""
 
     def plan(self, view: View) -> Plan:
-        """The plan without limits."""
+        """Return the plan without limits."""
         return Plan()
 
 
@@ -29,7 +29,7 @@ class LeastLoadedSessions:
     """
 
     def place(self, view: View) -> Mapping[int, str | None]:
-        """A worker for each session that needs one."""
+        """Return a worker for each session that needs one."""
         waiting = seekers(view)
         if not waiting:
             return {}
@@ -56,7 +56,7 @@ class NoPreemption:
     patience = grace = idle = 0.0
 
     def victims(self, view: View, request: PlaceRequest) -> None:
-        """Nobody."""
+        """Return nobody."""
         return
 
 
@@ -66,12 +66,12 @@ class NoQuarantine:
     probation = 0.0
 
     def observe(self, view: View, trial: Trial) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def doubts(self, view: View, worker: WorkerView, app: AppView) -> bool:
-        """Never."""
+        """Return False, always."""
         return False
 
     def judge(self, view: View) -> Sequence[Verdict]:
-        """Nobody."""
+        """Return nobody."""
         return ()

@@ -31,7 +31,7 @@ class FixedWorkers:
         self._workers = workers
 
     def target(self, view: View) -> Mapping[str, int]:
-        """The same number whatever the load."""
+        """Return the same number whatever the load."""
         wish = self._workers
         return {
             name: tier.maximum if wish is None else max(tier.minimum, min(tier.maximum, wish))
@@ -73,11 +73,11 @@ class QueueProportional:
         self._peaks: dict[frozenset[str], Peak] = {}
 
     def target(self, view: View) -> Mapping[str, int]:
-        """What each tier is asked for: what is used of its workers, and all that nobody has given yet."""
+        """Return what each tier is asked for: what is used of its workers, and all that nobody has given yet."""
         return divided(view, self._lingering(view))
 
     def _lingering(self, view: View) -> dict[frozenset[str], float]:
-        """Workers wanted by the tiers that will do, at their most over the last `linger` seconds."""
+        """Return workers wanted by the tiers that will do, at their most over the last `linger` seconds."""
         now: dict[frozenset[str], float] = {}
         sessions = active(view)
         for app, calls in outstanding(view, self._batch_size).items():

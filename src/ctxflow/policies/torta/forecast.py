@@ -20,7 +20,7 @@ SOME = 1.0
 
 
 def forecast(arrivals: npt.ArrayLike, horizon: int = 1, memory: float = MEMORY, damping: float = DAMPING) -> Floats:
-    """What will arrive in the next slots.
+    """Return what will arrive in the next slots.
 
     Guarantees: (horizon, R), finite and not negative. A region that has not been seen to have demand has none.
 
@@ -49,7 +49,7 @@ def forecast(arrivals: npt.ArrayLike, horizon: int = 1, memory: float = MEMORY, 
 
 
 def _holt(totals: Floats, memory: float, damping: float) -> tuple[float, float]:
-    """The level and the trend of exponential smoothing with a damped trend."""
+    """Return the level and the trend of exponential smoothing with a damped trend."""
     level, trend = float(totals[0]), 0.0
     for total in totals[1:]:
         before, expected = level, level + damping * trend
@@ -59,7 +59,7 @@ def _holt(totals: Floats, memory: float, damping: float) -> tuple[float, float]:
 
 
 def accuracy(predicted: npt.ArrayLike, actual: npt.ArrayLike, some: float = SOME) -> float:
-    """Eq. 12: exp of minus the mean relative error; 1 is perfect, 0 is worthless.
+    """Compute Eq. 12: exp of minus the mean relative error; 1 is perfect, 0 is worthless.
 
     >>> accuracy([9.0, 9.0], [9.0, 9.0])
     1.0

@@ -25,7 +25,7 @@ class Allocate(Protocol):
     """A form of the macro layer."""
 
     def __call__(self, demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
-        """The shares of the first slot.
+        """Return the shares of the first slot.
 
         :param demand: (H, R) of the coming slots, the first of which is decided.
         :param capacity: (R,) what each region can take in a slot, in the demand's unit.
@@ -36,7 +36,9 @@ class Allocate(Protocol):
 
 
 def by_transport(demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
-    """Optimal transport of the first slot's demand, with capacity as an upper bound; what was before does not count.
+    """Return optimal transport of the first slot's demand, with capacity as an upper bound.
+
+    What was before does not count.
 
     Where one region alone has demand, as in a live run, it fills the cheapest regions first, without a solver.
 
@@ -49,7 +51,7 @@ def by_transport(demand: Floats, capacity: Floats, costs: Floats, previous: Floa
 
 
 def _from_one(demand: Floats, capacity: Floats, costs: Floats, origins: Ints) -> Floats:
-    """What `transport.capped` gives for the demand of one region, or of none."""
+    """Return what `transport.capped` gives for the demand of one region, or of none."""
     possible, dear = amounts(capacity), prices(costs)
     flows = np.zeros_like(dear)
     for origin in origins.tolist():
@@ -62,7 +64,9 @@ def _from_one(demand: Floats, capacity: Floats, costs: Floats, origins: Ints) ->
 
 
 def by_lookahead(demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
-    """Transport over all slots of the forecast; a unit by which a region's inflow rises costs as much as the dearest.
+    """Return transport over all slots of the forecast.
+
+    A unit by which a region's inflow rises costs as much as the dearest.
 
     >>> stay = np.array([[1.0, 0.0], [1.0, 0.0]])
     >>> by_lookahead(np.array([[8.0, 0.0]]), np.array([9.0, 9.0]), np.array([[0.2, 0.1], [0.3, 0.1]]), stay)[0]
@@ -83,7 +87,7 @@ FORMS: dict[str, Allocate] = {
 
 
 def form(name: str) -> Allocate:
-    """A form by its name.
+    """Return a form by its name.
 
     :raises ValueError: for one that there is not.
     :raises CtxflowError: for "trained" without networks.
@@ -121,7 +125,7 @@ class Macro:
         self._given: dict[str, int] = {}
 
     def shares(self, view: View, outlook: Outlook) -> Mapping[str, float] | None:
-        """Region -> share of the work; None where it may go anywhere.
+        """Return region -> share of the work; None where it may go anywhere.
 
         It may go anywhere with one region, while nobody knows how long items take, and while there is as much to do as
         all regions together can: nothing is held back then, since every worker is wanted.
@@ -136,18 +140,18 @@ class Macro:
 
     @property
     def divides(self) -> bool:
-        """Whether calls are divided among regions now."""
+        """Return whether calls are divided among regions now."""
         return self._shares is not None
 
     def next_region(self) -> str | None:
-        """The region that the next call goes to, by who got least of its share in this slot."""
+        """Return the region that the next call goes to, by who got least of its share in this slot."""
         if self._shares is None:
             return None
         total = sum(self._given.values()) + 1
         return max(self._shares, key=lambda region: self._shares[region] * total - self._given.get(region, 0))  # type: ignore[index]
 
     def gave(self, region: str) -> None:
-        """A call went to a region."""
+        """Note that a call went to a region."""
         if self._shares is not None:
             self._given[region] = self._given.get(region, 0) + 1
 
@@ -167,7 +171,9 @@ class Macro:
 
 
 def work_seconds(view: View, outlook: Outlook, slot_seconds: float) -> Floats | None:
-    """(HORIZON,) seconds of work of the coming slots: what is queued counts in the first, what is forecast in each.
+    """Return (HORIZON,) seconds of work of the coming slots.
+
+    What is queued counts in the first, what is forecast in each.
 
     :returns: None where nobody knows how long an app's items take.
     """
@@ -188,14 +194,14 @@ def work_seconds(view: View, outlook: Outlook, slot_seconds: float) -> Floats | 
 
 
 def region_costs(regions: Sequence[RegionView]) -> Floats:
-    """(R, R) what work of a region costs in another; what the site does not say is dearer than what it says."""
+    """Return (R, R) what work of a region costs in another; what the site does not say is dearer than what it says."""
     network = np.array([[_seconds(origin, target) for target in regions] for origin in regions])
     power = np.array([math.nan if region.power_price is None else region.power_price for region in regions])
     return costs(power, network)
 
 
 def _seconds(origin: RegionView, target: RegionView) -> float:
-    """What a call's way between two regions takes, NaN if the site does not say."""
+    """Return what a call's way between two regions takes, NaN if the site does not say."""
     if origin.name == target.name:
         return 0.0
     latency, bandwidth = origin.latency.get(target.name), origin.bandwidth.get(target.name)
@@ -205,7 +211,7 @@ def _seconds(origin: RegionView, target: RegionView) -> float:
 
 
 def _valid(matrix: Floats, capacity: Floats, prices: Floats) -> Floats:
-    """A form's answer if every row of it is on the simplex, else each region's nearest with capacity."""
+    """Return a form's answer if every row of it is on the simplex, else each region's nearest with capacity."""
     regions = len(capacity)
     given = np.asarray(matrix, dtype=np.float64)
     fine = given.shape == (regions, regions) and np.isfinite(given).all() and (given >= -1e-9).all()

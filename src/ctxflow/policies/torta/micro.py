@@ -28,7 +28,7 @@ NOWHERE = -1
 
 
 def by_urgency(tasks: Tasks) -> Ints:
-    """The tasks' numbers, earliest deadline first; of equal ones, those that compute the most.
+    """Return the tasks' numbers, earliest deadline first; of equal ones, those that compute the most.
 
     >>> two = np.array([1.0, 2.0])
     >>> by_urgency(Tasks(two, two, np.zeros(2, int), np.zeros(2, int), np.array([9.0, 9.0]), two)).tolist()
@@ -39,7 +39,7 @@ def by_urgency(tasks: Tasks) -> Ints:
 
 
 def match(fit: Floats, tasks: Tasks, servers: Servers, load_weight: float = 1.0, allowed: Bools | None = None) -> Ints:
-    """(N,) the server of each task, `NOWHERE` for those that wait.
+    """Return (N,) the server of each task, `NOWHERE` for those that wait.
 
     Guarantees: no server gets more tasks than it has places, nor one that it is not allowed; a task waits only if
     no server that it is allowed on had a place left when its turn came.
@@ -81,12 +81,12 @@ def match(fit: Floats, tasks: Tasks, servers: Servers, load_weight: float = 1.0,
 
 
 def added(tasks: Tasks) -> Floats:
-    """(N,) what each task adds to the load of its server: its work, and itself in the queue (Algorithm 1)."""
+    """Return (N,) what each task adds to the load of its server: its work, and itself in the queue (Algorithm 1)."""
     return amounts(tasks.work) + 1.0
 
 
 def usable(fit: Floats, allowed: Bools | None) -> Floats:
-    """The fit with minus infinity where a task may not run, and nothing else that is not finite."""
+    """Return the fit with minus infinity where a task may not run, and nothing else that is not finite."""
     known = np.isfinite(fit)
     if not known.all():
         fit = np.where(known, fit, (fit[known].min() if known.any() else 0.0) - 1.0)
@@ -97,7 +97,7 @@ WORTHWHILE = 1e-9  # Gains under this are rounding.
 
 
 def objective(fit: Floats, where: Ints, tasks: Tasks, servers: Servers, load_weight: float = 1.0) -> float:
-    """What the local search makes larger, for a matching.
+    """Return what the local search makes larger, for a matching.
 
     >>> one = np.ones(1)
     >>> servers = Servers(one, one, one, 0 * one, 0 * one, np.array([1]), np.ones((1, 1), bool))
@@ -117,7 +117,7 @@ def improve(
     allowed: Bools | None = None,
     rounds: int = 4,
 ) -> Ints:
-    """A matching that is at least as good; what waits still waits.
+    """Return a matching that is at least as good; what waits still waits.
 
     Guarantees: `objective` is not lower; no server gets more tasks than it has places, if none did before, nor a
     task that it is not allowed. In a round each server takes part in one move or exchange at most.
@@ -159,12 +159,12 @@ class _Search:
         return fits + float(self._worth(np.arange(len(self.capacity)), self.held).sum())
 
     def _worth(self, servers: Ints, held: Floats) -> Floats:
-        """The integral of the load term from no load to this one, in loads of a mean task."""
+        """Return the integral of the load term from no load to this one, in loads of a mean task."""
         room = self.capacity[servers]
         return np.asarray(self.weight * room * (1 - load(held, room)) / self.unit, dtype=np.float64)
 
     def round(self) -> bool:
-        """One round; whether anything was made better."""
+        """Make one round; return whether anything was made better."""
         placed = np.flatnonzero(self.where != NOWHERE)
         if not len(placed) or len(self.capacity) < 2:
             return False
@@ -184,7 +184,10 @@ class _Search:
         return bool(touched)
 
     def _candidates(self, best: Floats, present: Ints) -> list[tuple[int, int, bool]]:
-        """The most promising exchange and move of each server, the best ones first: (from, to, whether both ways)."""
+        """Return the most promising exchange and move of each server, the best ones first.
+
+        Each is (from, to, whether both ways).
+        """
         row = np.arange(len(present))
         steps: list[tuple[float, int, int, bool]] = []
         slope = self.weight * load(self.held, self.capacity)
@@ -241,7 +244,7 @@ class Wish:
 def given_out(
     wishes: Sequence[Wish], now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], search: int
 ) -> list[tuple[Wish, WorkerView]]:
-    """Which worker takes which call; what finds no place is left out.
+    """Return which worker takes which call; what finds no place is left out.
 
     Guarantees: a worker takes no more calls than it has free slots, and only such as may go there.
 
@@ -270,7 +273,7 @@ def given_out(
 
 
 def _best(wish: Wish, now: float, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]) -> WorkerView:
-    """The worker of one call alone: the same scores, without the arrays."""
+    """Return the worker of one call alone: the same scores, without the arrays."""
     weights, context = Weights(), wish.app.context
 
     def score(worker: WorkerView) -> float:
@@ -310,7 +313,7 @@ def _servers(workers: Sequence[WorkerView], outlook: Outlook) -> Servers:
 def _recent(
     workers: Sequence[WorkerView], contexts: Mapping[str, int], recent: Mapping[str, Mapping[str, float]]
 ) -> Recent:
-    """What each worker holds, by when it was used, and what it had."""
+    """Return what each worker holds, by when it was used, and what it had."""
     ran: list[tuple[int, int, float]] = []
     for number, worker in enumerate(workers):
         times = {**recent.get(worker.id, {})}

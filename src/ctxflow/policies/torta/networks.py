@@ -42,7 +42,7 @@ class Layers:
     biases: tuple[Floats, ...]
 
     def __call__(self, values: Floats) -> Floats:
-        """(..., in) to (..., out).
+        """Return (..., in) to (..., out).
 
         >>> Layers((np.eye(2), np.ones((2, 1))), (np.zeros(2), np.zeros(1)))(np.array([3.0, -1.0])).tolist()
         [3.0]
@@ -135,7 +135,7 @@ class SlotState:
 
 
 def features(seen: SlotState) -> Floats:
-    """(..., R, FEATURES) of each region, all without units."""
+    """Return (..., R, FEATURES) of each region, all without units."""
     mean = seen.capacity.mean(axis=-1, keepdims=True) + 1e-9
     own = seen.capacity + 0.1 * mean
     planned = np.einsum("...i,...ij->...j", seen.demand, seen.transport)
@@ -154,14 +154,14 @@ def features(seen: SlotState) -> Floats:
 
 
 def outputs(networks: Networks, seen: SlotState) -> Floats:
-    """(..., R, 2) the gate and the pull of each region, before `allocated` bounds them."""
+    """Return (..., R, 2) the gate and the pull of each region, before `allocated` bounds them."""
     hidden = np.maximum(networks.body(features(seen)), 0.0)
     pooled = np.broadcast_to(hidden.mean(axis=-2, keepdims=True), hidden.shape)
     return networks.head(np.concatenate([hidden, pooled], axis=-1))
 
 
 def allocated(decided: Floats, seen: SlotState) -> Floats:
-    """(..., R, R) A_t from gates and pulls.
+    """Return (..., R, R) A_t from gates and pulls.
 
     Guarantees: rows on the simplex; nothing for a region without capacity while another has some; what is not a number
     is a gate wide open and no pull, which is transport.
@@ -178,7 +178,7 @@ def allocated(decided: Floats, seen: SlotState) -> Floats:
 
 
 def on_simplex(rows: Floats, alive: Bools, otherwise: Floats | None = None) -> Floats:
-    """Rows without the columns that are gone, scaled to one; an empty row is even, or as in `otherwise`."""
+    """Return rows without the columns that are gone, scaled to one; an empty row is even, or as in `otherwise`."""
     masked = np.where(alive, amounts(rows), 0.0)
     sums = masked.sum(axis=-1, keepdims=True)
     even = np.broadcast_to(alive / alive.sum(axis=-1, keepdims=True), masked.shape)
@@ -187,7 +187,7 @@ def on_simplex(rows: Floats, alive: Bools, otherwise: Floats | None = None) -> F
 
 
 def allocate(networks: Networks, seen: SlotState) -> Floats:
-    """(..., R, R) A_t, as the policy decides."""
+    """Return (..., R, R) A_t, as the policy decides."""
     return allocated(outputs(networks, seen), seen)
 
 
@@ -205,7 +205,7 @@ class ByNetworks:
     networks: Networks
 
     def __call__(self, demand: Floats, capacity: Floats, costs: Floats, previous: Floats | None) -> Floats:
-        """The shares of the first slot: (R, R), rows on the simplex."""
+        """Return the shares of the first slot: (R, R), rows on the simplex."""
         wanted, possible, dear = amounts(np.atleast_2d(demand)), amounts(capacity), prices(costs)
         transport = capped(wanted.mean(axis=0), MOST * possible, dear)
         nothing = np.zeros(len(possible))

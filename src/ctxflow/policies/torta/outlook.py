@@ -62,25 +62,25 @@ class Outlook:
         return True
 
     def item_seconds(self, app: str) -> float | None:
-        """Of the mean worker."""
+        """Return the seconds of an item on the mean worker, None where nobody measured it."""
         return self._items.get(app)
 
     def load_seconds(self, context: str, region: str) -> float | None:
-        """From deciding it to the context's being ready, in the region, else anywhere."""
+        """Return the seconds from deciding a load until the context is ready, in the region, else anywhere."""
         found = self._loads.get((context, region))
         return self._loads.get((context, None)) if found is None else found
 
     def longest_load(self, context: str) -> float:
-        """In the region where it takes longest, 0 if nobody measured it."""
+        """Return the seconds of a load in the region where it takes longest, 0 if nobody measured it."""
         return self._longest.get(context, 0.0)
 
     def speed(self, gpu_model: str | None) -> float:
-        """The model's speed, 1 if nobody measured it."""
+        """Return the model's speed, 1 if nobody measured it."""
         return self.speeds.get(gpu_model, 1.0)
 
 
 def _paces(workers: Sequence[WorkerView], apps: Iterable[str]) -> tuple[dict[str, float], dict[str | None, float]]:
-    """Mean seconds of an item by app, and speeds of models as shares of the fastest one's."""
+    """Return mean seconds of an item by app, and speeds of models as shares of the fastest one's."""
     items: dict[str, float] = {}
     shares: dict[str | None, list[float]] = defaultdict(list)
     for app in apps:
@@ -100,7 +100,7 @@ def _paces(workers: Sequence[WorkerView], apps: Iterable[str]) -> tuple[dict[str
 
 
 def _loads(workers: Sequence[WorkerView], contexts: Iterable[str]) -> dict[tuple[str, str | None], float]:
-    """Mean seconds of staging and loading by context and region, and by context over all regions."""
+    """Return mean seconds of staging and loading by context and region, and by context over all regions."""
     found: dict[tuple[str, str | None], list[float]] = defaultdict(list)
     for context in contexts:
         for worker in workers:

@@ -21,7 +21,7 @@ LARGEST = 1e100
 
 
 def amounts(values: npt.ArrayLike) -> Floats:
-    """Amounts that can be counted on: what is negative, infinite or not a number is nothing.
+    """Return amounts that can be counted on: what is negative, infinite or not a number is nothing.
 
     >>> amounts([2, -1, float("nan"), float("inf")])
     array([2., 0., 0., 0.])
@@ -31,7 +31,7 @@ def amounts(values: npt.ArrayLike) -> Floats:
 
 
 def prices(values: npt.ArrayLike) -> Floats:
-    """Costs that can be compared: one that is unknown or infinite is dearer than all the others together.
+    """Return costs that can be compared: one that is unknown or infinite is dearer than all the others together.
 
     >>> prices([1.0, -2.0, float("nan")])
     array([ 1., -2.,  4.])
@@ -44,7 +44,7 @@ def prices(values: npt.ArrayLike) -> Floats:
 
 
 def shares_of(flows: npt.ArrayLike, otherwise: npt.ArrayLike) -> Floats:
-    """Each row's flows as shares of the row, on the simplex.
+    """Return each row's flows as shares of the row, on the simplex.
 
     :param flows: (R, R) from row to column.
     :param otherwise: (R,) the column that gets all of a row from which nothing flows.

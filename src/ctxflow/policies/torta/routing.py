@@ -83,7 +83,7 @@ class Torta:
         return self._for_many(view, ready)
 
     def warm(self, view: View) -> Iterator[Assignment]:
-        """What idle workers should load ahead of demand."""
+        """Yield what idle workers should load ahead of demand."""
         if self._prewarm:
             self._look(view)
             yield from warmings(view, self._outlook, self._recent, self._slot_seconds)
@@ -124,7 +124,7 @@ class Torta:
         return [self._gave(view, worker, wish.app) for wish, worker in pairs]
 
     def _wishes(self, view: View, app: AppView) -> Iterator[tuple[Key, Wish]]:
-        """The calls that an app has for the free workers, each with those that may take it."""
+        """Yield the calls that an app has for the free workers, each with those that may take it."""
         able = (worker for worker in view.free_holders(app.context) if view.can_run(app, worker))
         holders = list(itertools.islice(able, MOST_CALLS))
         urgent, left = self._urgent(view, app), app.backlog
@@ -148,7 +148,7 @@ class Torta:
             yield self._key(view, app, URGENT if first and not number else COLD), Wish(app, where)
 
     def _in_region(self, view: View, app: AppView, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        """Those of some workers that are in the region of the app's next call."""
+        """Return those of some workers that are in the region of the app's next call."""
         if not self._macro.divides:
             return workers
         region = self._region_for(view, app, {worker.region for worker in workers})
@@ -157,12 +157,12 @@ class Torta:
     # --- judgements
 
     def _key(self, view: View, app: AppView, level: int) -> Key:
-        """Where a call stands in the order of urgency."""
+        """Return where a call stands in the order of urgency."""
         deadline = math.inf if app.deadline is None or math.isnan(app.deadline) else app.deadline
         return (-app.priority, level, deadline, -app.backlog / (view.holders(app.context) + 1), app.order)
 
     def _urgent(self, view: View, app: AppView) -> bool:
-        """Whether the app's deadline is at risk, or it was left without a worker for too long."""
+        """Return whether the app's deadline is at risk, or it was left without a worker for too long."""
         load = self._outlook.longest_load(app.context)
         if app.waiting_since is not None:
             since = max(app.waiting_since, self._served.get(app.id, -math.inf))
@@ -175,7 +175,7 @@ class Torta:
         return view.now + app.backlog * seconds / max(1, holders) + (0 if holders else load) > app.deadline
 
     def _loads_worth(self, view: View, app: AppView, region: str) -> float:
-        """On how many more workers of a region loading the app's context pays, as far as that is known."""
+        """Return on how many more workers of a region loading the app's context pays, as far as that is known."""
         seconds = self._outlook.item_seconds(app.id)
         load = self._outlook.load_seconds(app.context, region)
         holders = view.holders(app.context)
@@ -184,7 +184,7 @@ class Torta:
         return max(0, math.ceil(app.backlog * seconds / load) - 1 - holders)
 
     def _region_for(self, view: View, app: AppView, regions: Iterable[str]) -> str | None:
-        """The region that the app's next call goes to, None for any.
+        """Return the region that the app's next call goes to, None for any.
 
         Any, where it has waited long enough, and where the region that it is given would not take it at all.
         """
@@ -209,7 +209,7 @@ class Torta:
 def warmings(
     view: View, outlook: Outlook, recent: Mapping[str, Mapping[str, float]], slot_seconds: float
 ) -> Iterator[Assignment]:
-    """Loads without work, the context that lacks most workers first.
+    """Yield loads without work, the context that lacks most workers first.
 
     A context is wanted on as many workers as Eq. 6 says for what is queued and what is forecast, with a worker's
     capacity being the items that it does in a slot. Loaded is only what is lacking, and only on workers that run
@@ -250,7 +250,7 @@ class _Need:
 
 
 def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need]:
-    """By context, of the apps that are queued or forecast."""
+    """Return the needs by context, of the apps that are queued or forecast."""
     forecast = view.forecast or {}
     needs: dict[str, _Need] = {}
     for app in view.apps.values():
@@ -273,6 +273,6 @@ def _needs(view: View, outlook: Outlook, slot_seconds: float) -> dict[str, _Need
 def _rank(
     worker: WorkerView, context: str, outlook: Outlook, recent: Mapping[str, Mapping[str, float]]
 ) -> tuple[float, float, int]:
-    """Those that had it last come first, then the fastest, then those that hold least."""
+    """Return those that had it last come first, then the fastest, then those that hold least."""
     had = recent.get(worker.id, {}).get(context, -math.inf)
     return -had, -outlook.speed(worker.gpu_model), len(worker.contexts)

@@ -32,7 +32,7 @@ def target(
     servers: npt.ArrayLike,
     safety: float = SAFETY,
 ) -> Ints:
-    """Eq. 6: min(S_r, ceil((Q + F + sigma * sqrt(F)) / C_avg)) servers of each region.
+    """Compute Eq. 6: min(S_r, ceil((Q + F + sigma * sqrt(F)) / C_avg)) servers of each region.
 
     Guarantees: (R,) at most all of a region's servers, and at least one of them where there are any (1 <= N_active).
     A region whose servers' capacity is zero or unknown has all of them active while there is work, since nothing says
@@ -76,7 +76,7 @@ def switches(
     step: int | None = None,
     patience: float = 1.0,
 ) -> Switches:
-    """Which servers to start or to stop, gradually, so that a region comes nearer to its target.
+    """Return which servers to start or to stop, gradually, so that a region comes nearer to its target.
 
     Started are those with the fewest seconds of warm-up for their suitability. Stopped are those of the lowest
     utilisation, and of these the longest idle; but none that has work, and none that has been idle for less than
@@ -113,7 +113,7 @@ def switches(
 
 
 def for_buffer(waiting: int, limit: int, capacity: float, share: float = 0.8) -> int:
-    """How many servers more a buffer asks for: none until it is nearly full, then enough for all that waits.
+    """Return how many servers more a buffer asks for: none until it is nearly full, then enough for all that waits.
 
     :param waiting: tasks that found no place.
     :param limit: tasks that the buffer is made for; it takes more, but is then over its threshold.
@@ -171,7 +171,7 @@ class Activation:
         self._outlook = Outlook()
 
     def target(self, view: View) -> Mapping[str, int]:
-        """What each tier is asked for."""
+        """Return what each tier is asked for."""
         self._outlook.look(view)
         works: dict[frozenset[str], _Work] = {}
         forecast = view.forecast or {}
@@ -193,7 +193,7 @@ class Activation:
         return divided(view, wanted)
 
     def _shares(self, view: View, group: frozenset[str], work: _Work) -> list[tuple[frozenset[str], float]]:
-        """The tiers that may do some work, by regions, with each region's share of it."""
+        """Return the tiers that may do some work, by regions, with each region's share of it."""
         regions = list(view.regions.values())
         parts = [group.intersection(region.tiers) for region in regions]
         home = next((number for number, region in enumerate(regions) if region.home), 0)
@@ -212,7 +212,7 @@ class Activation:
         return [(part, float(share)) for part, share in zip(parts, shares, strict=True) if part]
 
     def _workers(self, view: View, tiers: frozenset[str], work: _Work, share: float) -> int:
-        """How many workers of some tiers to hold for a share of the work."""
+        """Return how many workers of some tiers to hold for a share of the work."""
         capacity = self._slot_seconds / work.item_seconds if work.item_seconds else 0.0
         most = _most(view.tiers[name] for name in tiers)
         number = 0
@@ -225,7 +225,7 @@ class Activation:
         return max(number, len(staying) - self._rested(view, staying, number))
 
     def _rested(self, view: View, workers: Sequence[WorkerView], wanted: int) -> int:
-        """How many workers beyond those that are wanted may go now."""
+        """Return how many workers beyond those that are wanted may go now."""
         if len(workers) <= wanted:
             return 0
         change = switches(
@@ -265,7 +265,7 @@ class _Work:
     known: bool = True
 
     def add(self, app: AppView, running: int, expected: float, calls: int, outlook: Outlook) -> None:
-        """An app's."""
+        """Add the work of an app."""
         tasks = app.backlog + running + expected
         if tasks <= 0:
             return
@@ -279,12 +279,12 @@ class _Work:
 
     @property
     def tasks(self) -> float:
-        """All of them."""
+        """Return how many tasks there are in all."""
         return self.queued + self.expected
 
     @property
     def item_seconds(self) -> float | None:
-        """Of the mean item, None where nobody knows."""
+        """Return the seconds of the mean item, None where nobody knows."""
         return self.seconds / self.tasks if self.known and self.tasks and self.seconds else None
 
 
@@ -293,6 +293,6 @@ def _most(tiers: Iterable[TierView]) -> int:
 
 
 def _idle_seconds(view: View, worker: WorkerView) -> float:
-    """Since when a worker has had no work."""
+    """Return for how many seconds a worker has had no work."""
     used = max((held.last_used for held in worker.contexts.values()), default=worker.joined)
     return view.now - max(used, worker.joined)

@@ -37,7 +37,7 @@ class Weights:
 
 
 def fit(tasks: Tasks, servers: Servers, recent: Recent | None, now: float, weights: Weights | None = None) -> Floats:
-    """Eq. 7 without its load term: (N, S), finite.
+    """Compute Eq. 7 without its load term: (N, S), finite.
 
     :param recent: None if nothing has run yet.
     :param now: seconds, on the clock of `recent`.
@@ -50,7 +50,7 @@ def fit(tasks: Tasks, servers: Servers, recent: Recent | None, now: float, weigh
 
 
 def hardware(tasks: Tasks, servers: Servers) -> Floats:
-    """Eq. 8: (N, S) between 0 and 1. A task that asks for nothing is served fully by any server.
+    """Compute Eq. 8: (N, S) between 0 and 1. A task that asks for nothing is served fully by any server.
 
     >>> figures = (np.array([x]) for x in (50.0, 24.0, 4.0, 0.0, 0.0))
     >>> servers = Servers(*figures, np.array([4]), np.array([[True, False]]))
@@ -65,14 +65,14 @@ def hardware(tasks: Tasks, servers: Servers) -> Floats:
 
 
 def _covered(offered: Floats, asked: Floats) -> Floats:
-    """min(1, offered / asked) for each pair."""
+    """Return min(1, offered / asked) for each pair."""
     there, wanted = amounts(offered)[None, :], amounts(asked)[:, None]
     enough = there >= wanted
     return np.asarray(np.where(enough, 1.0, there / np.where(enough, 1.0, wanted)), dtype=np.float64)
 
 
 def load(held: Floats, capacity: Floats) -> Floats:
-    """Eq. 9: exp(-(utilisation + queue) / capacity), with both in tasks; a server without capacity scores 0.
+    """Compute Eq. 9: exp(-(utilisation + queue) / capacity), with both in tasks; a server without capacity scores 0.
 
     :param held: (S,) work under way and tasks that wait.
 
@@ -85,7 +85,7 @@ def load(held: Floats, capacity: Floats) -> Floats:
 
 
 def locality(tasks: Tasks, recent: Recent, servers: int, now: float, weights: Weights | None = None) -> Floats:
-    """Eq. 10: (N, S), the similarity of each task to what each server ran lately, by age.
+    """Compute Eq. 10: (N, S), the similarity of each task to what each server ran lately, by age.
 
     As printed it is a sum, so how much counts as recent is the caller's choice; and a time in the future counts as
     now. Similarity is linear in an input of length one, so a server's inputs are added up before they are compared.
@@ -111,7 +111,7 @@ def locality(tasks: Tasks, recent: Recent, servers: int, now: float, weights: We
 
 
 def _unit(vectors: Floats) -> Floats:
-    """Of length one each; what is no vector at all is similar to nothing."""
+    """Return the vectors with length one each; what is no vector at all is similar to nothing."""
     known = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
     largest = np.abs(known).max(axis=1, keepdims=True, initial=0.0)
     scaled = np.divide(known, largest, out=np.zeros_like(known), where=largest > 0)

@@ -29,7 +29,7 @@ def costs(
     power_weight: float = 1.0,
     network_weight: float = 0.1,
 ) -> Floats:
-    """What it costs to serve a task of region i in region j: w1 * PowerCost_j + w2 * (L_ij + BandwidthCost_ij).
+    """Return what it costs to serve a task of region i in region j: w1 * PowerCost_j + w2 * (L_ij + BandwidthCost_ij).
 
     The paper says that w1 is far above w2 and prints neither; these are ours.
 
@@ -46,7 +46,7 @@ def costs(
 
 
 def balanced(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) -> Floats:
-    """Eq. 2 as printed: the flows of least cost between demand and capacity, both scaled to one.
+    """Compute Eq. 2 as printed: the flows of least cost between demand and capacity, both scaled to one.
 
     Guarantees: (R, R) shares; every row is on the simplex; with demand and capacity somewhere, the columns weighted by
     demand are the shares of the capacity. A region without capacity gets nothing if another has some. A row without
@@ -69,7 +69,7 @@ def balanced(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike
 
 
 def capped(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) -> Floats:
-    """Eq. 2 with capacity as an upper bound: the flows of least cost that serve the demand.
+    """Compute Eq. 2 with capacity as an upper bound: the flows of least cost that serve the demand.
 
     Guarantees: as `balanced`, but a column takes at most its capacity; only if the demand is more than all capacity
     together are all regions overfull, by the same factor, which is `balanced`.
@@ -91,7 +91,9 @@ def capped(demand: npt.ArrayLike, capacity: npt.ArrayLike, cost: npt.ArrayLike) 
 
 
 def fallback(capacity: Floats, cost: Floats) -> Ints:
-    """(R,) where a region's tasks go if nothing else is known: home, or where there is capacity at the least cost.
+    """Return (R,) where a region's tasks go if nothing else is known.
+
+    That is home, or where there is capacity at the least cost.
 
     >>> fallback(np.array([1.0, 0.0, 1.0]), np.array([[0.0, 1, 2], [3, 0, 2], [1, 1, 0]])).tolist()
     [0, 2, 2]
@@ -104,7 +106,7 @@ def fallback(capacity: Floats, cost: Floats) -> Ints:
 
 
 def whole(shares: npt.ArrayLike, counts: npt.ArrayLike) -> Ints:
-    """How many of each region's tasks go where: shares made whole by largest remainders.
+    """Return how many of each region's tasks go where: shares made whole by largest remainders.
 
     The paper draws a region for each task; this has the same mean, and the least variance.
 
@@ -130,7 +132,7 @@ def _scaled(values: Floats) -> Floats:
 
 
 def _flows(sources: Floats, sinks: Floats, cost: Floats) -> Floats:
-    """The exact solution; both sides add up to one."""
+    """Return the exact solution; both sides add up to one."""
     span = float(np.abs(cost).max(initial=0.0)) or 1.0
     flows = _solver().emd(sources, sinks * (sources.sum() / sinks.sum()), np.ascontiguousarray(cost / span))
     return np.where(flows > DUST, flows, 0.0)
@@ -155,7 +157,7 @@ def lookahead(
     before: npt.ArrayLike,
     switching: float = 1.0,
 ) -> Floats:
-    """Which share of each region's tasks goes to which region in the first slot.
+    """Return which share of each region's tasks goes to which region in the first slot.
 
     Guarantees: (R, R) shares, every row on the simplex; a region without capacity gets nothing if another has some;
     if the demand of a slot is more than all capacity, all regions may be overfull by the same factor. Without
@@ -200,7 +202,10 @@ def lookahead(
 
 
 def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switching: float) -> Floats | None:
-    """The first slot's flows, None if the solver failed. Variables: flows (H, I, J), rises (H, J), overfull (H,)."""
+    """Return the first slot's flows, None if the solver failed.
+
+    Variables: flows (H, I, J), rises (H, J), overfull (H,).
+    """
     linprog, sparse = needs_scipy()
     slots, origins = demand.shape
     regions = len(capacity)
@@ -226,7 +231,7 @@ def _solve(demand: Floats, capacity: Floats, cost: Floats, before: Floats, switc
 
 
 def needs_scipy() -> tuple[Any, Any]:
-    """SciPy's `linprog` and `sparse`.
+    """Return SciPy's `linprog` and `sparse`.
 
     :raises ModuleNotFoundError: saying what to install.
     """

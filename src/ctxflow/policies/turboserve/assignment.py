@@ -33,12 +33,12 @@ class PowerCurve:
             raise ValueError("a chunk takes no less for more sessions: give numbers of 0 or more")
 
     def __call__(self, sessions: int) -> float:
-        """Seconds of a chunk with so many sessions."""
+        """Return seconds of a chunk with so many sessions."""
         return round(self.fixed + self.each * sessions**self.exponent, 12) if sessions else 0.0
 
 
 def most_sessions(curve: Curve, chunk_target: float, limit: int = 4096) -> int:
-    """K: the most sessions on a GPU with which a chunk takes no longer than the target, 0 if none.
+    """Compute K: the most sessions on a GPU with which a chunk takes no longer than the target, 0 if none.
 
     >>> most_sessions(PowerCurve(0.0, 0.1), 0.55)
     5
@@ -63,7 +63,7 @@ class MigrationCost:
     bandwidth: float = math.inf
 
     def seconds(self, state_bytes: float) -> float:
-        """What moving a session with so much state takes."""
+        """Return what moving a session with so much state takes."""
         return self.alpha + state_bytes / self.bandwidth
 
 
@@ -74,7 +74,7 @@ Residents: TypeAlias = Mapping[Gpu, Collection[Session]]
 
 
 def unplaced(active: Iterable[Session], residents: Residents) -> list[Session]:
-    """U_e of (3): the active sessions without a GPU, or whose GPU is gone.
+    """Compute U_e of (3): the active sessions without a GPU, or whose GPU is gone.
 
     >>> unplaced(["a", "b"], {0: ["a"]})
     ['b']
@@ -128,7 +128,7 @@ def assign(
 
 
 def round_robin(gpus: Sequence[Gpu], turn: int) -> Gpu:
-    """The GPU whose turn it is, whatever it holds: TurboServe's base configuration.
+    """Return the GPU whose turn it is, whatever it holds: TurboServe's base configuration.
 
     >>> [round_robin("xyz", turn) for turn in range(4)]
     ['x', 'y', 'z', 'x']
@@ -137,7 +137,7 @@ def round_robin(gpus: Sequence[Gpu], turn: int) -> Gpu:
 
 
 def load_aware(counts: Mapping[Gpu, int]) -> Gpu:
-    """The GPU with the fewest sessions (LAG).
+    """Return the GPU with the fewest sessions (LAG).
 
     >>> load_aware({"x": 2, "y": 1})
     'y'
@@ -146,7 +146,7 @@ def load_aware(counts: Mapping[Gpu, int]) -> Gpu:
 
 
 def memory_aware(state_bytes: Mapping[Gpu, float]) -> Gpu:
-    """The GPU whose sessions' states take the least memory (MAG).
+    """Return the GPU whose sessions' states take the least memory (MAG).
 
     >>> memory_aware({"x": 2e9, "y": 3e9})
     'x'

@@ -39,7 +39,7 @@ class Parameters:
 
 
 def load(counts: Iterable[int], capacity: int) -> float:
-    """rho_e: the fullest GPU's sessions over the capacity K.
+    """Compute rho_e: the fullest GPU's sessions over the capacity K.
 
     >>> load([3, 4, 1], 5)
     0.8
@@ -50,7 +50,7 @@ def load(counts: Iterable[int], capacity: int) -> float:
 
 
 def target_gpus(sessions: float, capacity: int, utilization: float, most: int, least: int = 1) -> int:
-    """m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
+    """Compute m*: the GPUs on which so many sessions make the utilization wanted, within bounds.
 
     >>> target_gpus(38, 5, 0.6, most=16)
     13
@@ -73,7 +73,7 @@ def decide(
     most: int,
     least: int = 1,
 ) -> int:
-    """The GPUs to hold from now on, those that boot included.
+    """Return the GPUs to hold from now on, those that boot included.
 
     More only if rho is over utilization + tolerance, fewer only if it is under utilization - tolerance; then as many
     as `target_gpus` says.
@@ -95,7 +95,9 @@ def decide(
 def decide_ahead(
     expected: float, gpus: int, capacity: int, utilization: float, most: int, least: int = 1, spare: float = 0.0
 ) -> int:
-    """The GPUs to hold from now on, where it is known what to expect of the time when they are ready. Not the paper's.
+    """Return the GPUs to hold from now on, where it is known what to expect of the time when they are ready.
+
+    This is not the paper's.
 
     More as soon as the sessions expected want them; fewer only if these would suffice for some sessions more. The
     paper's tolerance is a share of the load, which is several GPUs of a large fleet and too little of a small one.
@@ -113,7 +115,7 @@ def decide_ahead(
 
 
 def settled(wish: int, gpus: int, since_out: float, boot_seconds: float) -> int:
-    """The wish, but none is given back sooner after asking for more than a boot takes: more is asked for at once.
+    """Return the wish; none is given back sooner after asking for more than a boot takes, more is asked for at once.
 
     :param since_out: seconds since more were last asked for.
 
@@ -128,7 +130,7 @@ EPOCH, EPOCHS = 10.0, 20
 
 
 def volatility(activations: Sequence[float]) -> float:
-    """(6): the standard deviation, over a sliding window of events, of the sessions newly activated at each.
+    """Compute (6): the standard deviation, over a sliding window of events, of the sessions newly activated at each.
 
     >>> volatility([0, 0, 0, 4])
     1.7320508075688772
@@ -161,7 +163,7 @@ class Epochs:
 
     @property
     def volatility(self) -> float:
-        """(6) over the epochs that are looked back at."""
+        """Compute (6) over the epochs that are looked back at."""
         return volatility(self.activated)
 
 
@@ -184,11 +186,11 @@ class Levels:
             raise ValueError("levels need ascending bounds, and parameters for one level more than there are bounds")
 
     def at(self, value: float) -> Parameters:
-        """The parameters of the level that a volatility is in: measure, quantize, look up."""
+        """Return the parameters of the level that a volatility is in: measure, quantize, look up."""
         return self.parameters[bisect.bisect_right(self.bounds, value)]
 
     def scaled(self, factor: float) -> Levels:
-        """The same with every utilization times a factor."""
+        """Return the same with every utilization times a factor."""
         found = (dataclasses.replace(each, utilization=each.utilization * factor) for each in self.parameters)
         return Levels(self.bounds, tuple(found))
 
@@ -198,7 +200,7 @@ PAPER = Levels((1.62, 3.46, 5.325), tuple(Parameters(rho) for rho in (0.80, 0.65
 
 
 def constant(parameters: Parameters) -> Levels:
-    """Target tracking without volatility: one level."""
+    """Return one level: target tracking without volatility."""
     return Levels((), (parameters,))
 
 
@@ -225,7 +227,7 @@ class Anticipated:
 def anticipated(
     sessions: float, came: float, went: float, share: float = 1.0, deviations: float = DEVIATIONS, idle: float = 0.0
 ) -> Anticipated:
-    """The sessions to expect, and some standard deviations of what may come beyond that by chance.
+    """Return the sessions to expect, and some standard deviations of what may come beyond that by chance.
 
     A GPU that is asked for now is ready a boot from now, so a controller that looks at the present is late by what
     arrives until then. The growth of the time looked back at is expected to go on, a decline is not; or, if
@@ -274,7 +276,7 @@ class Turnover:
             self._went += went
 
     def anticipated(self, now: float, sessions: int, ahead: float, idle: int = 0) -> Anticipated:
-        """What to be ready for so many seconds from now; nothing is projected further than it was seen."""
+        """Return what to be ready for so many seconds from now; nothing is projected further than it was seen."""
         while self._changes and self._changes[0][0] <= now - WINDOW:
             _, came, went = self._changes.popleft()
             self._came -= came

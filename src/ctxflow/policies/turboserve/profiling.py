@@ -39,7 +39,7 @@ class Profiled:
 def cheapest(
     candidates: Sequence[Parameters], replay: Callable[[Parameters], Replayed], target: float
 ) -> tuple[Parameters, Replayed, bool]:
-    """The cheapest candidate whose longest chunk keeps the target, or else the one with the shortest.
+    """Return the cheapest candidate whose longest chunk keeps the target, or else the one with the shortest.
 
     :raises ValueError: without candidates.
 
@@ -62,7 +62,7 @@ def profile(
     replay: Callable[[Segment, Parameters], Replayed],
     target: float,
 ) -> list[Profiled]:
-    """The profiled parameters of each segment, by ascending volatility.
+    """Return the profiled parameters of each segment, by ascending volatility.
 
     :param segments: the volatility of each, and whatever `replay` takes.
     :param target: the longest that a chunk may take, in seconds.
@@ -75,7 +75,7 @@ def profile(
 
 
 def levels(rows: Sequence[Profiled]) -> Levels:
-    """The table that the controller reads: neighbours with the same parameters are one level.
+    """Return the table that the controller reads: neighbours with the same parameters are one level.
 
     >>> rows = [Profiled(v, Parameters(rho), Replayed(1, 1), True) for v, rho in ((1, 0.8), (2, 0.8), (4, 0.5))]
     >>> levels(rows).bounds
@@ -95,7 +95,7 @@ def tuned(
     replay: Callable[[Sequence[Parameters]], Sequence[Replayed]],
     target: float,
 ) -> list[Parameters]:
-    """The tuned oracle: for each window the cheapest parameters that keep the target, knowing what comes.
+    """Return the tuned oracle: for each window the cheapest parameters that keep the target, knowing what comes.
 
     Windows are decided from the last to the first, each for the cost of all, and once more from the first to the last.
 

@@ -46,7 +46,7 @@ class MoveCosts:
     weight: float = 0.0
 
     def of(self, session: Session) -> float:
-        """mu C_mig."""
+        """Return mu C_mig of a session."""
         return self.weight * self.seconds.get(session, 0.0)
 
 
@@ -61,7 +61,7 @@ def rebalance(
     rule: Rule = "plateau-aware",
     speeds: Mapping[Gpu, float] | None = None,
 ) -> list[Move]:
-    """The moves that make the longest chunk shorter, one for each session that moves.
+    """Return the moves that make the longest chunk shorter, one for each session that moves.
 
     Guarantees of the plateau-aware rule, where no GPU is over the capacity to begin with: the longest chunk is at most
     weight * (the dearest session's seconds) longer than under the best placement there is, so without a weight it is
@@ -96,7 +96,7 @@ def rebalance_groups(
     group_size: int = GROUP_SIZE,
     one_group: int = ONE_GROUP,
 ) -> list[Move]:
-    """`rebalance` in sub-groups where there are more GPUs than are balanced as one.
+    """Return `rebalance` in sub-groups where there are more GPUs than are balanced as one.
 
     GPUs are dealt out by their number of sessions, there and back, so that sub-groups have about the same load.
 
@@ -138,7 +138,7 @@ class _Board:
         self._place: dict[Session, Gpu] = {}
 
     def latency(self, gpu: Gpu, count: int) -> float:
-        """Seconds of a chunk with so many sessions on this GPU."""
+        """Return seconds of a chunk with so many sessions on this GPU."""
         while count >= len(self._seconds):
             self._seconds.append(self._curve(len(self._seconds)))
         return self._seconds[count] / self._speeds.get(gpu, 1.0) if self._speeds else self._seconds[count]
@@ -154,12 +154,12 @@ class _Board:
         self._place[session] = target
 
     def moves(self) -> list[Move]:
-        """What was carried out, from where a session was at first to where it is at last."""
+        """Return what was carried out, from where a session was at first to where it is at last."""
         pairs = ((session, self._origin[session], target) for session, target in self._place.items())
         return [Move(session, source, target) for session, source, target in pairs if source != target]
 
     def plateau_aware(self) -> Iterator[tuple[Session, Gpu, Gpu]]:
-        """Moves from a GPU with the longest chunk to where chunks are shortest with one session more."""
+        """Yield moves from a GPU with the longest chunk to where chunks are shortest with one session more."""
         counts, latency = self._counts, self.latency
         heavy = [(-latency(gpu, n), -n, order, gpu) for order, (gpu, n) in enumerate(counts.items())]
         light = [(latency(gpu, n + 1), n, order, gpu) for order, (gpu, n) in enumerate(counts.items())]
@@ -188,7 +188,7 @@ class _Board:
             heapq.heappush(light, (-longest, left, order, source))
 
     def printed(self) -> Iterator[tuple[Session, Gpu, Gpu]]:
-        """The best move off the first GPU with the longest chunk, while (4) is positive."""
+        """Yield the best move off the first GPU with the longest chunk, while (4) is positive."""
         while self._counts:
             now = {gpu: self.latency(gpu, n) for gpu, n in self._counts.items()}
             source = max(now, key=now.__getitem__)
@@ -274,7 +274,7 @@ def spread(
 
 
 def _fitting(residents: Residents, released: Sequence[Gpu], capacity: int) -> int:
-    """How many of the GPUs can be emptied, the first ones first, without putting another over its capacity."""
+    """Return how many of the GPUs can be emptied, the first ones first, without putting another over its capacity."""
     room = sum(max(0, capacity - len(sessions)) for sessions in residents.values())
     for number, gpu in enumerate(released):
         there = len(residents[gpu])

@@ -90,7 +90,7 @@ class ClosedLoop:
         self._active: set[int] = set()
 
     def target(self, view: View) -> Mapping[str, int]:
-        """What each tier is asked for: what the loops of the work that it can run hold."""
+        """Return what each tier is asked for: what the loops of the work that it can run hold."""
         work: dict[frozenset[str], _Work] = {}
         sessions, waiting = active(view), idle(view)
         for app, calls in outstanding(view, self._batch_size).items():
@@ -108,7 +108,10 @@ class ClosedLoop:
         return divided(view, {group: self._workers(view, group, found) for group, found in work.items()})
 
     def _came(self, app: AppView) -> float:
-        """Calls that came since the last look, in batches of full size: how a short queue is shared says nothing."""
+        """Return the calls that came since the last look, in batches of full size.
+
+        How a short queue is shared says nothing.
+        """
         new = max(0, app.arrived - self._arrived.get(app.id, 0))  # One that was forgotten counts anew.
         self._arrived[app.id] = app.arrived
         return new / (app.batch_size or self._batch_size)
@@ -156,7 +159,7 @@ class _Loop:
         self._sessions: set[int] = set()  # At the last look.
 
     def workers(self, now: float, work: _Work, there: int, boot_seconds: float) -> int:
-        """The workers to hold; `there` carry the work now."""
+        """Return the workers to hold; `there` carry the work now."""
         self._epochs.add(now, work.came)
         parameters = self._levels.at(self._epochs.volatility)
         ahead = self._ahead(now, work, boot_seconds)
@@ -172,7 +175,7 @@ class _Loop:
         return self._held
 
     def _ahead(self, now: float, work: _Work, seconds: float) -> Anticipated:
-        """The sessions to be ready for so many seconds from now."""
+        """Return the sessions to be ready for so many seconds from now."""
         sessions = work.sessions
         if self._turnover is None:  # Those that are there at the first look did not come just now.
             self._turnover, self._sessions = Turnover(now), sessions
@@ -182,7 +185,7 @@ class _Loop:
 
 
 def _levels(given: Sequence[Sequence[float]] | None, tolerance: float) -> Levels:
-    """The levels from what a site says, by volatility per K."""
+    """Return the levels from what a site says, by volatility per K."""
     if given is None:
         return constant(Parameters(tolerance=tolerance))
     rows = [list(row) for row in given]

@@ -46,7 +46,7 @@ class TurboServe:
         self._rebalanced = float("-inf")
 
     def place(self, view: View) -> Mapping[int, str | None]:
-        """A worker for each session that needs one and finds room, and the moves that pay."""
+        """Return a worker for each session that needs one and finds room, and the moves that pay."""
         placed: dict[int, str | None] = {}
         waiting: dict[tuple[str, object], list[SessionView]] = {}
         for session in seekers(view):
@@ -60,7 +60,9 @@ class TurboServe:
         return placed
 
     def _assigned(self, view: View, app: str, sessions: list[SessionView]) -> dict[int, str | None]:
-        """Where K is known, first to workers that have the context; those that must build it take whom these cannot.
+        """Place sessions, where K is known first on workers that have the context.
+
+        Those that must build it take whom these cannot.
 
         A rebalancing uses them as well, and has the context built before a session moves.
         """
@@ -111,7 +113,7 @@ def _is_ready(worker: WorkerView, context: str) -> bool:
 
 
 def _residents(view: View, app: str, workers: list[WorkerView]) -> dict[Gpu, list[Session]]:
-    """The sessions of an app that have something to do, by the worker that carries them or is about to."""
+    """Return the sessions of an app that have something to do, by the worker that carries them or is about to."""
     residents: dict[Gpu, list[Session]] = {worker.id: [] for worker in workers}
     for session in view.sessions.values():
         place = session.target or session.worker
@@ -121,7 +123,7 @@ def _residents(view: View, app: str, workers: list[WorkerView]) -> dict[Gpu, lis
 
 
 def _curve(view: View, app: str, workers: list[WorkerView]) -> Curve:
-    """Seconds of a chunk by sessions on a worker: a line through what was measured, over all workers."""
+    """Return seconds of a chunk by sessions on a worker: a line through what was measured, over all workers."""
     points: dict[int, list[float]] = {}
     for worker in workers:
         for count, seconds in worker.step_seconds(app).items():
@@ -130,7 +132,7 @@ def _curve(view: View, app: str, workers: list[WorkerView]) -> Curve:
 
 
 def fitted(points: Mapping[int, float]) -> PowerCurve:
-    """The line through (sessions, seconds) by least squares that rises, and starts at 0 seconds or later.
+    """Return the line through (sessions, seconds) by least squares that rises, and starts at 0 seconds or later.
 
     >>> fitted({1: 0.3, 2: 0.4, 4: 0.6})
     PowerCurve(fixed=0.2, each=0.1, exponent=1.0)
