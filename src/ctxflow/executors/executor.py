@@ -51,7 +51,7 @@ class ContextExecutor(BareExecutor, ParslExecutor, RepresentationMixin):  # type
     :param level: how much of a context workers keep from call to call, if not as the site says: "pervasive", or for
         measuring "partial" or "none" (see `ctxflow.app_options.Options`).
     :param slowdowns: factors by which the first, second, ... worker is slower, for tests.
-    :param limits: how much is borne before an item or a context is given up.
+    :param limits: the failure thresholds of items and contexts.
     :param log_events: whether to keep the event log in the run's directory.
     :param storage_access: Parsl's staging providers, if not ctxflow's own; `[SharedDiskStaging()]` of
         `ctxflow.executors.executor` where TaskVine's workers see this machine's disk under the same paths.

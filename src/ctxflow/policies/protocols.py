@@ -1,7 +1,7 @@
 """The protocols that policies implement, the read-only view of the run that they decide on, and what they decide.
 
-What lives here: types only. A policy sees these, never the scheduler's internals; the scheduler's own state
-satisfies them. What does not live here: any decision, and how the view shows each worker, app, ... (views.py).
+These are types. A policy sees the view and nothing else of the scheduler; how each worker, app, ... is shown is in
+views.py. What a protocol's docstring calls optional may be missing.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RoutingPolicy(Protocol):
 
 
 class WarmingPolicy(Protocol):
-    """A routing policy that also has idle workers load contexts ahead of demand."""
+    """What a routing policy may have besides (optional): to have idle workers load contexts ahead of demand."""
 
     def warm(self, view: View) -> Iterable[Assignment]:
         """Workers that load an app's context now, without work for it; asked on ticks, while workers are free.
@@ -189,7 +189,7 @@ class BatchingPolicy(Protocol):
     def coalesced(self, view: View, app: AppView, worker: WorkerView) -> int:
         """Return K, the most sessions of an app whose chunks one step of the worker makes, 1 or more.
 
-        Where a policy does not have it, the one of the policy `coalescing` with its defaults is used.
+        Optional: where a policy does not have it, that of the policy `coalescing` is used, with its defaults.
         """
 
 
@@ -206,7 +206,7 @@ is called on another thread while the run goes on, and again when the run is rep
 
 
 class PlanningPolicy(Protocol):
-    """A placement policy whose plans take long to find: they are computed beside the run."""
+    """What a placement policy may have besides (optional), whose plans take long: they are computed beside the run."""
 
     def planning(self, view: View) -> Planning | None:
         """What to compute for another plan, from the run as it is now; None if it is not time for one.

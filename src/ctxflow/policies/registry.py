@@ -79,7 +79,7 @@ DEFAULTS = {
 
 
 def names(family: str) -> list[str]:
-    """The policies of a family that can be chosen by name.
+    """Return the policies of a family that can be chosen by name.
 
     >>> "context-affinity" in names("routing")
     True
@@ -90,7 +90,7 @@ def names(family: str) -> list[str]:
 
 
 def known(family: str, name: str) -> bool:
-    """Whether a policy can be chosen by a name; what other packages offer is only looked for where it is not ours.
+    """Return whether a policy can be chosen by a name; other packages are only asked where it is not ours.
 
     >>> known("routing", "round-robin"), known("routing", "fixed")
     (True, False)
@@ -99,7 +99,7 @@ def known(family: str, name: str) -> bool:
 
 
 def make(family: str, choice: Any) -> Any:
-    """A policy object from what a site or a user chose.
+    """Make a policy of what a site or a user chose.
 
     :param family: one of `FAMILIES`.
     :param choice: a name, a mapping with "policy" and the policy's options, or a policy object, which is
@@ -128,7 +128,7 @@ def make(family: str, choice: Any) -> Any:
 
 
 def described(family: str, choice: Any) -> dict[str, Any]:
-    """A choice as data from which `make` makes the same policy elsewhere: its name, and every option.
+    """Return a choice as data from which `make` makes the same policy elsewhere: its name, and every option.
 
     Options that were not given are written with their defaults, which another version may have changed. An object is
     described by its class, under the key "object", and cannot be made again.
@@ -170,7 +170,7 @@ def _checked(family: str, policy: Any) -> Any:
 
 
 def _offered(family: str, name: str) -> importlib.metadata.EntryPoints:
-    """What other packages offer by a name."""
+    """Return what other packages offer by a name."""
     return importlib.metadata.entry_points(group=GROUP, name=f"{family}.{name}")
 
 

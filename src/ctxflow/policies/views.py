@@ -1,8 +1,9 @@
-"""What a policy sees of each part of a run, read-only: workers, sessions, apps, tiers, machines and regions.
+"""What a policy sees of each part of a run: workers, sessions, apps, tiers, machines and regions.
 
-What lives here: types only, which the scheduler's own state satisfies. Times are seconds on the run's clock, sizes
-bytes, prices dollars an hour. A field that nobody measured is None, never a guess. What does not live here: the view
-of the whole run that policies decide on (protocols.py).
+These are types; a run gives proxies of them (scheduler/proxies.py), on which nothing can be set, and whose mappings and
+sequences cannot be written, or are copies. An object stays the same as long as what it stands for is there, and always
+tells how that is now. Times are seconds on the run's clock, sizes bytes, prices dollars an hour. A field that nobody
+measured is None, never a guess. The view of the whole run is in protocols.py.
 """
 
 from __future__ import annotations

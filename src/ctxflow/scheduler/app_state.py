@@ -50,13 +50,13 @@ class Groups:
         return (groups[0] for groups in self._waiting.values())
 
     def push(self, *groups: Group) -> None:
-        """These come next, in this order."""
+        """Put these first, in this order."""
         for group in reversed(groups):
             self._waiting.setdefault(group.failed_on, collections.deque()).appendleft(group)
             self.items += len(group.items)
 
     def append(self, *groups: Group) -> None:
-        """These come after others that failed at the same places, so that what fails at once puts none of them off."""
+        """Put these after others that failed at the same places, so that what fails at once puts none of them off."""
         for group in groups:
             self._waiting.setdefault(group.failed_on, collections.deque()).append(group)
             self.items += len(group.items)
@@ -102,14 +102,14 @@ class CallCost:
     total: float = 0.0
 
     def add(self, way: float, whole: float) -> None:
-        """A call's time beside what its worker says that it took, and that: moving averages."""
+        """Learn a call's time beside what its worker says that it took, and that: moving averages."""
         way = max(0.0, way)
         share = 1.0 if self.way is None else 0.05
         self.way = share * way + (1 - share) * (self.way or 0.0)
         self.whole = share * whole + (1 - share) * self.whole
 
     def add_pair(self, first: tuple[int, float], second: tuple[int, float], usual: float = 0.0) -> None:
-        """Two batches, (items, seconds), that one worker ran one after the other; without effect if they are alike.
+        """Learn from two batches, (items, seconds), that a worker ran one after the other; nothing if they are alike.
 
         :param usual: the worker's seconds of an item: two short items that happen to be alike prove nothing.
         """
@@ -175,7 +175,7 @@ class Deal:
         self._dealt = 0
 
     def next(self) -> str:
-        """The app of the next item."""
+        """Return the app of the next item."""
         self._dealt += 1
         n = len(self._apps) - 1
         while n and self._given[n - 1] + 1 <= self._bounds[n - 1] * self._dealt + 1e-9:

@@ -25,7 +25,7 @@ def _ended(state: RunState, worker_id: str, number: int) -> tuple[Attempt, Worke
 
 
 def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command]) -> None:
-    """An attempt has answered all its items."""
+    """Handle an attempt that answered all its items."""
     found = _ended(state, event.worker, event.attempt)
     if found is None:
         return
@@ -40,7 +40,7 @@ def batch_finished(state: RunState, event: ev.BatchFinished, out: list[Command])
 
 
 def items_finished(state: RunState, event: ev.ItemsFinished, out: list[Command]) -> None:
-    """An attempt that goes on has answered some of its items."""
+    """Handle an attempt that answered some of its items, and goes on."""
     attempt = state.attempts.get(event.attempt)
     if attempt is not None and attempt.worker == event.worker:
         last = event.first + event.count
@@ -49,7 +49,7 @@ def items_finished(state: RunState, event: ev.ItemsFinished, out: list[Command])
 
 
 def batch_ended(state: RunState, event: ev.BatchEnded, out: list[Command]) -> None:
-    """An attempt that answered its items one by one has ended; what it did not answer waits again."""
+    """Handle an attempt that answered its items one by one and has ended: what it did not answer is requeued."""
     answered = state.answered.get(event.attempt, 0)
     found = _ended(state, event.worker, event.attempt)
     if found is None:
@@ -65,7 +65,7 @@ def batch_ended(state: RunState, event: ev.BatchEnded, out: list[Command]) -> No
 
 
 def step_finished(state: RunState, event: ev.StepFinished, out: list[Command]) -> None:
-    """A step has ended."""
+    """Handle a step that has ended."""
     orders = state.streams.steps.get(event.attempt, ())
     found = _ended(state, event.worker, event.attempt)
     if found is not None:
@@ -74,7 +74,7 @@ def step_finished(state: RunState, event: ev.StepFinished, out: list[Command]) -
 
 
 def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> None:
-    """An attempt failed: find out what its items, its worker and its context have to do with that."""
+    """Handle a failed attempt: count it for its worker, its context and its items."""
     orders = state.streams.steps.get(event.attempt)
     found = _ended(state, event.worker, event.attempt)
     if found is None:
@@ -100,7 +100,7 @@ def batch_failed(state: RunState, event: ev.BatchFailed, out: list[Command]) -> 
 
 
 def end(state: RunState, attempt: Attempt, worker: Worker) -> None:
-    """An attempt runs no more."""
+    """Take an attempt off its worker."""
     del state.attempts[attempt.id], worker.running[attempt.id]
     state.streams.steps.pop(attempt.id, None)
     if state.answered or state.interrupted:
@@ -127,7 +127,7 @@ def stop(state: RunState, numbers: Iterable[int], out: list[Command]) -> None:
 
 
 def lose_context(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
-    """A library process is gone, and with it what else it ran: none of that is to blame."""
+    """Handle the end of a library process: requeue what else it ran, which is not to blame."""
     session_moves.context_gone(state, worker, context)
     for attempt in [a for a in worker.running.values() if a.context == context]:
         end(state, attempt, worker)

@@ -62,7 +62,7 @@ def blame_loss(state: RunState, worker: Worker, context: ContextState, begun: fl
 
 
 def succeeded(state: RunState, context: ContextState) -> None:
-    """It can be built: what failed before was not its fault, and is not counted with what fails later."""
+    """Clear the count of failures: a context was built, so that they were not its fault."""
     context.builds += 1
     context.failed_builds += context.streak
     context.failed_workers.clear()
@@ -72,7 +72,7 @@ def succeeded(state: RunState, context: ContextState) -> None:
 
 
 def decide(state: RunState, context: ContextState, failure: Failure, out: list[Command]) -> None:
-    """A context is broken, unless somebody who builds it still shows otherwise in time."""
+    """Declare a context broken, unless somebody who builds it still shows otherwise in time."""
     if context.deciding is None:
         context.deciding = (state.now, failure)
         state.undecided[context.spec.id] = context
@@ -105,7 +105,7 @@ def _count(state: RunState, context: ContextState, begun: float) -> None:
 
 
 def _implausible(context: ContextState) -> bool:
-    """Whether so many failures running are more than bad luck, for one that was built before as often as it was."""
+    """Return whether so many failures in a row are more than bad luck, given how often it was built before."""
     if not context.builds:
         return True
     share = (context.failed_builds + 1) / (context.builds + context.failed_builds + 2)
@@ -113,7 +113,7 @@ def _implausible(context: ContextState) -> bool:
 
 
 def _often_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Whether a context failed on several hosts; or on all there are, as often as may be.
+    """Return whether a context failed on several hosts; or on all there are, as often as may be.
 
     Workers of one host are alike: they count one by one where there is no other host, and none is awaited.
     """
@@ -131,5 +131,5 @@ def _often_enough(state: RunState, worker: Worker, context: ContextState) -> boo
 
 
 def _asked(state: RunState, wanted: ContextSpec) -> int:
-    """How many workers that could build a context were asked for."""
+    """Return how many workers that could build a context were asked for."""
     return sum(tier.asked or 0 for name, tier in state.tiers.items() if state.plan.permits(wanted.id, name))

@@ -284,7 +284,7 @@ class Place(Command):
 
     @classmethod
     def of(cls, plan: Plan) -> Place:
-        """What a plan says, in the order of names.
+        """Return what a plan says, in the order of names.
 
         >>> Place.of(Plan(workers={"fast": (0, 2)}, holders={("c", "fast"): 2}))
         Place(tiers=(), workers=(('fast', 0, 2),), holders=(('c', 'fast', 2),), shares=(), reasons=())

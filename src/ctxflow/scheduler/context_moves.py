@@ -22,7 +22,7 @@ MOST_LEFT = 8  # Contexts without an app that a worker keeps: whoever uses one a
 
 
 def can_run(state: RunState, worker: Worker, app: App) -> bool:
-    """Whether a free worker holds the app's context ready, or could load it now."""
+    """Return whether a free worker holds the app's context ready, or could load it now."""
     held = worker.contexts.get(app.context)
     if held is not None:
         return held.state == "ready" and (not app.isolated.items or eligibility.has_work(state, app, worker))
@@ -32,21 +32,21 @@ def can_run(state: RunState, worker: Worker, app: App) -> bool:
 
 
 def admissible(state: RunState, worker: Worker, app: App) -> bool:
-    """Whether the app's context may be loaded for its queue on a worker that does not hold it."""
+    """Return whether the app's context may be loaded for its queue on a worker that does not hold it."""
     if app.unclaimed <= 0 or not eligibility.has_work(state, app, worker):
         return False
     return loadable(state, worker, state.contexts[app.context])
 
 
 def loadable(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Whether a context may be loaded on a worker that does not hold it."""
+    """Return whether a context may be loaded on a worker that does not hold it."""
     if not eligibility.able(state, worker, context.spec) or _held_by_enough(state, worker, context):
         return False
     return trusted(state, worker, context)
 
 
 def trusted(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Whether a worker may be asked to build a context: a suspect one after a pause.
+    """Return whether a worker may be asked to build a context: a suspect one after a pause.
 
     Its own pause where there are others, which doubles; where there is nobody else, that of the context.
     """
@@ -97,7 +97,7 @@ def begin(state: RunState, worker: Worker, app: App, out: list[Command], ahead: 
 
 
 def _in_the_way(state: RunState, worker: Worker, wanted: ContextSpec) -> list[str] | None:
-    """The idle contexts to unload so that another fits, least recently used first; None if it cannot fit now."""
+    """Return the idle contexts to unload so that another fits, least recently used first; None if it cannot fit."""
     unload: list[str] = []
     for candidate in idle(state, worker):
         if _fits(state, worker, wanted, unload):
@@ -131,7 +131,7 @@ def _gpu_memory(context: ContextState) -> int | None:
 
 
 def staged(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
-    """The files are there: build."""
+    """Build a context whose files are there."""
     held = worker.contexts.get(context)
     if held is not None and held.state == "staging":
         worker.staging_seconds[context] = state.now - held.since
@@ -142,7 +142,7 @@ def staged(state: RunState, worker: Worker, context: str, out: list[Command]) ->
 
 
 def ready(state: RunState, worker: Worker, event: ContextReady) -> App | None:
-    """A context is built: its worker can run calls against it. Gives the app that it was built for."""
+    """Have calls run against a context that is built; return the app that it was built for."""
     held = worker.contexts.get(event.context)
     if held is None or not held.building:
         return None
@@ -171,7 +171,7 @@ def _end_load(state: RunState, worker: Worker, held: OnWorker) -> None:
 
 
 def drop(state: RunState, worker: Worker, context: str) -> bool:
-    """A context is no longer on a worker (or no longer being loaded there)."""
+    """Forget a context on a worker, loaded or being loaded; return whether it was there."""
     held = worker.take(context)
     if held is None:
         return False
@@ -189,7 +189,7 @@ def unload(state: RunState, worker: Worker, context: str, out: list[Command]) ->
 
 
 def used(state: RunState, worker: Worker, context: str, out: list[Command]) -> None:
-    """A call on a context has ended; one that was built for that call alone ends with it."""
+    """Note that a call on a context has ended; unload a context that was built for that call alone."""
     held = worker.contexts.get(context)
     if held is not None and (
         held.state == "spent" or (_unplanned(state, worker, context) and context in idle(state, worker))
@@ -216,20 +216,20 @@ def _unplanned(state: RunState, worker: Worker, context: str) -> bool:
 
 
 def _brings_out(state: RunState, worker: Worker, context: str) -> bool:
-    """Whether a worker that may soon be given back holds a context by which states come out of its cache then."""
+    """Return whether a worker that may soon be released holds a context by which states leave its cache."""
     tier, (_, most) = state.tiers.get(worker.tier), state.plan.workers.get(worker.tier, (0, math.inf))
     shrinks = tier is not None and tier.connected > most
     return shrinks and any(session.context == context for session in eligibility.unkept(state, worker))
 
 
 def _held_by_enough(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Whether as many workers of the tier hold the context as the plan wants."""
+    """Return whether as many workers of the tier hold the context as the plan wants."""
     most = None if worker.pin is not None else state.plan.holders.get((context.spec.id, worker.tier))
     return most is not None and _more_stay(state, context, worker.tier, most - 1)
 
 
 def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
-    """Whether as many workers of the tier as the plan wants hold a context, with more sessions than this one."""
+    """Return whether workers with more sessions hold a context, as many of the tier as the plan wants."""
     name = context.spec.id
     most = None if worker.pin is not None else state.plan.holders.get((name, worker.tier))
     if most is None or not _more_stay(state, context, worker.tier, most):
@@ -246,7 +246,7 @@ def surplus(state: RunState, worker: Worker, context: ContextState) -> bool:
 
 
 def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> bool:
-    """Whether more workers of a tier hold a context, without those that are about to go."""
+    """Return whether more workers of a tier hold a context, without those that are about to go."""
     if context.on_tier[tier] <= most:
         return False
     holders = (w for w in state.workers.values() if w.tier == tier and context.spec.id in w.contexts)
@@ -254,7 +254,7 @@ def _more_stay(state: RunState, context: ContextState, tier: str, most: int) -> 
 
 
 def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> bool:
-    """A context's library process has ended by itself, or was never built; gives whether the worker had it.
+    """Handle a library process that ended by itself, or was never built; return whether the worker had it.
 
     Where nothing of it is to be kept, its files are still there.
     """
@@ -266,7 +266,7 @@ def gone(state: RunState, worker: Worker, context: str, out: list[Command]) -> b
 
 
 def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, out: list[Command]) -> None:
-    """A context could not be built on a worker: the worker is suspect, or the context is broken."""
+    """Handle a context that could not be built: its worker is suspect, or it is broken."""
     held = worker.contexts.get(context_id)
     begun = held.begun if held is not None else state.now
     if not gone(state, worker, context_id, out):
@@ -285,7 +285,7 @@ def failed(state: RunState, worker: Worker, context_id: str, failure: Failure, o
 
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
-    """Nothing is on a worker any more that was lost without notice: what it was building may have ended it."""
+    """Drop all contexts of a worker lost without notice; what it was building is charged with that."""
     building = [held for held in worker.contexts.values() if held.building]
     for context in list(worker.contexts):
         drop(state, worker, context)
@@ -297,7 +297,7 @@ def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 
 def idle(state: RunState, worker: Worker) -> list[str]:
-    """The contexts that are ready, run nothing, and for which no session is or comes there; longest unused first."""
+    """Return the contexts that are ready, run nothing, and that no session needs there; longest unused first."""
     busy = {attempt.context for attempt in worker.running.values()}
     busy.update(session.context for session in worker.sessions.values())  # Their states are in its library process.
     held = sorted(worker.contexts.values(), key=lambda h: h.last_used)
@@ -313,7 +313,7 @@ def idle(state: RunState, worker: Worker) -> list[str]:
 
 
 def refused(spec: ContextSpec, tiers: Collection[TierSpec], reserves: bool) -> str | None:
-    """Why a context can never have its GPUs, in a sentence that says what to do; None if it can.
+    """Return why a context can never have its GPUs, in a sentence that says what to do; None if it can.
 
     :param reserves: whether the preemption policy makes room on machines for workers with more GPUs than others have.
 
@@ -355,7 +355,7 @@ def retired(state: RunState, event: Retired, out: list[Command]) -> None:
 
 
 def _thin_out(state: RunState, worker: Worker, out: list[Command]) -> None:
-    """Of the contexts that a worker keeps and that no app is for any more, the least recently used go."""
+    """Unload the least recently used of the contexts that a worker keeps and no app is for any more."""
     if len(worker.contexts) > MOST_LEFT:
         left = [name for name in idle(state, worker) if name != PLAIN and not state.contexts[name].apps]
         for name in left[: max(0, len(left) - MOST_LEFT)]:
@@ -363,7 +363,7 @@ def _thin_out(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 
 def app_is_used(state: RunState, app: App) -> bool:
-    """Whether an app, or an alternative of it, has items or sessions; one of another's is used as long as that is."""
+    """Return whether an app, or an alternative of it, has items or sessions; an alternative, whether its app exists."""
     if app.alternative_of:
         return app.alternative_of in state.apps
     return any(_has_work(state, each) for each in (app, *(state.apps[name] for name in app.alternatives)))
@@ -376,7 +376,7 @@ def _has_work(state: RunState, app: App) -> bool:
 
 
 def context_is_used(state: RunState, name: str, but: Collection[str] = ()) -> bool:
-    """Whether a context has apps, is on a worker, or has a place of its own.
+    """Return whether a context has apps, is on a worker, or has a place of its own.
 
     :param but: apps that do not count.
     """

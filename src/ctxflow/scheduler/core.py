@@ -42,7 +42,7 @@ class Scheduler:
     """Decides what runs where: feed it events, carry out the commands it gives back.
 
     :param policies: who decides what is open to choice.
-    :param limits: how much is borne before an item or a context is given up.
+    :param limits: the failure thresholds of items and contexts.
     :param seed: of the generator that policies may use.
     :param start_when: the share of the workers asked for that must be connected, once, before the first call is
         given; those started by hand count as connected. Until then each worker builds one context at most: a second
@@ -152,7 +152,7 @@ class Scheduler:
     # --- room
 
     def _make_room(self, out: list[Command]) -> None:
-        """Contexts that need a worker of their own: ask for it, and have others give way."""
+        """Ask for workers for contexts that need one of their own, and have others give way."""
         attempts.stop(self.state, list(reservations.overdue(self.state)), out)
         while reservations.follow(self.state, out):
             self._scale(out)
@@ -163,7 +163,7 @@ class Scheduler:
             self._begin(out)
 
     def _begin(self, out: list[Command]) -> None:
-        """The first calls: each worker runs what it has built its context for."""
+        """Give the first calls: each worker runs what it has built its context for."""
         state = self.state
         state.awaiting = False
         for worker in state.workers.values():

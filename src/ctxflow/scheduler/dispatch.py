@@ -145,7 +145,7 @@ def place(state: RunState, out: list[Command]) -> None:
 
 
 def made(state: RunState, event: ev.PlanMade, out: list[Command]) -> None:
-    """What was to be computed is there, or could not be: then the plan in place stays."""
+    """Follow a plan that was computed; where it could not be, the one in place stays."""
     planning, state.planning = state.planning, None
     policy = state.policies.planning
     if planning is None or policy is None:

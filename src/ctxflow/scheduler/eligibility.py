@@ -18,7 +18,7 @@ PATIENCE = 60.0  # Seconds that a group waits for another host: all others may b
 
 
 def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
-    """Whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
+    """Return whether a worker stays, has the GPUs that a context needs, and is where the plan permits it."""
     if worker.noticed is not None or worker.draining or wanted.gpus > worker.gpus:
         return False
     if not may_hold(state, worker, wanted):
@@ -27,12 +27,12 @@ def able(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
 
 
 def has_work(state: RunState, app: App, worker: Worker) -> bool:
-    """Whether anything that an app has queued may run on a worker."""
+    """Return whether anything that an app has queued may run on a worker."""
     return len(app.queue) > app.cancelled or not app.isolated.items or group_for(state, app, worker) is not None
 
 
 def group_for(state: RunState, app: App, worker: Worker) -> Group | None:
-    """The group that a worker is to run next, None if it is to run none of those that wait."""
+    """Return the group that a worker is to run next, None if it is to run none of those that wait."""
     doubted: bool | None = None  # Found out for the first group for which it matters.
     for group in app.isolated.firsts:
         until = group.since + PATIENCE
@@ -52,12 +52,12 @@ def group_for(state: RunState, app: App, worker: Worker) -> Group | None:
 
 
 def awaited(state: RunState) -> bool:
-    """Whether more workers were asked for than are there."""
+    """Return whether more workers were asked for than are there."""
     return any(tier.connected < (tier.asked or 0) for tier in state.tiers.values())
 
 
 def _others(state: RunState, app: App, worker: Worker) -> bool:
-    """Whether somebody else could run an app, and is not in doubt."""
+    """Return whether somebody else could run an app, and is not in doubt."""
     if _witness(state, app, {worker.host}):
         return True
     for other in state.workers.values():
@@ -68,13 +68,13 @@ def _others(state: RunState, app: App, worker: Worker) -> bool:
 
 
 def _witness(state: RunState, app: App, hosts: Collection[str]) -> bool:
-    """Whether the worker that was found last would still do: mostly it does, and nobody looks further."""
+    """Return whether the worker that was found last would still do, as it mostly does."""
     worker = state.workers.get(app.witness)
     return worker is not None and worker.host not in hosts and trustworthy(state, app, worker)
 
 
 def trustworthy(state: RunState, app: App, worker: Worker) -> bool:
-    """Whether a worker could run an app, and what it says of an item would be believed."""
+    """Return whether a worker could run an app, and what it says of an item would be believed."""
     context = state.contexts[app.context]
     if worker.id in context.suspects or not able(state, worker, context.spec):
         return False
@@ -82,7 +82,7 @@ def trustworthy(state: RunState, app: App, worker: Worker) -> bool:
 
 
 def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Worker | None = None) -> bool:
-    """Whether what failed at some places could run on another host, or else on other GPUs of theirs.
+    """Return whether what failed at some places could run on another host, or else on other GPUs of theirs.
 
     :param worker: if given, whether that is better than to run there.
     """
@@ -104,7 +104,7 @@ def elsewhere(state: RunState, app: App, failed_on: frozenset[Place], worker: Wo
 
 
 def may_hold(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
-    """Whether a worker may hold a context: one with a place of its own, that for which it was made.
+    """Return whether a worker may hold a context: one with a place of its own, that for which it was made.
 
     GPUs that must be close together are those of such a place, where places can be had.
     """
@@ -115,7 +115,7 @@ def may_hold(state: RunState, worker: Worker, wanted: ContextSpec) -> bool:
 
 
 def wide_tiers(state: RunState, spec: ContextSpec) -> list[str]:
-    """The tiers whose machines have as many GPUs as a context needs."""
+    """Return the tiers whose machines have as many GPUs as a context needs."""
     return [name for name, tier in state.tiers.items() if tier.spec.machine_gpus >= spec.gpus]
 
 
@@ -123,12 +123,12 @@ def wide_tiers(state: RunState, spec: ContextSpec) -> list[str]:
 
 
 def goes(worker: Worker) -> bool:
-    """Whether a worker is about to go: it has notice, or is to be given back."""
+    """Return whether a worker is about to go: it has notice, or is to be given back."""
     return worker.noticed is not None or worker.draining
 
 
 def unkept(state: RunState, worker: Worker) -> list[SessionState]:
-    """The sessions that nobody carries, and whose states are in a worker's cache alone."""
+    """Return the sessions that nobody carries, and whose states are in a worker's cache alone."""
     return [
         session
         for session in state.streams.open.values()
@@ -140,7 +140,7 @@ def unkept(state: RunState, worker: Worker) -> list[SessionState]:
 
 
 def empty(state: RunState, worker: Worker) -> bool:
-    """Whether a worker could go now at no cost to sessions.
+    """Return whether a worker could go now at no cost to sessions.
 
     A state counts no more that no library process there could bring out of the cache.
     """
@@ -152,7 +152,7 @@ def empty(state: RunState, worker: Worker) -> bool:
 
 
 def can_be_kept(state: RunState, session: SessionState, worker: Worker) -> bool:
-    """Whether a state in a worker's cache can be brought out: its context is there, or may be built there once more."""
+    """Return whether a state in a worker's cache can be saved: its context is there, or may be built once more."""
     context = state.contexts[session.context]
     if context.broken is not None:
         return False
@@ -162,7 +162,7 @@ def can_be_kept(state: RunState, session: SessionState, worker: Worker) -> bool:
 
 
 def _hands_over(session: SessionState, worker: Worker) -> bool:
-    """Whether a session's state is on its way from or to a worker."""
+    """Return whether a session's state is on its way from or to a worker."""
     if session.state != "migrating":
         return False
     return session.worker == worker.id or (session.frozen is not None and session.frozen.worker == worker.id)

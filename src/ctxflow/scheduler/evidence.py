@@ -27,7 +27,7 @@ NOBODYS = ("cancelled", "input", "contract")  # Kinds of failures that say nothi
 
 
 def finished(state: RunState, worker: Worker, app: App, count: int, seconds: float) -> None:
-    """An attempt has answered so many items."""
+    """Count an attempt that answered so many items for its worker."""
     item_seconds = max(seconds - app.call_cost.inside, 0.1 * seconds) / count if seconds >= SHORTEST else None
     trial = Trial(worker.shown, "call", app.id, app.spec.name, passed=True, item_seconds=item_seconds)
     state.policies.health.observe(state.view, trial)
@@ -41,7 +41,7 @@ def failed(
     failure: Failure,
     charges: Charges | None = None,
 ) -> None:
-    """An attempt failed with these items: a charge, and the end of those of others that it shows to be wrong.
+    """Open a charge for a failed attempt, and drop those of others that it shows to be wrong.
 
     :param charges: those of sessions, of whose numbers `items` are then.
     """
@@ -63,7 +63,7 @@ def failed(
 
 
 def answered(state: RunState, attempt: Attempt, items: Iterable[int], charges: Charges | None = None) -> None:
-    """Items were answered by an attempt: elsewhere than where they failed, that tells against the place."""
+    """Count items that were answered elsewhere than where they failed against the place of the failure."""
     charges = state.charges if charges is None else charges
     for item in items:
         for charge in charges.of.get(item, ()):
@@ -85,20 +85,20 @@ def answered(state: RunState, attempt: Attempt, items: Iterable[int], charges: C
 
 
 def built(state: RunState, worker: Worker, context: ContextState) -> None:
-    """A worker has built a context."""
+    """Count a context that was built for its worker."""
     trial = Trial(worker.shown, "build", context.spec.id, context.spec.name, passed=True)
     state.policies.health.observe(state.view, trial)
 
 
 def not_built(state: RunState, worker: Worker, context: ContextState, failure: Failure) -> None:
-    """A worker could not build a context."""
+    """Count a context that could not be built against its worker."""
     message = _told(failure)
     trial = Trial(worker.shown, "build", context.spec.id, context.spec.name, passed=False, message=message)
     state.policies.health.observe(state.view, trial)
 
 
 def lost(state: RunState, worker: Worker, failure: Failure) -> Attempt | None:
-    """A worker was lost without notice: the build that this speaks against, and gives the attempt, if there is one.
+    """Count a build against a worker lost without notice; return the attempt to charge with it, if there is one.
 
     Workers of a host that go together are lost once: only what began after the last counted loss there counts.
     """

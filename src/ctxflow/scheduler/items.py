@@ -23,7 +23,7 @@ OPINIONS = 3  # How often an item is tried elsewhere since the place where it fa
 
 
 def submit_to(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
-    """New items wait for the app; they die at once if its context is broken."""
+    """Queue new items for one app; they die at once if its context is broken."""
     app.arrived += len(items)
     state.counters.submitted += len(items)
     state.open.update(dict.fromkeys(items, app))
@@ -34,7 +34,7 @@ def submit_to(state: RunState, app: App, items: Sequence[int], out: list[Command
 
 
 def requeue_all(state: RunState, app: App, items: Sequence[int], out: list[Command]) -> None:
-    """These open items, and what must run alone, are all that an app has queued from now on."""
+    """Make these open items, and what must run alone, all that an app has queued."""
     state.open.update(dict.fromkeys(items, app))
     app.queue = collections.deque(items)
     app.cancelled = 0
@@ -54,14 +54,14 @@ def _queued(state: RunState, app: App, out: list[Command]) -> None:
 
 
 def take_group(state: RunState, app: App, group: Group) -> tuple[int, ...]:
-    """The items of a group, which must stay as it is, as a batch."""
+    """Take a group's items, which must stay together, as a batch."""
     items = app.isolated.pop(group).items
     _taken(state, app)
     return items
 
 
 def take(state: RunState, app: App, count: int) -> tuple[int, ...]:
-    """The items of the app's next batch of the queue."""
+    """Take the items of the app's next batch off the queue."""
     if app.cancelled:
         items = tuple(itertools.islice(_open_ones(state, app), count))
     elif count >= len(app.queue):
@@ -93,7 +93,7 @@ def _taken(state: RunState, app: App) -> None:
 
 
 def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
-    """An attempt answers those of these items that nobody answered before."""
+    """Deliver those of these items that nobody answered before."""
     opened = state.open
     positions = [n for n, item in enumerate(items) if item in opened]
     if not positions:
@@ -111,7 +111,7 @@ def answer(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Co
 def _bury(
     state: RunState, items: Sequence[int], failure: Failure, out: list[Command], context: str | None = None
 ) -> None:
-    """These items are dead."""
+    """Declare items dead."""
     _close(state, items)
     state.counters.dead += len(items)
     out.append(Bury(items, failure, context))
@@ -129,7 +129,7 @@ def _close(state: RunState, items: Collection[int]) -> None:
 
 
 def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]) -> None:
-    """All that is queued for an app whose context is broken dies; of an alternative, it goes to whose it is."""
+    """Bury what is queued for an app whose context is broken; an alternative's goes back to the app that names it."""
     waiting = [*_open_ones(state, app), *(item for group in app.isolated.clear() for item in group.items)]
     _taken(state, app)
     own = state.apps.get(app.spec.alternative_of)
@@ -142,7 +142,7 @@ def bury_backlog(state: RunState, app: App, failure: Failure, out: list[Command]
 
 
 def cancel(state: RunState, items: Sequence[int]) -> None:
-    """Nobody waits for these any more: queued ones go, running ones will not be delivered."""
+    """Cancel items: queued ones go, running ones will not be delivered."""
     gone = {item for item in items if item in state.open}
     apps = {state.open[item].id: state.open[item] for item in gone}
     running: set[int] = set()
@@ -176,7 +176,7 @@ def _forget_cancelled(state: RunState, app: App) -> None:
 
 
 def unanswered(state: RunState, attempt: Attempt) -> list[int]:
-    """The items that only this attempt, which has ended, held and that are still open."""
+    """Return the items that only this attempt, which has ended, held and that are still open."""
     left = []
     for item in attempt.items:
         if item not in state.open:
@@ -192,7 +192,7 @@ def unanswered(state: RunState, attempt: Attempt) -> list[int]:
 
 
 def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
-    """Items of an attempt that came to nothing, for no fault of theirs, go to the front of the queue."""
+    """Put unanswered items of an attempt, which are not to blame, at the front of the queue."""
     if not items:
         return
     app = state.apps[attempt.app]
@@ -205,7 +205,7 @@ def requeue(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
 
 
 def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[Command]) -> None:
-    """The worker of an attempt was taken away: no fault of its items, whose losses no longer run on."""
+    """Requeue the items of an evicted worker's attempt, whose losses in a row no longer count."""
     if state.losses:
         for item in items:
             state.losses.pop(item, None)
@@ -213,7 +213,7 @@ def evicted(state: RunState, attempt: Attempt, items: Sequence[int], out: list[C
 
 
 def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
-    """The worker of an attempt was lost for no known reason: too many times running and its items are suspect."""
+    """Requeue the items of a lost worker's attempt; after too many losses in a row they are suspect."""
     worst = 0
     for item in items:
         state.losses[item] = times = state.losses.get(item, 0) + 1
@@ -225,7 +225,7 @@ def lost(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failu
 
 
 def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, out: list[Command]) -> None:
-    """An attempt failed because of one of its items: halve it until the bad item stands alone, which then dies.
+    """Bisect a failed attempt until the bad item stands alone, which then dies.
 
     Where it looks like the machine's fault, all of it is tried on another one first. Where the app did not give one
     result for each item, that is no item's fault, and nobody can tell whose the results are: all of them die at once.
@@ -252,14 +252,14 @@ def failed(state: RunState, attempt: Attempt, items: Sequence[int], failure: Fai
 
 
 def _group(state: RunState, attempt: Attempt, items: Sequence[int], failure: Failure, moves: int = 0) -> Group:
-    """Items that failed in an attempt, to be tried elsewhere: apart from all others."""
+    """Return items that failed in an attempt as a group, to be tried elsewhere and apart from all others."""
     before, here = attempt.group or Group(()), {attempt.place}
     machines = before.machines | here if failure.machine else before.machines
     return Group(tuple(items), before.failed_on | here, machines, before.moves + moves, state.now)
 
 
 def _moves(state: RunState, attempt: Attempt, failure: Failure, alone: bool) -> bool:
-    """Whether what failed is to be tried elsewhere as it is before anything is said of its items.
+    """Return whether what failed is to be tried elsewhere as it is before anything is said of its items.
 
     Once if it looks like the machine's fault; a lone item several times, if the places are in doubt where it failed.
     """
@@ -278,7 +278,7 @@ def _moves(state: RunState, attempt: Attempt, failure: Failure, alone: bool) -> 
 def raised(
     state: RunState, attempt: Attempt, items: Sequence[int], at: int, failure: Failure, out: list[Command]
 ) -> None:
-    """An attempt that answers its items one by one raised where the answer to one of them should have come.
+    """Handle an attempt that answers its items one by one and raised in place of one of the answers.
 
     That item is tried alone, since the app may have been at work on several at once; those after it go on. If it
     happens at the first item of what is left of such a batch, it is not that item: then it is halved as any other.
@@ -314,7 +314,7 @@ def _is_dead(state: RunState, app: App, item: int, failure: Failure) -> bool:
 
 
 def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) -> None:
-    """New items wait for an app, or for its alternatives."""
+    """Queue new items for an app, or for its alternatives."""
     deal = state.deals.get(app.id)
     if deal is None:
         submit_to(state, app, new, out)
@@ -324,7 +324,7 @@ def submit(state: RunState, app: App, new: Sequence[int], out: list[Command]) ->
 
 
 def divide(state: RunState, out: list[Command]) -> None:
-    """There is a new plan: where it has other shares, deal what is queued by them."""
+    """Deal what is queued anew, where a new plan has other shares."""
     for app in state.apps.values():
         if app.alternatives and state.contexts[app.context].broken is None:
             shares, deal = _shares(state, app), state.deals.get(app.id)
@@ -333,7 +333,7 @@ def divide(state: RunState, out: list[Command]) -> None:
 
 
 def redistribute(state: RunState, app: App, out: list[Command]) -> None:
-    """The context of an alternative is broken: its share goes to others.
+    """Give the share of an alternative whose context is broken to others.
 
     Where the context of the app that names it is broken too, what waits for the others stays with them.
     """
@@ -343,7 +343,7 @@ def redistribute(state: RunState, app: App, out: list[Command]) -> None:
 
 
 def _shares(state: RunState, app: App) -> dict[str, float]:
-    """The shares of an app and its alternatives, most errors first; none if it is not divided.
+    """Return the shares of an app and its alternatives, most errors first; none if it is not divided.
 
     What the plan gives to one that is broken is divided among those that are wrong no more often, as the plan divides
     among them; the app itself gets it where there are none, and all where else too much would be wrong.

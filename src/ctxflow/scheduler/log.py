@@ -24,7 +24,7 @@ from ctxflow.version import __version__
 
 
 def _plain(value: Any) -> Any:
-    """What is inside of lists: an order of a step as its fields, all else in words."""
+    """Return what is inside of lists as data: an order of a step as its fields, all else in words."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
@@ -42,7 +42,7 @@ _forms: dict[type, tuple[list[tuple[str, Callable[[Any], str]]], str]] = {}
 
 
 def line(event: ev.Event, commands: Sequence[cmd.Command]) -> str:
-    """One line of the log.
+    """Return one line of the log.
 
     >>> line(ev.ItemsSubmitted(0.5, "a", range(3)), [cmd.Release("w")])
     '{"event":{"is":"ItemsSubmitted","time":0.5,"app":"a","items":[[0,3]]},"commands":[{"is":"Release","worker":"w"}]}'
@@ -51,7 +51,7 @@ def line(event: ev.Event, commands: Sequence[cmd.Command]) -> str:
 
 
 def _text(value: Any) -> str:
-    """An event, a command or a specification as JSON."""
+    """Return an event, a command or a specification as JSON."""
     form = _forms.get(type(value))
     if form is None:
         form = _forms[type(value)] = _form(type(value))
@@ -87,7 +87,7 @@ _WRITERS: dict[str, Callable[[Any], str]] = {"str": _quoted, "int": str, "float"
 
 
 def _ranges(items: Sequence[int]) -> list[list[int]]:
-    """Item numbers as ranges [first, end): batches are runs of numbers most of the time.
+    """Return item numbers as ranges [first, end): batches are runs of numbers most of the time.
 
     >>> _ranges([4, 5, 6, 9])
     [[4, 7], [9, 10]]
@@ -124,7 +124,7 @@ class RunSetup:
     simulated: bool = False
 
     def scheduler(self) -> Scheduler:
-        """A fresh scheduler that decides so.
+        """Return a fresh scheduler that decides so.
 
         :raises ValueError: if a policy was an object of the program's, which a log cannot hold.
         """
@@ -140,7 +140,7 @@ class RunSetup:
 
 
 def first_line(scheduler: Scheduler, level: str = ev.PERVASIVE, simulated: bool = False) -> str:
-    """The first line of the log of a run that this scheduler decides.
+    """Return the first line of the log of a run that this scheduler decides.
 
     :param simulated: whether it runs in virtual time, without workers.
 
@@ -183,7 +183,7 @@ def read_setup(text: str) -> RunSetup | None:
 
 
 def read(lines: Iterable[str]) -> Iterator[tuple[ev.Event, list[dict[str, Any]]]]:
-    """The events of a log, each with its commands as they were written.
+    """Return the events of a log, each with its commands as they were written.
 
     :raises ValueError: for a line that is no line of an event log, saying which; a torn last line is left out.
     """
@@ -225,7 +225,7 @@ def _decode(record: dict[str, Any]) -> Any:
 
 
 def _completed(record: Any) -> Any:
-    """A command as it was written, with the defaults of fields that came later: an earlier version's log lacks them."""
+    """Return a command as it was written, with the defaults of fields that an earlier version's log lacks."""
     if not isinstance(record, dict) or "is" not in record:
         return record
     kind = getattr(cmd, record["is"], None)
@@ -247,7 +247,7 @@ def replay(lines: Iterable[str], scheduler: Scheduler | None = None) -> int:
 
 
 def replayed(lines: Iterable[str], scheduler: Scheduler | None = None) -> Iterator[tuple[ev.Event, RunState]]:
-    """The same step by step: each event with the run's state after it, which is one object that goes on changing."""
+    """Replay step by step: yield each event with the run's state after it, one object that goes on changing."""
     lines = iter(lines)
     if scheduler is None:
         first = next(lines, "")

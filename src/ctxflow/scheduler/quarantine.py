@@ -34,7 +34,7 @@ def follow(state: RunState, out: list[Command]) -> list[int]:
 
 
 def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
-    """A worker has joined: from quarantine it gets nothing, unless nobody else could do the work."""
+    """Hold a worker that joined from quarantine, unless nobody else could do the work."""
     unit = state.wards.of(worker)
     if unit is not None and (unit.by_hand or not _is_last(state, [worker])):
         unit.returned += 1
@@ -56,7 +56,7 @@ def drain(state: RunState, host: str, out: list[Command]) -> None:
 
 
 def use_again(state: RunState, host: str, out: list[Command]) -> None:
-    """A host that was drained is used again."""
+    """Use a host again that was drained."""
     for unit in [unit for unit in state.wards.units if unit.by_hand and unit.host == host]:
         _release_unit(state, unit, out)
     _exclude(state, out)
@@ -121,7 +121,7 @@ def _give_back(state: RunState, out: list[Command]) -> None:
 
 
 def _release_unit(state: RunState, unit: Unit, out: list[Command]) -> None:
-    """Its time is over: what is held there takes work again, on probation."""
+    """Let a unit whose time is over take work again, on probation."""
     state.wards.units.remove(unit)
     for worker in state.workers.values():
         if worker.held and not worker.released and unit.has(worker) and state.wards.of(worker) is None:
@@ -142,7 +142,7 @@ def _exclude(state: RunState, out: list[Command]) -> None:
 
 
 def _is_last(state: RunState, workers: list[Worker]) -> bool:
-    """Whether nobody but these workers could run something that waits or runs."""
+    """Return whether nobody but these workers could run something that waits or runs."""
     contexts = {app.context for app in state.ready.values()} | {each.context for each in state.attempts.values()}
     contexts |= {session.context for session in state.sessions.values()}
     names = {worker.id for worker in workers}

@@ -35,13 +35,13 @@ JOIN_SECONDS = 300.0  # How long a worker may take to join once its job runs.
 
 
 def declared(state: RunState, spec: ev.ContextSpec) -> None:
-    """A context may be needed from now on."""
+    """Note a context that may need a place of its own."""
     if spec.gpus >= 2 and state.policies.preemption.reserves:
         state.reservations.wants[spec.id] = Want()
 
 
 def bound(state: RunState, tier: str, target: int) -> int:
-    """How many workers of a tier may be asked for, that no reserved GPU goes to one of them.
+    """Return how many workers of a tier may be asked for, so that no reserved GPU goes to one of them.
 
     While GPUs are made free no tier grows, since no batch system could tell its jobs to leave these alone; afterwards
     a tier has as many workers fewer as gave way.
@@ -57,7 +57,7 @@ def bound(state: RunState, tier: str, target: int) -> int:
 
 
 def started(state: RunState, pin: int) -> None:
-    """The job of a worker that was asked for runs."""
+    """Note that the job of a worker that was asked for runs."""
     reservation = state.reservations.all.get(pin)
     if reservation is not None and reservation.state == "asked":
         reservation.state, reservation.due = "started", state.now + JOIN_SECONDS
@@ -65,7 +65,7 @@ def started(state: RunState, pin: int) -> None:
 
 
 def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
-    """A worker has joined that was asked for in a place; it goes again if nobody waits for it any more."""
+    """Give its place to a worker that joined; release it if nobody waits for it any more."""
     reservation = state.reservations.all.get(worker.pin or 0)
     if reservation is None or reservation.worker is not None:
         worker.draining = worker.released = True
@@ -78,14 +78,14 @@ def joined(state: RunState, worker: Worker, out: list[Command]) -> None:
 
 
 def lost(state: RunState, worker: Worker, out: list[Command]) -> None:
-    """A worker is gone; if it had a place of its own, that is given up."""
+    """Give up the place of a worker that is gone, if it had one."""
     for reservation in list(state.reservations.all.values()):
         if reservation.worker == worker.id:
             _end(state, reservation, out)
 
 
 def machines_found(state: RunState, event: ev.MachinesFound, out: list[Command]) -> None:
-    """The batch system has told which machines there are."""
+    """Take in a survey's answer."""
     surveys = state.surveys
     if event.reason:  # It is asked again when an answer would be overdue.
         if event.reason != surveys.told:
@@ -116,7 +116,7 @@ def follow(state: RunState, out: list[Command]) -> bool:
 
 
 def overdue(state: RunState) -> Iterator[int]:
-    """The batches of victims whose time to finish has run out."""
+    """Return the batches of victims whose time to finish has run out."""
     for reservation in state.reservations.all.values():
         if reservation.state == "clearing" and state.now >= reservation.grace_until:
             for worker in _victims_left(state, reservation):
@@ -166,7 +166,7 @@ def _clear(state: RunState, reservation: Reservation, out: list[Command]) -> boo
 
 
 def _missed(state: RunState, reservation: Reservation, out: list[Command]) -> None:
-    """The worker did not come: try again elsewhere, or after a pause."""
+    """Try again elsewhere, or after a pause, since the worker did not come."""
     want, room = state.reservations.wants[reservation.context], reservation.room
     want.lost += 1
     if reservation.state == "started":
@@ -307,13 +307,13 @@ def _surveyed(state: RunState, tiers: Collection[str], out: list[Command]) -> bo
 
 
 def _waiting(state: RunState, context: str) -> App | None:
-    """The most urgent app that waits for a context: with items in the queue, or sessions that nobody carries."""
+    """Return the most urgent app that waits for a context: with queued items, or sessions that nobody carries."""
     carried = [app for name in state.streams.waiting if (app := state.apps[name]).context == context]
     return min([*state.ready.waiting_for(context), *carried], key=urgency, default=None)
 
 
 def _needed(state: RunState, spec: ev.ContextSpec) -> bool:
-    """Whether a context has no worker, and gets none in the ordinary way."""
+    """Return whether a context has no worker, and gets none in the ordinary way."""
     wide = spec.affinity is not None or spec.gpus > max((tier.spec.gpus for tier in state.tiers.values()), default=0)
     return wide and not any(
         worker.gpus >= spec.gpus
@@ -330,7 +330,7 @@ def _victims_left(state: RunState, reservation: Reservation) -> list[Worker]:
 
 
 def _gpus(devices: Sequence[str]) -> str:
-    """GPUs as people are told of them: by the first digits of their UUIDs, as HTCondor does."""
+    """Return GPUs as people are told of them: by the first digits of their UUIDs, as HTCondor does."""
     return ", ".join(device[:12] for device in devices)
 
 
@@ -344,6 +344,6 @@ def _pause(state: RunState, context: str, seconds: float) -> None:
 
 
 def _end(state: RunState, reservation: Reservation, out: list[Command]) -> None:
-    """Nothing is kept any more; a job that waits must not start."""
+    """Give up a reservation; a job that waits must not start."""
     del state.reservations.all[reservation.pin]
     out.append(Forgo(reservation.pin, reservation.room.tier))

@@ -115,7 +115,7 @@ class RunState:
         return self.streams.open
 
     def free_holders(self, context: str) -> list[Worker]:
-        """The free workers that hold the context ready, longest known as such first."""
+        """Return the free workers that hold the context ready, longest known as such first."""
         known = self._holders_free.get(context)
         if not known:
             return []
@@ -129,11 +129,11 @@ class RunState:
         return found
 
     def forget_holders(self, context: str) -> None:
-        """Nobody holds a context, or will."""
+        """Forget who holds a context."""
         self._holders_free.pop(context, None)
 
     def usable(self, worker: Worker) -> bool:
-        """Whether a worker takes something new: a call, or a context to build.
+        """Return whether a worker takes something new: a call, or a context to build.
 
         While workers are awaited before the first call, one that has built a context waits with it.
         """

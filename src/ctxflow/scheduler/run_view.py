@@ -105,7 +105,7 @@ class RunView(ReadOnly):
         Not if it is broken. What it took where it was built does not count: some take what there is.
         """
         context, offered = self._state.contexts[app.context], self._state.tiers[tier.name]
-        if context.broken is not None or context.spec.gpus > offered.gpus:
+        if context.broken is not None or context.spec.gpus > offered.spec.gpus:
             return False
         needed = context.spec.gpu_memory if context.spec.gpus else None
         return needed is None or offered.gpu_memory is None or needed <= offered.gpu_memory

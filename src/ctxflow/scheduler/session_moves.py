@@ -23,7 +23,7 @@ from ctxflow.scheduler.worker_state import MIGRATING, PLACED, SUSPENDED, WAITING
 
 
 def opened(state: RunState, event: SessionOpened) -> None:
-    """A session begins."""
+    """Open a session."""
     app = state.apps[event.app]
     session = SessionState(event.session, app.id, app.context, state.now, app.spec.keep_every, event.wanted)
     session.prompts = event.prompts
@@ -36,7 +36,7 @@ def opened(state: RunState, event: SessionOpened) -> None:
 
 
 def prompted(state: RunState, number: int) -> None:
-    """A session has got something to do."""
+    """Note that a session got a prompt."""
     session = state.streams.open.get(number)
     if session is not None:
         session.prompts += 1
@@ -45,7 +45,7 @@ def prompted(state: RunState, number: int) -> None:
 
 
 def wanted(state: RunState, number: int, until: int) -> None:
-    """More chunks of a session are wanted."""
+    """Note that more chunks of a session are wanted."""
     session = state.streams.open.get(number)
     if session is not None:
         session.wanted = max(session.wanted, until)
@@ -59,7 +59,7 @@ def _wake(state: RunState, session: SessionState) -> None:
 
 
 def suspended(state: RunState, number: int) -> None:
-    """Its user wants a session to make no chunks for now."""
+    """Suspend a session, as its user wants."""
     session = state.streams.open.get(number)
     if session is not None:
         session.by_user = True
@@ -74,7 +74,7 @@ def _suspend(state: RunState, session: SessionState) -> None:
 
 
 def resumed(state: RunState, number: int) -> None:
-    """Its user wants a session to go on."""
+    """Resume a session, as its user wants."""
     session = state.streams.open.get(number)
     if session is not None:
         session.by_user = session.suspending = False
@@ -85,7 +85,7 @@ def resumed(state: RunState, number: int) -> None:
 
 
 def closed(state: RunState, number: int, out: list[Command]) -> None:
-    """Nobody wants a session any more."""
+    """Close a session, as its user wants."""
     session = state.streams.open.get(number)
     if session is not None:
         end(state, session, None, out)
@@ -94,7 +94,7 @@ def closed(state: RunState, number: int, out: list[Command]) -> None:
 def end(
     state: RunState, session: SessionState, failure: Failure | None, out: list[Command], context: str | None = None
 ) -> None:
-    """A session is over; a step that it is in goes on for the others."""
+    """End a session; a step that it is in goes on for the others."""
     del state.streams.open[session.id]
     hide(state.streams.shown, session.id)
     state.streams.charges.settle([session.id])
@@ -113,7 +113,7 @@ def end(
 
 
 def bury_broken(state: RunState, out: list[Command]) -> None:
-    """Sessions whose context no worker can build are over."""
+    """End sessions whose context is broken."""
     for session in list(state.streams.open.values()):
         broken = state.contexts[session.context].broken
         if broken is not None:
@@ -121,7 +121,7 @@ def bury_broken(state: RunState, out: list[Command]) -> None:
 
 
 def owner(state: RunState, event: Event) -> str | None:
-    """The worker whose sessions an event may have given something to do; None for all, "" for none."""
+    """Return the worker whose sessions an event may have given something to do; None for all, "" for none."""
     if type(event) is Tick:
         return None
     worker = getattr(event, "worker", None)
@@ -149,13 +149,13 @@ def follow(state: RunState, session: SessionState, worker_id: str | None, out: l
 
 
 def aim(state: RunState, session: SessionState, worker_id: str | None) -> None:
-    """Where a session goes at its next chunk boundary; None for nowhere."""
+    """Set where a session goes at its next chunk boundary; None for nowhere."""
     session.target = worker_id
     state.streams.note(session)
 
 
 def give_up_targets(state: RunState) -> None:
-    """Sessions that were to go to a worker that does not stay, or cannot hold their context, stay where they are."""
+    """Have sessions stay where they are whose target does not stay, or cannot hold their context."""
     for number in list(state.streams.bound):
         session = state.streams.open[number]
         target = state.workers.get(session.target or "")
@@ -172,14 +172,14 @@ def prepare(state: RunState, worker: Worker, app_id: str, out: list[Command]) ->
 
 
 def expected(state: RunState, session: SessionState) -> bool:
-    """Whether a session's target could give it its next chunk at once: until then it stays where it is."""
+    """Return whether a session's target could give it its next chunk at once."""
     target = state.workers.get(session.target or "")
     held = target.contexts.get(session.context) if target is not None else None
     return held is not None and held.state == "ready"
 
 
 def place(state: RunState, session: SessionState, worker: Worker, out: list[Command]) -> None:
-    """A session without an owner gets one; its frozen state is carried there first, if another worker has it."""
+    """Give a session without an owner one; a frozen state that another worker has is carried there first."""
     session.target, session.worker = None, worker.id
     frozen = session.frozen
     if frozen is not None and frozen.worker != worker.id:
@@ -192,7 +192,7 @@ def place(state: RunState, session: SessionState, worker: Worker, out: list[Comm
 
 
 def arrived(state: RunState, event: StateArrived) -> None:
-    """A frozen state is where its session is to go on."""
+    """Place a session whose frozen state was carried to its new worker."""
     session = _carried(state, event)
     if session is None or session.frozen is None:
         return
@@ -209,7 +209,7 @@ def arrived(state: RunState, event: StateArrived) -> None:
 
 
 def not_arrived(state: RunState, event: StateLost) -> None:
-    """A frozen state is gone: the session goes back to what is kept."""
+    """Have a session whose frozen state is gone go back to what is kept."""
     session = _carried(state, event)
     if session is not None:
         session.frozen = None
@@ -224,7 +224,7 @@ def _carried(state: RunState, event: StateArrived | StateLost) -> SessionState |
 
 
 def homeless(state: RunState, session: SessionState) -> None:
-    """A session has no owner any more, and goes on from what there is of it."""
+    """Take a session off its owner; it goes on from what there is of its state."""
     if session.worker in state.workers:
         state.workers[session.worker].leave(session.id)
     session.worker = session.target = session.step = None
@@ -235,13 +235,13 @@ def homeless(state: RunState, session: SessionState) -> None:
 
 
 def unload(session: SessionState) -> None:
-    """Its state is in no library process any more."""
+    """Note that a session's state is in no library process any more."""
     session.loaded = False
     session.made = session.frozen.made if session.frozen is not None else session.kept
 
 
 def can_carry(state: RunState, session: SessionState, worker: Worker) -> bool:
-    """Whether a worker stays, and holds a session's context or could load it, as far as the plan wants it there."""
+    """Return whether a worker stays, and holds or could load a session's context where the plan wants it."""
     context = state.contexts[session.context]
     if context.broken is not None or (session.failed_on and _shuns(state, session, worker)):
         return False
@@ -251,7 +251,7 @@ def can_carry(state: RunState, session: SessionState, worker: Worker) -> bool:
 
 
 def _shuns(state: RunState, session: SessionState, worker: Worker) -> bool:
-    """Whether a session goes on elsewhere than on a worker's host, since a step of its failed there."""
+    """Return whether a session goes on elsewhere than on a worker's host, since a step of its failed there."""
     if all(host != worker.host for host, _ in session.failed_on):
         return False
     until = session.failed_at + eligibility.PATIENCE
@@ -265,7 +265,7 @@ def _shuns(state: RunState, session: SessionState, worker: Worker) -> bool:
 
 
 def context_gone(state: RunState, worker: Worker, context: str) -> None:
-    """A library process is gone with the states in it; its sessions go on from what is kept."""
+    """Have the sessions of a library process that is gone go on from what is kept."""
     for session in worker.sessions.values():
         if session.context == context:
             session.step = None
@@ -278,7 +278,7 @@ def context_gone(state: RunState, worker: Worker, context: str) -> None:
 
 
 def context_failed(state: RunState, worker: Worker, context: str) -> None:
-    """A context could not be built on a worker: its sessions look for another."""
+    """Have sessions leave a worker on which their context could not be built."""
     for session in state.streams.open.values():
         if session.context == context and session.target == worker.id:
             aim(state, session, None)

@@ -1,4 +1,4 @@
-"""What a scheduler is set up with: the policies that were chosen, and how much is borne."""
+"""What a scheduler is set up with: its policies, and its failure thresholds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Policies:
 
     @classmethod
     def chosen(cls, choices: Mapping[str, Any]) -> Policies:
-        """Policies from what a site or a person chose of each family: a name, a table with options, or an object.
+        """Make policies of what a site or a person chose of each family: a name, a table with options, or an object.
 
         :param choices: a family that is not in it has its default.
         :raises ValueError: for a choice that makes no sense, saying what to write.
@@ -68,9 +68,9 @@ class Policies:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much is borne before somebody is to blame.
+    """Failure thresholds: how many failures are tolerated, and how long is waited.
 
-    :ivar losses: times running that an item's workers may be lost, for no known reason, before it is suspected.
+    :ivar losses: times in a row that an item's workers may be lost, for no known reason, before it is suspected.
     :ivar crashes: crashes that an item alone may cause before it is dead.
     :ivar failures: hosts on which a context may fail before it is declared broken; workers, where all are on one host.
     :ivar retry_seconds: the first pause before a suspect worker is asked to build the context again.
@@ -85,6 +85,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("losses", "crashes", "failures"):
-            whole(name, getattr(self, name), "how many are borne, 1 or more", 1)
+            whole(name, getattr(self, name), "how many failures are tolerated, 1 or more", 1)
         for name in ("retry_seconds", "verdict"):
             number(name, getattr(self, name), "seconds, 0 or more")

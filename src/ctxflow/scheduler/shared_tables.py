@@ -44,7 +44,7 @@ class Ready(dict[str, App]):
         self._held: list[tuple[float, int, App]] = []
 
     def add(self, app: App) -> None:
-        """An app has work."""
+        """Add an app that has work."""
         self[app.id] = app
         if self._ordered is not None:
             self._insert(app, self._ordered)
@@ -54,7 +54,7 @@ class Ready(dict[str, App]):
                 self._insert(each, self._ordered)
 
     def drop(self, app: App) -> None:
-        """An app has none any more, if it had some."""
+        """Drop an app that has none any more, if it had some."""
         if self.pop(app.id, None) is None or self._ordered is None:
             return
         self._remove(app, self._ordered)
@@ -63,20 +63,20 @@ class Ready(dict[str, App]):
             self._held.clear()
 
     def hold(self, app: App, until: float) -> None:
-        """An app's work is not given before then."""
+        """Hold an app's work back until a time."""
         app.held_until = until
         if self._ordered is not None:
             self._remove(app, self._ordered)
             self._insert(app, self._ordered)
 
     def release(self, app: App) -> None:
-        """It may be given now."""
+        """Let an app's work be given again."""
         app.held_until = None
         if self._ordered is not None and app.id in self:
             self._insert(app, self._ordered)
 
     def offered(self, now: float, free: int) -> list[App]:
-        """The apps that a policy may choose from for so many free workers: all, or the most urgent of each context."""
+        """Return the apps that a policy may choose from: all, or the most urgent of each context."""
         if self._ordered is None:
             return [app for app in self.values() if app.held_until is None or app.held_until <= now]
         while self._held and self._held[0][0] <= now:
@@ -96,7 +96,7 @@ class Ready(dict[str, App]):
         return found
 
     def waiting_for(self, context: str) -> list[App]:
-        """Apps that wait for a context, the most urgent one among them."""
+        """Return apps that wait for a context, the most urgent one among them."""
         if self._ordered is None:
             return [app for app in self.values() if app.context == context]
         first = [entry[3] for entry in self._ordered.get(context, [])[:1]]
@@ -152,7 +152,7 @@ class Charges:
         self.lost_at: dict[str, float] = {}
 
     def room(self, worker: Worker) -> bool:
-        """Whether another charge against a worker's place may be opened."""
+        """Return whether another charge against a worker's place may be opened."""
         return self.against[worker.place] < MOST
 
     def add(self, charge: Charge) -> None:
@@ -163,14 +163,14 @@ class Charges:
             self.of.setdefault(item, []).append(charge)
 
     def close(self, charge: Charge) -> None:
-        """A charge of which no item is left."""
+        """Close a charge of which no item is left."""
         del self.open[charge]
         self.against[charge.worker.place] -= 1
         if not self.against[charge.worker.place]:
             del self.against[charge.worker.place]
 
     def drop(self, charge: Charge) -> None:
-        """Nothing follows from a charge."""
+        """Drop a charge: nothing follows from it."""
         self.close(charge)
         for item in charge.items:
             left = [each for each in self.of.pop(item) if each is not charge]
@@ -178,7 +178,7 @@ class Charges:
                 self.of[item] = left
 
     def settle(self, items: Iterable[int]) -> None:
-        """These items are given up, or nobody waits for them."""
+        """Drop the charges of items that are given up, or that nobody waits for."""
         for item in items:
             for charge in self.of.get(item, ()):
                 self.drop(charge)
@@ -232,7 +232,7 @@ class Sessions:
 
 
 def going(session: SessionState) -> tuple[str, str] | None:
-    """The worker that a session is to go to, or is on its way to, and its context."""
+    """Return the worker that a session is to go to, or is on its way to, and its context."""
     worker = session.worker if session.state == MIGRATING else session.target
     return None if worker is None else (worker, session.context)
 
@@ -257,7 +257,7 @@ class Unit:
     by_hand: bool = False
 
     def has(self, worker: Worker) -> bool:
-        """Whether a worker is in quarantine with it."""
+        """Return whether a worker is in quarantine with it."""
         if worker.host != self.host:
             return False
         if not self.worker or worker.id == self.worker:
@@ -274,7 +274,7 @@ class Wards:
         self.excluded: dict[str, tuple[str, ...]] = {}
 
     def of(self, worker: Worker) -> Unit | None:
-        """What a worker is in quarantine with."""
+        """Return what a worker is in quarantine with."""
         return next((unit for unit in self.units if unit.has(worker)), None) if self.units else None
 
 
@@ -361,7 +361,7 @@ class Surveys:
         self.told = ""
 
     def decided(self) -> None:
-        """Something is decided on them, so that they are known no longer for who comes next."""
+        """Note that something was decided on the surveys: they are old for whoever comes next."""
         self.fresh.clear()
 
 
@@ -388,7 +388,7 @@ class Arrivals:
             self._forecast = None
 
     def forecast(self) -> Mapping[str, float] | None:
-        """Items a second by app, None before a slot is over; apps of which nothing comes are left out."""
+        """Return items a second by app, None before a slot is over; apps of which nothing comes are left out."""
         if self._forecast is None and len(self._seen) > 1:
             # Numpy is imported where somebody asks: most runs do without.
             from ctxflow.policies.torta.forecast import forecast

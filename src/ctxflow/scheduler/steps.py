@@ -103,21 +103,21 @@ def _build_again(state: RunState, worker: Worker, app: App, out: list[Command]) 
 
 
 def _turn_of(state: RunState, worker: Worker, app: str, unkept: Sequence[SessionState]) -> bool:
-    """Whether a context is to be built to bring an app's states out: contexts that do not fit together take turns."""
+    """Return whether to build an app's context to bring its states out: those that do not fit together take turns."""
     if any(session.context in worker.contexts for session in unkept):
         return False
     return any(session.app == app and eligibility.can_be_kept(state, session, worker) for session in unkept)
 
 
 def _let_go(state: RunState, worker: Worker, app: str, out: list[Command]) -> None:
-    """Sessions that are to leave, and of whom the library process has nothing, need no step for it."""
+    """Let sessions leave without a step whose state is not in the library process."""
     for session in [s for s in worker.sessions.values() if s.app == app and not s.loaded and s.step is None]:
         if session.suspending or expected(state, session) or eligibility.goes(worker):
             _left(state, session, out)
 
 
 def _left(state: RunState, session: SessionState, out: list[Command]) -> None:
-    """A session has left its worker; it goes on at once where it was to go."""
+    """Handle a session that left its worker; it goes on at once where it was to go."""
     target = session.target
     homeless(state, session)
     there = state.workers.get(target or "")
@@ -162,13 +162,13 @@ def _step(state: RunState, worker: Worker, app_id: str, out: list[Command]) -> N
 
 
 def _chosen(ready: list[SessionState], most: int) -> list[SessionState]:
-    """The sessions whose chunks a step makes: the longest unserved, and with it all of its group."""
+    """Return the sessions whose chunks a step makes: the longest unserved, and with it all of its group."""
     ready.sort(key=lambda s: (-1.0 if s.last_chunk_at is None else s.last_chunk_at, s.id))
     return [s for s in ready if s.group == ready[0].group][: max(1, most)]
 
 
 def _then(state: RunState, session: SessionState, worker: Worker, makes_chunk: bool) -> str:
-    """What a step does with a session's state after the chunk."""
+    """Return what a step does with a session's state after the chunk."""
     if not session.loaded and not makes_chunk:
         return ""
     if eligibility.goes(worker) and not _in_no_hurry(state, session, worker):
@@ -181,7 +181,7 @@ def _then(state: RunState, session: SessionState, worker: Worker, makes_chunk: b
 
 
 def _in_no_hurry(state: RunState, session: SessionState, worker: Worker) -> bool:
-    """Whether a session goes on where it is until another worker can give it its next chunk: its own waits for that.
+    """Return whether a session stays where it is until another worker can give it its next chunk.
 
     Not where the site lowered its bounds, nor where the batch system takes the worker.
     """
@@ -196,7 +196,7 @@ def _in_no_hurry(state: RunState, session: SessionState, worker: Worker) -> bool
 def finished(
     state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Order], event: StepFinished, out: list[Command]
 ) -> None:
-    """A step has ended: its chunks are delivered, and its sessions go on."""
+    """Deliver a step's chunks, and have its sessions go on."""
     _pass(state, attempt, worker, orders, event)
     made = 0
     for position, (order, outcome) in enumerate(zip(orders, event.outcomes, strict=True)):
@@ -212,7 +212,7 @@ def finished(
 
 
 def _pass(state: RunState, attempt: Attempt, worker: Worker, orders: Sequence[Order], event: StepFinished) -> None:
-    """Chunks were made: that tells for the worker, and against others where steps for the same chunks failed."""
+    """Count chunks for the worker that made them, and against others where steps for the same chunks failed."""
     pairs = zip(orders, event.outcomes, strict=True)
     makers = [each for order, out in pairs if "made" in out and (each := state.streams.open.get(order.session))]
     if makers:
@@ -233,7 +233,7 @@ def _take(
     seconds: float,
     out: list[Command],
 ) -> None:
-    """What came of one order."""
+    """Handle the outcome of one order."""
     if "failure" in outcome:
         end(state, session, Failure(**outcome["failure"], worker=worker.id, host=worker.host), out)
         return
@@ -263,7 +263,7 @@ def _take(
 
 
 def _brought_out(state: RunState, session: SessionState, order: Order, outcome: Any) -> None:
-    """A session's state is in a worker's cache no more, but kept beside it, or lost."""
+    """Note that a session's state left a worker's cache: it is kept beside it, or lost."""
     if "kept" in outcome:
         session.kept, session.state_bytes = order.made, outcome["kept"]
     session.frozen = None
@@ -274,7 +274,7 @@ def _brought_out(state: RunState, session: SessionState, order: Order, outcome: 
 def _made(
     state: RunState, session: SessionState, position: int, outcome: Any, seconds: float, out: list[Command]
 ) -> bool:
-    """A session has made a chunk; say whether that was its last."""
+    """Deliver a session's chunk; return whether that was its last."""
     session.made += 1
     session.chunk_seconds, session.last_chunk_at = seconds, state.now
     session.losses = 0
@@ -295,7 +295,7 @@ def _made(
 
 
 def failed(state: RunState, attempt: Attempt, orders: Sequence[Order], failure: Failure, out: list[Command]) -> None:
-    """A step failed: one of the sessions whose chunks it made is to blame, and the half that has it is tried again.
+    """Handle a failed step: halve the sessions whose chunks it was to make until the bad one stands alone.
 
     Where it looks like the machine's fault, all of them go on elsewhere first.
     """
@@ -348,7 +348,7 @@ def _is_over(state: RunState, session: SessionState, failure: Failure) -> bool:
 
 
 def worker_lost(state: RunState, worker: Worker, evicted: bool, out: list[Command]) -> None:
-    """A worker is gone with all states that were on it."""
+    """Handle a lost worker: all states that were on it are gone."""
     streams = state.streams
     steps = [streams.steps.pop(number) for number in worker.running if number in streams.steps]
     for session in list(streams.open.values()):
@@ -388,11 +388,11 @@ def _blame_loss(state: RunState, worker: Worker, orders: Sequence[Order], out: l
 
 
 def _makers(state: RunState, orders: Sequence[Order]) -> list[tuple[Order, SessionState]]:
-    """The open sessions whose chunks a step was to make."""
+    """Return the open sessions whose chunks a step was to make."""
     pairs = [(order, state.streams.open.get(order.session)) for order in orders if order.chunk is not None]
     return [(order, session) for order, session in pairs if session is not None]
 
 
 def _is_alone(orders: Sequence[Order]) -> bool:
-    """Whether a step was to make one chunk: else it may be another session's fault, even of one that is over since."""
+    """Return whether a step was to make one chunk: else it may be another session's fault."""
     return sum(order.chunk is not None for order in orders) == 1

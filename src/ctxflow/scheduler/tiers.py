@@ -17,7 +17,7 @@ from ctxflow.scheduler.worker_state import TierState, Worker, show
 
 
 def offered(state: RunState, spec: ev.TierSpec, out: list[Command]) -> None:
-    """The site offers a tier, or changes its bounds."""
+    """Add a tier, or change its bounds."""
     known = state.tiers.get(spec.name)
     if known is None:
         connected = sum(w.tier == spec.name and w.acquired for w in state.workers.values())
@@ -58,7 +58,7 @@ def scale(state: RunState, out: list[Command]) -> None:
 
 
 def _sessions_unplanned(state: RunState) -> bool:
-    """Whether sessions have something to do of whose context the plan knows nothing."""
+    """Return whether sessions have something to do of whose context the plan knows nothing."""
     return any(each.context not in state.plan.tiers and not each.idle for each in state.sessions.values())
 
 
@@ -105,13 +105,13 @@ def _give_back(state: RunState, tier: TierState, worker: Worker, out: list[Comma
 
 
 def first_needed(state: RunState) -> int:
-    """How many workers must be connected before the first call: the share of all that were asked for, at least one."""
+    """Return how many workers must be connected before the first call: a share of those asked for, at least one."""
     asked = sum(tier.asked or 0 for tier in state.tiers.values())
     return max(1, math.ceil(state.start_when * asked - 1e-9))  # 0.07 * 100 is a little more than 7.
 
 
 def enough(state: RunState) -> bool:
-    """Whether the workers that the first call waits for are there."""
+    """Return whether the workers that the first call waits for are there."""
     return len(state.workers) >= first_needed(state)
 
 
@@ -128,7 +128,7 @@ def _measure(state: RunState) -> None:
 
 
 def joined(state: RunState, worker: Worker) -> None:
-    """A worker is there."""
+    """Count a worker that joined."""
     tier = state.tiers.get(worker.tier)
     if tier is not None:
         tier.connected += worker.acquired
@@ -137,7 +137,7 @@ def joined(state: RunState, worker: Worker) -> None:
 
 
 def gone(state: RunState, worker: Worker, evicted: bool) -> None:
-    """A worker is gone, after it was there for a time."""
+    """Count a worker that is gone, and how long it was there."""
     tier = state.tiers.get(worker.tier)
     if tier is None:
         return
@@ -152,7 +152,7 @@ def gone(state: RunState, worker: Worker, evicted: bool) -> None:
 
 
 def job_changed(state: RunState, event: ev.JobStarted | ev.JobEvicted | ev.JobHeld) -> None:
-    """Something became of a worker's job. What it means for a worker that had joined, `WorkerLost` tells."""
+    """Count what became of a worker's job; what it means for a worker that had joined, `WorkerLost` tells."""
     tier = state.tiers.get(event.tier)
     if tier is None:
         return

@@ -295,7 +295,7 @@ class Worker:
         hide(self.sessions_shown, session)
 
     def learn_step(self, app: str, count: int, seconds: float, now: float) -> None:
-        """A step of so many sessions has ended; numbers not seen for a while are forgotten, so as to be tried again."""
+        """Learn a step's seconds; numbers of sessions not seen for a while are forgotten, and tried again."""
         known = self.steps.setdefault(app, {})
         before = known.get(count)
         known[count] = (seconds if before is None else before[0] + STEP_WEIGHT * (seconds - before[0]), now)
@@ -338,16 +338,6 @@ class TierState:
         return self.spec.name
 
     @property
-    def gpus(self) -> int:
-        """GPUs of a worker."""
-        return self.spec.gpus
-
-    @property
-    def machines(self) -> str:
-        """What it shares with other tiers."""
-        return self.spec.machines
-
-    @property
     def minimum(self) -> int:
         """Never fewer workers than this."""
         return self.spec.minimum
@@ -361,11 +351,6 @@ class TierState:
     def price(self) -> float | None:
         """Dollars a worker costs an hour."""
         return self.spec.price
-
-    @property
-    def boot_seconds(self) -> float | None:
-        """From asking to joining, as the site says."""
-        return self.spec.boot_seconds
 
     @property
     def match_rate(self) -> float | None:

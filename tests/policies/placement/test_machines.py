@@ -13,12 +13,16 @@ from ctxflow.policies.agh.staffing import Offer
 from ctxflow.scheduler import Policies, Scheduler
 from ctxflow.scheduler import commands as cmd
 from ctxflow.scheduler import events as ev
-from ctxflow.scheduler.tiers import Tier
+from ctxflow.scheduler.proxies import ShownTier
+from ctxflow.scheduler.worker_state import TierState
 from ctxflow.simulator import Drawn, GpuTimes, Simulation, Workload
 from ctxflow.simulator.times import MixedTimes
 
 GPUS = {"one": 1, "two": 2, "four": 4}
-TIERS = {name: Tier(ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100")) for name, gpus in GPUS.items()}
+TIERS = {
+    name: ShownTier(TierState(ev.TierSpec(name, 0, 8 // gpus, gpus, float(gpus), machines="a100")))
+    for name, gpus in GPUS.items()
+}
 OFFERS = [Offer(name, tier.maximum, float(tier.gpus)) for name, tier in TIERS.items()]
 # The large model fits four GPUs alone, and the middle one is more than twice as fast on two.
 SECONDS = {
@@ -76,7 +80,7 @@ def test_cuts_use_up_the_machines():
 
 
 def test_tiers_by_themselves_are_no_group():
-    alone = {name: Tier(ev.TierSpec(name, 0, 2, gpus)) for name, gpus in GPUS.items()}
+    alone = {name: ShownTier(TierState(ev.TierSpec(name, 0, 2, gpus))) for name, gpus in GPUS.items()}
     assert groups(OFFERS, alone) == []
     assert [len(group) for group in groups(OFFERS, TIERS)] == [3]
 
